@@ -147,3 +147,69 @@ def test_a_quote_that_never_closes_names_its_line() -> None:
     with pytest.raises(RlhfsimError, match="malformed-script") as caught:
         words_of("a=1\nrun 'x\n", "s.sh")
     assert "s.sh:2" in str(caught.value)
+
+
+SCRIPT = """
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+MODEL, SIZE = "Qwen/Qwen2.5-7B-Instruct", 4
+model_id = "Qwen/Qwen2.5-7B-Instruct"
+shared = dict(beta=0.04, use_vllm=True)
+
+
+def main(args):
+    config = GRPOConfig(
+        output_dir=f"out/{model_id}", per_device_train_batch_size=2 * 4, num_generations=args.group,
+        gradient_accumulation_steps=4, max_completion_length=1024, **shared, **args.rest,
+    )
+    peft = LoraConfig(r=32, lora_alpha=64)
+    GRPOTrainer(model=model_id, args=config, peft_config=peft).train()
+"""
+
+
+def test_a_python_script_is_read_without_being_run_and_says_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT + "raise SystemExit\n")
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --num_processes 8 --config_file zero3.yaml train.py\n"
+    )
+    for source in ([tmp_path / "run.sh"], [tmp_path / "train.py"], SCRIPT):
+        configuration, settings = read_configuration(source, {"num_processes": "8"})
+        run = configuration.run(settings, {})
+        assert configuration.name == "trl"
+        assert (run.model, run.lora_rank, run.kl, run.max_response) == (
+            "Qwen/Qwen2.5-7B-Instruct",
+            32,
+            True,
+            1024,
+        )
+        assert (run.layout.micro_batch, run.weight_path) == (8, "ipc")
+        assert list(settings.unknown()) == ["num_generations is ${args.group}", "arguments in **args.rest"]
+    configuration, settings = read_configuration(SCRIPT, {})
+    with pytest.raises(RlhfsimError, match="num_processes"):
+        configuration.run(settings, {})
+    with pytest.raises(RlhfsimError, match="as Python"):
+        read_configuration(SCRIPT + "def (", {})
+
+
+def test_ppo_of_trl_is_read_from_its_script() -> None:
+    script = (
+        "from trl import PPOConfig\nPPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8, "
+    )
+    script += "sft_model_path='Qwen/Qwen2.5-1.5B', reward_model_path='Qwen/Qwen2.5-1.5B', num_ppo_epochs=2)\n"
+    configuration, settings = read_configuration(script, {"num_processes": "8", "zero_stage": "3"})
+    run = configuration.run(settings, {})
+    assert (run.algorithm, run.prompts, run.epochs, run.max_response) == ("ppo", 256, 2, 53)
+    assert run.roles["reference"].layout.micro_batch == 64
+    assert (run.weight_path, run.sleep) == ("ipc", 2)
+
+
+def test_liger_s_loss_holds_the_logits_of_one_response() -> None:
+    said = "trl grpo --model_name_or_path Qwen/Qwen2.5-7B --num_processes 8 --max_completion_length 2048"
+    runs = [
+        configuration.run(settings, {}).software
+        for configuration, settings in (
+            read_configuration(said + more, {}) for more in ("", " --use_liger_kernel true")
+        )
+    ]
+    assert [run.head.tokens if run else None for run in runs] == [None, 2048]

@@ -2,8 +2,9 @@
 
 YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; Hydra's
 overrides; launch scripts and pasted commands, from which `--a.b value`, `--flag` and `a.b=value` are read;
-Ray jobs, whose `entrypoint` is such a command. Files that a script or a configuration names and that lie
-beside it are read as well. Later files and `--set` lie over earlier ones.
+Ray jobs, whose `entrypoint` is such a command; Python scripts with `...Config(...)`. Files that a
+script or a configuration names and that lie beside it are read as well. Later files and `--set` lie over
+earlier ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.python_script import arguments_of, is_python
 from rlhfsim.frameworks.configuration.settings import scalar
 from rlhfsim.frameworks.configuration.shell import words_of
 from rlhfsim.specs.loading import parse_json, parse_yaml, read_text
@@ -29,6 +31,8 @@ VARIABLES = ("env_vars", "envs", "env")
 NAMED = ("defaults", "config", "config_file", "accelerate_config", "deepspeed")
 """Keys that name another configuration file, which lies under the one that names it."""
 FILES = (".sh", ".slurm", ".yaml", ".yml", ".json")
+_PYTHON = re.compile(r"(?<![\w$/])[\w./-]+\.py\b")
+"""A script that a command starts."""
 _DEPTH = 4
 """Most files that name one another."""
 
@@ -97,6 +101,8 @@ def _values(text: str, path: Path, depth: int) -> dict[str, Any]:
     below = dict[str, Any]()
     for other in _named(values, path) if depth else ():
         below |= _values(read_text(other), other, depth - 1)
+    for script in _started(text, path) if depth else ():
+        below |= _values(read_text(script), script, depth - 1)
     return {**below, **values}
 
 
@@ -106,6 +112,8 @@ def _of_form(text: str, path: Path) -> dict[str, Any]:
             return _of_mapping(parse_json(text, str(path)).data, path)
         case ".yaml" | ".yml":
             return _of_mapping(parse_yaml(text, str(path)).data, path)
+        case ".py":
+            return dict(_flat(dict(arguments_of(text, str(path)))))
     if _form(text) != ".sh":
         return _of_form(text, path.with_name(f"{path.name}{_form(text)}"))
     return dict(arguments(words_of(text, str(path))))
@@ -116,6 +124,8 @@ def _form(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if text.lstrip().startswith("{"):
         return ".json"
+    if is_python(text):
+        return ".py"
     return ".yaml" if lines and all(_YAML_LINE.match(x) or x[0] in " -]}" for x in lines) else ".sh"
 
 
@@ -161,6 +171,16 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
         found = next((p for p in places if p.suffix in FILES and p.is_file()), None)
         if found is not None and found != path.resolve():
             yield found
+
+
+def _started(text: str, path: Path) -> Iterator[Path]:
+    """Python scripts that a command starts, that lie beside it and configure a run."""
+    if path.suffix not in (".sh", ".slurm"):
+        return
+    for name in dict.fromkeys(_PYTHON.findall(text)):
+        script = path.parent / name
+        if script.is_file() and is_python(read_text(script)):
+            yield script
 
 
 def arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

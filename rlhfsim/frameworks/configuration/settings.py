@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mode
 from typing import Any
 
@@ -123,6 +123,13 @@ class FrameworkSettings:
     def text(self, *keys: str, default: str | None = None) -> str:
         """A word."""
         return str(self._or_default(keys, default))
+
+    def unknown(self) -> Iterator[str]:
+        """Keys that were asked for and stand on what only a run would know, and arguments handed on whole."""
+        for key, value in self._values.items():
+            asked = key in self.names or key.startswith("**")
+            if asked and isinstance(value, str) and "$" in value and self.find(key) is None:
+                yield f"{key} is {value}" if not key.startswith("**") else f"arguments in {key}"
 
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""

@@ -1,9 +1,10 @@
-"""TRL: the arguments of GRPOConfig."""
+"""TRL: the arguments of GRPOConfig, RLOOConfig and PPOConfig, in a command, a file or a Python script."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -11,18 +12,28 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import (
     ON_HOST,
+    RoleDescription,
     RunDescription,
     rollout_layout,
     training_layout,
 )
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm
 
 SEQUENCES = 256
 """Sequences at a time of its vLLM engine."""
 
+LIGER = Head(
+    train_bytes=16,
+    score_bytes=10,
+    source="LigerFusedLinearGRPOLoss, chunk_size 1: logits of one response in BF16 and FP32, their "
+    "log-softmax and gradients (linkedin/Liger-Kernel, src/liger_kernel/chunked_loss/grpo_loss.py)",
+)
 LAUNCHED: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {"distributed_type": "NO"},
     "multi_gpu": {"distributed_type": "MULTI_GPU"},
@@ -38,8 +49,11 @@ LAUNCHED: Mapping[str, Mapping[str, Any]] = {
 def launched_by(said: Said) -> Mapping[str, Any]:
     """Values of the shipped configuration of accelerate that a command names, and the trainer it starts."""
     named = PurePosixPath(str(said.values.get("accelerate_config") or said.values.get("config_file"))).stem
-    started = re.search(r"\b(?:trl (rloo|dpo|kto)\b|(RLOO|DPO|KTO)(?:Config|Trainer)\b)", said.text)
+    started = re.search(r"\b(?:trl (rloo|dpo|kto)\b|(RLOO|PPO|DPO|KTO)(?:Config|Trainer)\b)", said.text)
     trainer = {"trainer": f"{(started[1] or started[2]).upper()}Trainer"} if started else {}
+    rank = said.values.get("LoraConfig.r", 8 if "LoraConfig(" in said.text else None)
+    if rank and said.values.get("peft_config"):
+        trainer |= {"use_peft": True, "lora_r": rank}
     return {**trainer, **({"num_processes": 8, **LAUNCHED[named]} if named in LAUNCHED else {})}
 
 
@@ -47,12 +61,17 @@ def launched_by(said: Said) -> Mapping[str, Any]:
 # How many processes run stands in the launcher's configuration (accelerate: num_processes, zero_stage).
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
+    if s.text("trainer", default="GRPOTrainer").startswith("PPO"):
+        return _ppo(s)
     gpus = s.whole("num_processes", "n_gpus", "world_size")
     samples = s.whole("num_generations", default=8)
     batch = s.whole("per_device_train_batch_size", default=8)
     accumulation, each = _accumulation(s), per_generation(s)
     server = s.flag("use_vllm") and s.text("vllm_mode", default="colocate") == "server"
     rollout = _server(s) if server else _colocated(s, gpus)
+    layout = _layout(s, gpus, batch)
+    asleep = 2 if s.flag("vllm_enable_sleep_mode") and not server else 0
+    path: WeightPath = "broadcast" if server else "ipc"
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("model_name_or_path", "model"),
@@ -73,16 +92,65 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=s.whole("gpus_per_node", default=_per_node(s, gpus)),
         rollout_gpus=rollout.gpus if server else None,
-        layout=training_layout(
-            gpus,
-            **_sharding(s),
-            micro_batch=max(1, batch),
-            recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
-        ),
+        layout=layout,
         rollout=rollout,
-        sleep=2 if s.flag("vllm_enable_sleep_mode") and not server else 0,
-        weight_path="broadcast" if server else "ipc" if s.flag("use_vllm") else "none",
+        **(_modules(layout) if not s.flag("use_vllm") else {"sleep": asleep, "weight_path": path}),
+        software=_software(s),
     )
+
+
+# trl/experimental/ppo/ppo_config.py and ppo_trainer.py: the policy's own modules generate, and the value
+# model starts from the reward model.
+def _ppo(s: FrameworkSettings) -> RunDescription:
+    """The run that a PPOConfig describes."""
+    gpus = s.whole("num_processes", "n_gpus", "world_size")
+    batch = s.whole("per_device_train_batch_size", default=8)
+    layout = _layout(s, gpus, batch)
+    scored = replace(layout, micro_batch=max(1, s.whole("local_rollout_forward_batch_size", default=64)))
+    reward = s.text("reward_model_path", "reward_model")
+    return RunDescription(
+        algorithm="ppo",
+        model=s.text("sft_model_path", "model_name_or_path", "model"),
+        critic=reward,
+        reward_model=reward,
+        prompts=max(1, gpus * batch * _accumulation(s)),
+        samples=1,
+        epochs=s.whole("num_ppo_epochs", default=4),
+        mini_batches=max(1, s.whole("num_mini_batches", default=1)),
+        packing=False,
+        kl=True,
+        lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0,
+        max_response=s.whole("response_length", default=53),
+        backend="fsdp2" if _fsdp(s) else "deepspeed",
+        gpus=gpus,
+        gpus_per_node=s.whole("gpus_per_node", default=_per_node(s, gpus)),
+        layout=layout,
+        roles={name: RoleDescription(layout=scored) for name in ("reference", "reward")},
+        rollout=rollout_layout(gpus, max_num_seqs=SEQUENCES, memory_utilization=0.3),
+        **_modules(layout),
+    )
+
+
+def _layout(s: FrameworkSettings, gpus: int, batch: int) -> Layout:
+    return training_layout(
+        gpus,
+        **_sharding(s),
+        micro_batch=max(1, batch),
+        recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
+    )
+
+
+def _modules(layout: Layout) -> dict[str, Any]:
+    """Rollout by the training modules: weights that ZeRO-3 cuts are gathered for it and given back."""
+    return {"sleep": 2, "weight_path": "ipc"} if layout.zero == 3 else {"weight_path": "none"}
+
+
+def _software(s: FrameworkSettings) -> Software | None:
+    """Liger's loss goes through one response at a time; None: all logits of a micro-batch stand at once."""
+    if not s.flag("use_liger_kernel", "use_liger_loss"):
+        return None
+    head = replace(LIGER, tokens=s.whole("max_completion_length", default=512))
+    return replace(default_software("fsdp2" if _fsdp(s) else "deepspeed"), head=head)
 
 
 def algorithm(s: FrameworkSettings) -> Algorithm:
@@ -190,7 +258,7 @@ CONFIGURATION = Configuration(
     name="trl",
     title="TRL",
     describe=describe,
-    entries=(r"\btrl (grpo|rloo|dpo|kto)\b", r"\b(GRPO|RLOO)(Config|Trainer)\b"),
+    entries=(r"\btrl (grpo|rloo|dpo|kto)\b", r"\b(GRPO|RLOO|PPO)(Config|Trainer)\b"),
     shown=("trl grpo",),
     keys=(
         "per_device_train_batch_size",

@@ -77,7 +77,17 @@ def write(plan: Plan) -> Written:
 
 
 def command(plan: Plan) -> str:
-    """`grpo` of `trl grpo`."""
+    """`grpo` of `trl grpo`.
+
+    Raises:
+        RlhfsimError: no command trains so.
+    """
+    if plan.workload.algorithm not in COMMANDS:
+        raise RlhfsimError(
+            "algorithm-without-command",
+            f"TRL has no command for {plan.workload.algorithm.upper()}",
+            help=f"its commands: {', '.join(COMMANDS.values())}",
+        )
     return COMMANDS[plan.workload.algorithm]
 
 

@@ -93,6 +93,9 @@ class Case:
         if self.settings.find(self.configuration.version_key) is None:
             latest = exporter(self.configuration.name).version
             yield f"{self.configuration.title} {latest}, the latest known here"
+        unknown = tuple(described.settings.unknown())
+        if unknown:
+            yield f"not known: {'; '.join(unknown)}; the defaults stand in for them"
         lengths, run = described.lengths, described.run
         for name, said, mean, limit in (
             ("prompts", self.prompt_tokens, lengths.prompt, run.max_prompt),
