@@ -43,7 +43,7 @@ EXECUTOR_MAY = {
 EXECUTOR_LAYERS = [
     {"executor.samples", "executor.settings"},
     {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},
-    {"executor.engines.protocols"},
+    {"executor.engines.protocols", "executor.sockets"},
     {"executor.weight_transfer"},
     {"executor.engines"},
     {"executor.microbench"},

@@ -62,7 +62,7 @@ class TracedProcess:
 
         host = str(ray.util.get_node_ip_address())
         with socket.socket() as probe:
-            probe.bind(("", 0))
+            probe.bind((host, 0))
             return host, int(probe.getsockname()[1])
 
     def whereabouts(self) -> tuple[int, str]:

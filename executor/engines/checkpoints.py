@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ GATHER_BYTES = 256 * 2**20
 """Of one bucket of the copy for users."""
 FILE_BYTES = 4 * 2**30
 """Of one of its files; a larger tensor has its own."""
-FORMAT = 1
+FORMAT = 2
 
 
 class Saved(Protocol):
@@ -66,7 +67,14 @@ def read(saved: Saved, folder: Path) -> dict[str, Any]:
             f"{folder} has no {path.name}: it was not saved by {dist.get_world_size()} ranks",
             help="resume with the layout that saved it, or start from its safetensors files",
         )
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise RlhfsimError(
+            "checkpoint-unreadable",
+            f"{path} is not what a run of this version saved: {str(error).splitlines()[0]}",
+            help="resume from an older checkpoint of the run, or start from its safetensors files",
+        ) from error
     before = state["identity"]
     for key, value in _identity(saved.spec).items():
         if before.get(key) != value:
@@ -99,9 +107,11 @@ def _identity(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _random() -> dict[str, Any]:
+    drawn: Any = np.random.get_state()  # noqa: NPY002  the stream that libraries draw from
+    generator, words, *rest = drawn
     state = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),  # noqa: NPY002  the stream that libraries draw from
+        "numpy": (generator, torch.from_numpy(words.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -111,7 +121,8 @@ def _random() -> dict[str, Any]:
 
 def _put_random(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002  the stream that libraries draw from
+    generator, words, *rest = state["numpy"]
+    np.random.set_state((generator, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

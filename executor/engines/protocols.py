@@ -8,8 +8,9 @@ groups different ones; results of data-parallel rank i are those of its own samp
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
@@ -94,6 +95,8 @@ class ChannelSpec:
     """LoRA: alpha / rank."""
     timeout_s: float = 120.0
     device: Literal["cpu", "cuda"] = "cpu"
+    secret: str = field(default_factory=lambda: token_hex(32), repr=False)
+    """What both ends know and nobody else (it reaches them by Ray): every message is checked against it."""
 
     @property
     def native(self) -> Literal["ipc", "nccl"] | None:

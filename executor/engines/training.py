@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
+from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
 
 
@@ -55,7 +56,10 @@ def rendezvous(host: str, ranks: int) -> Any:
     from torch import distributed
 
     store: Any = distributed.TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
-    return store(host, 0, ranks, is_master=True, wait_for_workers=False, multi_tenant=True)
+    socket = listener(host, 0)  # the store listens at all interfaces unless it is handed a socket
+    port = int(socket.getsockname()[1])
+    options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    return store(host, port, ranks, master_listen_fd=socket.detach(), **options)
 
 
 def start(

@@ -6,7 +6,6 @@ says so under `failed`; the other one looks there while it waits and stops with 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from executor.engines.protocols import ChannelSpec
+from executor.sockets import listener
+from executor.weight_transfer.messages import seal, unseal
 from rlhfsim.errors import RlhfsimError
 
 SHORTEST_S, LONGEST_S, PAUSE = 0.0002, 0.01, 0.02
@@ -31,27 +32,37 @@ class Control:
         side = "host" if master else "reach"
         try:
             self.store = dist.TCPStore(  # type: ignore[attr-defined]
-                spec.host, spec.port, None, master, timedelta(seconds=spec.timeout_s), wait_for_workers=False
+                spec.host,
+                spec.port,
+                None,
+                master,
+                timedelta(seconds=spec.timeout_s),
+                wait_for_workers=False,
+                master_listen_fd=listener(spec.host, spec.port).detach() if master else None,
             )
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self._timeout(
                 f"cannot {side} the store at {spec.host}:{spec.port} ({_first_line(error)})"
             ) from error
 
     def put(self, key: str, value: Any) -> None:
-        """Publish a JSON value."""
+        """Publish a value (messages.py)."""
         try:
-            self.store.set(key, json.dumps(value))
+            self.store.set(key, seal(self.spec.secret, key, value))
         except RuntimeError as error:
             raise self._lost(f"could not publish {key}", error) from error
 
     def take(self, key: str, what: str) -> Any:
-        """The JSON value of a key, waited for."""
-        self.wait([key], what)
-        return json.loads(self.store.get(key))
+        """The value of a key, waited for.
 
-    def wait(self, keys: Sequence[str], what: str) -> None:
-        """Return once all keys exist; `what` is told to the person when they do not in time."""
+        Raises:
+            RlhfsimError: it did not come, or was not written by an end of this channel.
+        """
+        [value] = self.wait([key], what)
+        return value
+
+    def wait(self, keys: Sequence[str], what: str) -> list[Any]:
+        """The values of all keys once they exist; `what` is told to the person when they do not in time."""
         start = time.monotonic()
         while not self._exist(keys, what):
             failure = self.failure()
@@ -61,12 +72,13 @@ class Control:
             if waited >= self.spec.timeout_s:
                 raise self._timeout(f"waited {self.spec.timeout_s:g} s for {what}")
             time.sleep(min(max(PAUSE * waited, SHORTEST_S), LONGEST_S))
+        return [self._read(key) for key in keys]
 
     def fail(self, reason: str) -> None:
         """Tell the other side; says nothing when it is gone."""
         try:
             if not self.store.check(["failed"]):
-                self.store.set("failed", json.dumps(reason))
+                self.store.set("failed", seal(self.spec.secret, "failed", reason))
         except RuntimeError:
             pass  # nobody is left to tell, and the caller raises the reason itself
 
@@ -74,7 +86,7 @@ class Control:
         """What the other side said when it failed."""
         if not self._exist(["failed"], "the other side"):
             return None
-        reason = json.loads(self.store.get("failed"))
+        reason = self._read("failed")
         return RlhfsimError(
             "weight-sync-failed", f"channel {self.spec.name!r}: the other side failed: {reason}"
         )
@@ -87,6 +99,13 @@ class Control:
     def close(self) -> None:
         """Leave the store; the sender's end closes it for everybody."""
         del self.store
+
+    def _read(self, key: str) -> Any:
+        try:
+            message = self.store.get(key)
+        except RuntimeError as error:
+            raise self._lost(f"while reading {key}", error) from error
+        return unseal(self.spec.secret, key, message)
 
     def _exist(self, keys: Sequence[str], what: str) -> bool:
         try:

@@ -254,10 +254,11 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
     spec = channel("ipc", tmp_path, receivers=1, timeout_s=10)
     script = (
         "import sys, time, torch\n"
+        "from dataclasses import replace\n"
         "from executor.engines.protocols import ChannelSpec\n"
         "from executor.weight_transfer.channel import Sender\n"
         "from executor.weight_transfer.packing import GatheredWeights\n"
-        f"sender = Sender({spec!r})\n"
+        f"sender = Sender(replace({spec!r}, secret={spec.secret!r}))\n"
         "def buckets():\n"
         "    for i in range(100):\n"
         "        print(i, flush=True)\n"

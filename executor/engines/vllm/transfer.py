@@ -7,8 +7,6 @@ and what arrives is counted into the checksum on the device.
 
 from __future__ import annotations
 
-import base64
-import pickle
 import socket
 import threading
 import time
@@ -95,9 +93,8 @@ class StoreClient:
 
     def _call(self, method: str, info: Any) -> None:
         key = f"{self.prefix}call/{self.calls}"
-        payload = base64.b64encode(pickle.dumps(info)).decode()  # CUDA IPC handles are no JSON
         self.calls += 1
-        self.control.put(key, [method, payload])
+        self.control.put(key, [method, info])
         answers = [f"{key}/{i}" for i in range(self.spec.receivers)]
         self.control.wait(answers, f"the receivers to answer {method}")
         self.control.forget([key, *answers])
@@ -169,7 +166,7 @@ class NativeSender:
         if self.spec.native == "ipc":
             return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=self.rank)
         with socket.socket() as free:
-            free.bind(("", 0))
+            free.bind((self.spec.host, 0))
             port = int(free.getsockname()[1])
         return NCCLTrainerInitInfo(
             master_address=self.spec.host,
@@ -230,8 +227,8 @@ class NativeReceiver:
         try:
             while method != FINISH:
                 key = f"{prefix}call/{calls}"
-                method, payload = self.control.take(key, "the sender's next weights")
-                self._act(method, pickle.loads(base64.b64decode(payload)))
+                method, info = self.control.take(key, "the sender's next weights")
+                self._act(method, info)
                 self.control.put(f"{key}/{self.index}", True)
                 calls += 1
         finally:
