@@ -220,7 +220,7 @@ class BreakEven:
     step_s: float
     """The winner's step there."""
     chosen_step_s: float | None
-    """The chosen plan's; None: it no longer fits."""
+    """The best one's of the kind that is the best now; None: none fits. Both designed anew there."""
 
     @property
     def value(self) -> float | None:

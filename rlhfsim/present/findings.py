@@ -105,9 +105,9 @@ def break_evens(nearest: str | None, factor: float, winner: str) -> str:
 
 
 def chosen_then(step_s: float | None, written: Callable[[float], str], *, simpler: bool) -> str:
-    """What becomes of the best plan at a break-even; `simpler`: another one is chosen."""
-    plan = "the plan that is fastest now" if simpler else "the chosen plan"
-    return f"{plan} {written(step_s)}" if step_s else f"{plan} no longer fits"
+    """What becomes of the kind of the best plan at a break-even; `simpler`: another one is chosen."""
+    kind = "the kind that is fastest now" if simpler else "the chosen kind"
+    return f"{kind} {written(step_s)}" if step_s else f"{kind} no longer fits"
 
 
 def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, step_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What would change the choice: one change at a time, layouts kept, the break-even computed."""
+"""What would change the choice: one change at a time, the break-even computed and designed anew there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
 from rlhfsim.what_if.bisection import edge
 from rlhfsim.what_if.dotted_paths import keys, put
-from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.engine import Question, answer, good
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
@@ -49,13 +49,18 @@ class Quantity:
     follow: Callable[[Placement, float], Placement | None] = lambda placement, factor: placement
     """The placement as it follows; None: it cannot."""
 
+    def changed(self, request: Request, factor: float) -> Request:
+        """The request with so many times the quantity."""
+        asked: Request = put(request, keys(self.path), lambda value: self.times(value, factor))
+        return asked
+
     def seconds(self, questions: Sequence[Question], factor: float) -> list[float]:
         """Steps of placements with so many times the quantity; inf where one does not fit."""
         placements = [q.placement and self.follow(q.placement, factor) for q in questions]
         if not any(placements):
             return [math.inf] * len(questions)
         # one request for all: what is cached for its profiles holds
-        request = put(questions[0].request, keys(self.path), lambda value: self.times(value, factor))
+        request = self.changed(questions[0].request, factor)
         replies = [
             good(replace(q, request=request, placement=placement)) if placement else None
             for q, placement in zip(questions, placements, strict=True)
@@ -64,10 +69,11 @@ class Quantity:
 
 
 def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven]:
-    """Changes, one at a time, under which a rival of another kind overtakes the chosen plan.
+    """Changes, one at a time, under which another kind of plan is faster than any of the chosen kind.
 
-    The plans keep their layouts (more GPUs: more replicas and ranks of the same cut); a plan that no
-    longer fits drops out.
+    A crossing is looked for with layouts kept (more GPUs: more replicas and ranks of the same cut; a plan
+    that no longer fits drops out). There both are designed anew: what other layouts of the chosen kind
+    answer is no break-even.
     """
     rivals = [Question(request=request, placement=c.placement) for c in _other_kinds(ranked)]
     if len(rivals) < 2 or request.objective == "memory":
@@ -76,44 +82,55 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
     return [at for at in points if at is not None]
 
 
-def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | None:
-    """The smallest change under which some rival wins, found by halving on a logarithmic scale.
-
-    The winner at the break-even counts, which need not be the winner at the far end. That the order
-    changes once on the way is assumed; where it changes back and forth, one crossing is found.
-    """
-
-    def times(factor: float) -> list[float]:
-        return quantity.seconds(rivals, factor)
-
-    if quantity.steps:
-        tried = ((factor, times(factor)) for factor in quantity.steps)
-        return next((_at(quantity, rivals, f, seconds) for f, seconds in tried if _overtaken(seconds)), None)
-    far = math.log(quantity.far)
-    seen = {far: times(quantity.far)}
-    if not _overtaken(seen[far]):
+def _designed(quantity: Quantity, chosen: Placement, request: Request, factor: float) -> BreakEven | None:
+    """The best plan and the best one of the chosen kind at a crossing; None where they are as fast."""
+    there = Question(request=quantity.changed(request, factor), rivals=False)
+    if (met := good(there)) is None or label(met.placement) == label(chosen):
         return None
-
-    def beyond(log: float) -> bool:
-        seen[log] = times(math.exp(log))
-        return _overtaken(seen[log])
-
-    log = edge(0.0, far, beyond, halvings=HALVINGS)
-    return _at(quantity, rivals, math.exp(log), seen[log])
-
-
-def _at(quantity: Quantity, rivals: Sequence[Question], factor: float, times: Sequence[float]) -> BreakEven:
-    winner = rivals[times.index(min(times))].placement
-    assert winner is not None
+    best = answer(there).best
+    assert best is not None
+    same = replace(
+        there,
+        request=replace(there.request, architecture=chosen.architecture),
+        only=lambda partition: partition.role_placement == chosen.role_placement,
+    )
+    own = answer(same).best
+    if own is not None and not best.seconds * (1 + CLEAR) < own.seconds:
+        return None
     return BreakEven(
         change=quantity.text,
         factor=factor,
         now=quantity.now,
         unit=quantity.unit,
-        winner=label(winner),
-        step_s=min(times),
-        chosen_step_s=times[0] if math.isfinite(times[0]) else None,
+        winner=label(best.placement),
+        step_s=best.seconds,
+        chosen_step_s=None if own is None else own.seconds,
     )
+
+
+def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | None:
+    """The smallest change under which some rival wins, found by halving on a logarithmic scale.
+
+    That the order changes once on the way is assumed; where it changes back and forth, one crossing is found.
+    """
+    factor = _crossing(quantity, rivals)
+    chosen = rivals[0].placement
+    assert chosen is not None
+    return None if factor is None else _designed(quantity, chosen, rivals[0].request, factor)
+
+
+def _crossing(quantity: Quantity, rivals: Sequence[Question]) -> float | None:
+    """The smallest factor from which on a rival is faster with the layouts that both have."""
+
+    def times(factor: float) -> list[float]:
+        return quantity.seconds(rivals, factor)
+
+    if quantity.steps:
+        return next((factor for factor in quantity.steps if _overtaken(times(factor))), None)
+    far = math.log(quantity.far)
+    if not _overtaken(times(quantity.far)):
+        return None
+    return math.exp(edge(0.0, far, lambda log: _overtaken(times(math.exp(log))), halvings=HALVINGS))
 
 
 def _overtaken(times: Sequence[float]) -> bool:

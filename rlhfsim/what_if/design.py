@@ -21,6 +21,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
+from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
@@ -54,6 +55,8 @@ class Design:
     """What each choice that is not allowed would bring, where that was asked."""
     elsewhere: Gain | None = None
     """The faster step that another backend or framework would bring, if one was met."""
+    fewer: FewerGpus | None = None
+    """Half the GPUs, where the batch hardly feeds more."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
     shortage: str | None = None
@@ -148,6 +151,7 @@ def design(
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,
+        fewer=fewer_gpus(prices.request, best) if explain else None,
         whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -45,30 +46,34 @@ def found() -> tuple[BreakEven, ...]:
     return tuple(break_evens(REQUEST, ranked()))
 
 
-def times(change: Quantity, factor: float) -> dict[str, float]:
-    """Step of every kind under a change."""
-    return {
-        label(c.placement): change.seconds([Question(request=REQUEST, placement=c.placement)], factor)[0]
-        for c in module._other_kinds(ranked())
-    }
-
-
 def test_some_change_break_evens_the_choice() -> None:
     assert found()
 
 
-def test_a_break_even_lies_between_a_point_where_the_choice_holds_and_one_where_it_does_not() -> None:
+def test_at_a_break_even_no_plan_of_the_chosen_kind_is_as_fast() -> None:
+    """Both designed anew: proven by searches of their own."""
     changes = {(c.text, c.far > 1): c for c in module._quantities(REQUEST)}
-    own = label(ranked()[0].placement)
-    for break_even in found():
-        change = changes[break_even.change, break_even.factor > 1]
-        at = times(change, break_even.factor)
-        assert at[break_even.winner] == pytest.approx(break_even.step_s) == pytest.approx(min(at.values()))
-        assert at[break_even.winner] * (1 + CLEAR) < at[own]
-        if not change.steps:
-            width = change.far ** (1 / 2**module.HALVINGS)
-            before = times(change, break_even.factor / width)
-            assert not min(before.values()) * (1 + CLEAR) < before[own]
+    own = ranked()[0].placement
+    for break_even in found()[:1]:
+        there = changes[break_even.change, break_even.factor > 1].changed(REQUEST, break_even.factor)
+        best = Search(there, models_of(there.workload)).run().best
+        kept = Search(replace(there, architecture=own.architecture), models_of(there.workload)).run()
+        assert best is not None
+        assert (label(best.placement), best.seconds) == (break_even.winner, pytest.approx(break_even.step_s))
+        mine = [c.seconds for c in (kept.best, *kept.rivals) if c and label(c.placement) == label(own)]
+        assert all(break_even.step_s * (1 + CLEAR) < seconds for seconds in mine)
+
+
+def test_what_other_layouts_of_the_chosen_kind_answer_is_no_break_even() -> None:
+    """With layouts kept the split plan of 70B overtakes from 256 GPUs on; designed anew it does not."""
+    request = Request(cluster=rlhfsim.parse_cluster(64, "h100"), workload=Workload(model="70b"))
+    search = Search(request, models_of(request.workload)).run()
+    assert search.best is not None
+    rivals = module._other_kinds((search.best, *search.rivals))
+    questions = [Question(request=request, placement=c.placement) for c in rivals]
+    [more] = [q for q in module._quantities(request) if q.text == "GPUs" and q.far > 1]
+    assert module._crossing(more, questions) == 4.0
+    assert module._break_even(more, questions) is None
 
 
 def test_the_break_even_is_told_in_the_unit_of_the_quantity() -> None:
@@ -83,12 +88,10 @@ def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     change = Quantity(text="x", far=8.0, path="workload", times=lambda workload, factor: workload, now=2.0)
     monkeypatch.setattr(Quantity, "seconds", lambda self, qs, f: [fake[q.placement](f) for q in qs])
     rivals = [Question(request=REQUEST, placement=c.placement) for c in (best, other)]
-    break_even = module._break_even(change, rivals)
-    assert break_even is not None
-    assert break_even.factor == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
-    assert break_even.winner == label(other.placement)
+    crossing = module._crossing(change, rivals)
+    assert crossing == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
     fake[other.placement] = lambda f: inf
-    assert module._break_even(change, rivals) is None
+    assert module._crossing(change, rivals) is None
 
 
 def test_more_gpus_are_more_ranks_of_the_same_cut() -> None:

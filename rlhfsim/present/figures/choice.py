@@ -254,11 +254,11 @@ def break_evens(choice: Choice) -> Figure | None:
         key="break_evens",
         title=findings.break_evens(nearest.change, nearest.factor, nearest.winner),
         alt="; ".join(sentence(b, choice) for b in ranked),
-        how="A diamond is the value from which on another kind of plan is the best; the further from today's"
-        " line, the safer the choice. One change at a time, layouts kept.",
+        how="A diamond is a value at which another kind of plan is the best; the further from today's"
+        " line, the safer the choice. One change at a time, both kinds designed anew there.",
         plot=plots.spec([_diamonds(ranked, choice)], layout),
         table=table(
-            "Break-evens, one change at a time, layouts kept",
+            "Break-evens, one change at a time, both kinds designed anew there",
             ranked,
             ("change", _direction),
             ("times today's", lambda b: number(b.factor, ".2g")),
@@ -267,7 +267,7 @@ def break_evens(choice: Choice) -> Figure | None:
             ("then best", lambda b: b.winner),
             ("its step (s)", lambda b: number(b.step_s, ",.4g")),
             (
-                "chosen (s)" if choice.best is None else "fastest now (s)",
+                "chosen kind (s)" if choice.best is None else "kind fastest now (s)",
                 lambda b: number(b.chosen_step_s, ",.4g", "does not fit"),
             ),
         ),
@@ -301,8 +301,7 @@ def sentence(b: BreakEven, choice: Choice) -> str:
     """One break-even in words."""
     now = findings.chosen_then(b.chosen_step_s, words.seconds, simpler=choice.best is not None)
     return (
-        f"{b.change} of {_value(b, b.factor)} {'or more' if b.factor > 1 else 'or less'} (now "
-        f"{_value(b, 1.0)}): "
+        f"{b.change} of {_value(b, b.factor)} (now {_value(b, 1.0)}): "
         f"{b.winner} takes {words.seconds(b.step_s)}, {now}"
     )
 

@@ -253,7 +253,7 @@ def _doubts(known: Basis) -> Iterator[Block]:
         yield figures_choice.break_evens(plan.choice) or Listing(
             title=findings.break_evens(None, 1.0, ""),
             items=(
-                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and "
+                "Tried one at a time: lengths, samples, prompts, network, GPU memory and "
                 "number of"
                 " GPUs, by factors of 2 to 8 either way.",
             ),

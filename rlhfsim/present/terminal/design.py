@@ -22,9 +22,11 @@ from rlhfsim.present.terminal.choices import front_dict, plan_dict, whynot_dict
 from rlhfsim.present.terminal.console import labelled
 from rlhfsim.present.terminal.design_details import Extras, asked, details, targets
 from rlhfsim.present.terminal.ranking import considered, proof, ranked
+from rlhfsim.present.words import gpus
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.fewer_gpus import FewerGpus
 from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
@@ -94,6 +96,8 @@ def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tupl
     yield from sampling(plan).items()
     if plan.idle_gpus:
         yield "idle", _idle(answer)
+    if answer.fewer is not None:
+        yield "warning", _hungry(plan, answer.fewer)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = f"{-100 * (other.saved or 0.0):+.0f} %"
         yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
@@ -114,6 +118,16 @@ def _idle(answer: Design) -> str:
     gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
     faster = "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {gained:.1%}"
     return f"{of}: layouts divide the others better, and no plan that uses more of them {faster}"
+
+
+def _hungry(plan: Plan, fewer: FewerGpus) -> str:
+    """`1,024 GPUs take 105 s; 512 take 108 s for 49 % less money: the batch feeds hardly more`."""
+    asked, step = gpus(plan), plan.prediction.step_s
+    saved = 1 - fewer.step_s * fewer.gpus / (step * asked)
+    return (
+        f"{asked:,} GPUs take {format(step, 's')}; {fewer.gpus:,} take {format(fewer.step_s, 's')} for "
+        f"{100 * saved:.0f} % less money: the batch feeds hardly more"
+    )
 
 
 def _runner(answer: Design) -> str:
@@ -212,6 +226,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "break_evens": each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
+        "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "shortage": answer.shortage,
         "remedy": answer.remedy,
     }

@@ -106,15 +106,14 @@ def _unflipped(answer: Design) -> str:
 
 
 def _break_even_text(break_even: BreakEven, answer: Design) -> str:
-    """`network bandwidth per GPU: 19.5 GB/s or less (now 50 GB/s) -> hybrid takes 195 s there, ...`."""
-    more = "or more" if break_even.factor > 1 else "or less"
+    """`network bandwidth per GPU: at 19.5 GB/s (now 50 GB/s) hybrid takes 195 s, the chosen kind 199 s`."""
     if break_even.value is None or break_even.now is None:
-        point = f"{break_even.change} times {break_even.factor:.2g} {more}"
+        point = f"{break_even.change}: at {break_even.factor:.2g} times as much"
     else:
         value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
-        point = f"{break_even.change}: {value} {more} (now {now})"
+        point = f"{break_even.change}: at {value} (now {now})"
     chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"), simpler=answer.simpler)
-    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {chosen}"
+    return f"{point} {break_even.winner} takes {format(break_even.step_s, 's')}, {chosen}"
 
 
 def _gains(answer: Design) -> RenderableType:
