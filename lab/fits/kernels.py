@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.linalg import solve as dense_solve
+from scipy.linalg import solveh_banded
 
 from lab.fits.kernel_knots import BORROWERS, FLATNESS, KNOTS, SMOOTHING, TARGETS
 from lab.fits.kernel_tables import SYSTEMS, Samples, package, read
@@ -171,11 +171,21 @@ def solve(knots: tuple[Floats, ...], points: list[Floats], target: Floats, least
         held = sp.diags(FALLING * falling)
         left = w.T @ sp.diags(importance) @ w + penalty + step.T @ held @ step
         right = w.T @ (importance * wanted) - step.T @ (held @ lean)
-        loss = dense_solve(left.toarray(), right, assume_a="pos")
+        loss = solveh_banded(_upper_band(left), right)
         falling = (step @ loss + lean < 0).astype(float)
         importance = 1 / np.sqrt((wanted - w @ loss) ** 2 + SOFTENING**2)
         importance /= importance.mean()
     return np.asarray(loss).reshape(least.shape)
+
+
+def _upper_band(matrix: Any) -> Floats:
+    """The upper triangle of a symmetric matrix as LAPACK bands: `(1 + widest distance, n)`."""
+    upper = sp.triu(matrix, format="coo")
+    away = upper.col - upper.row
+    width = int(away.max(initial=0))
+    band = np.zeros((width + 1, matrix.shape[0]))
+    band[width - away, upper.col] = upper.data
+    return band
 
 
 def _bends(knots: tuple[Floats, ...]) -> Any:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.pieces import Pieces
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.costs import costs_of, with_software
-from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
@@ -62,8 +61,8 @@ class RunPricer:
     """Measured phases that time a part of the critical chain."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Phases that may have a bias, with the mode of their engine."""
-    _programs: dict[tuple[tuple[str, float], ...], Program] = field(default_factory=dict, compare=False)
-    """The last program by its coefficients: biases change no piece of it."""
+    _known: list[Pieces] = field(default_factory=list, compare=False)
+    """Its pieces at coefficients that were asked for, once there are any."""
 
     @property
     def framework(self) -> str:
@@ -83,7 +82,7 @@ class RunPricer:
         alone = dict(by_phase)
         for clock, under in self.covers.items():
             by_phase[clock] = sum(alone.get(phase, 0.0) for phase in under)
-        rest = step.seconds - sum(by_phase[name] for name in self.clocks)
+        rest = step.seconds - math.fsum(by_phase[name] for name in self.clocks)
         return {**by_phase, STEP: step.seconds, REST: max(0.0, rest)}
 
     def chain(self) -> frozenset[str]:
@@ -93,30 +92,18 @@ class RunPricer:
 
     def read(self) -> frozenset[str]:
         """Coefficients that pricing this run reads: no other can change a second of it."""
-        seen: set[str] = set()
-        profile = self.profile
-        recording = replace(profile, coefficients=_Recorder(profile.coefficients, seen))
-        pools = tuple(
-            replace(p, profile=recording) if p.profile is profile else p
-            for p in self.setting.cluster.node_groups
-        )
-        setting = replace(self.setting, cluster=replace(self.setting.cluster, node_groups=pools))
-        for i, pool in enumerate(pools):
-            device = device_on(setting.cluster, i, setting.placement.backend)  # the one that pricing finds
-            if pool.profile is recording:
-                object.__setattr__(device, "_values", _Recorder(device._values, seen))
-        program(setting, self.kv_tokens)
-        return frozenset(seen)
+        self._priced({})
+        return self._pieces().read
 
     def _priced(self, values: Mapping[str, float]) -> tuple[Program, Iteration]:
-        coefficients = {name: value for name, value in values.items() if not name.startswith(NODES)}
-        key = tuple(sorted(coefficients.items()))
-        if key not in self._programs:
-            self._programs.clear()
-            setting = replace(self.setting, cluster=self._cluster(coefficients))
-            self._programs[key] = program(setting, self.kv_tokens)
-        priced = self._programs[key].longer(self._factors(values))
+        pieces = self._pieces().at({n: v for n, v in values.items() if not n.startswith(NODES)})
+        priced = program(self.setting, self.kv_tokens, piece=pieces).longer(self._factors(values))
         return priced, closed_form(priced, self.setting.placement.schedule)
+
+    def _pieces(self) -> Pieces:
+        if not self._known:
+            self._known.append(Pieces(self.setting, self.profile))
+        return self._known[0]
 
     def _factors(self, values: Mapping[str, float]) -> dict[str, float]:
         """How much longer each phase takes with these biases."""
@@ -124,26 +111,6 @@ class RunPricer:
             phase: math.prod(values.get(name, 1.0) for name in nodes_of(self.framework, phase, mode))
             for phase, mode in self.modes.items()
         }
-
-    def _cluster(self, values: Mapping[str, float]) -> Cluster:
-        changed = with_coefficients(self.profile, values)
-        pools = self.setting.cluster.node_groups
-        return replace(
-            self.setting.cluster,
-            node_groups=tuple(replace(p, profile=changed) if p.profile is self.profile else p for p in pools),
-        )
-
-
-class _Recorder(dict[str, Any]):
-    """A dict that notes which keys are asked for."""
-
-    def __init__(self, data: Mapping[str, Any], seen: set[str]) -> None:
-        super().__init__(data)
-        self._seen = seen
-
-    def __getitem__(self, key: str) -> Any:
-        self._seen.add(key)
-        return super().__getitem__(key)
 
 
 def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPricer:

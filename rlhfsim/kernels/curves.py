@@ -53,6 +53,11 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
 SCALED = ("fp8_block", "fp8_static")
 """FP8 with scales of 128 x 128 blocks, and with those of a calibrated checkpoint."""
 
+MOST_POINTS = 256
+"""Coordinates of a call, together, up to which its times are kept."""
+MOST_KNOWN = 16384
+"""Calls that are kept, on one kind of GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -83,11 +88,13 @@ def peaks_of(profile: Profile) -> Peaks:
 class KernelCurves:
     """Seconds of kernels on one GPU; every method broadcasts its arguments as numpy does."""
 
-    __slots__ = ("_grids", "_section", "borrowed", "peaks")
+    __slots__ = ("_grids", "_known", "_section", "_tables", "borrowed", "peaks")
 
     def __init__(self, profile: Profile, lookup: Callable[[str], Profile] = load_profile) -> None:
         """Curves of a profile; `lookup` finds the profile that it borrows from."""
         self.peaks = peaks_of(profile)
+        self._known: dict[tuple[object, ...], Floats] = {}
+        self._tables: dict[tuple[str, str], str] = {}
         own = dict(profile.curves or {})
         self.borrowed: Mapping[str, Any] = own.get("borrow") or {}
         self._section = _lender(self.borrowed, lookup) if self.borrowed else own
@@ -268,13 +275,38 @@ class KernelCurves:
                 f"no kernel curve for precision {precision!r}",
                 help=f"use one of {', '.join(FALLBACKS)}",
             )
-        names = [f"{kind}/{candidate}" for candidate in FALLBACKS[precision]]
-        return next((name for name in names if name in self._grids), names[-1])
+        if (kind, precision) not in self._tables:
+            names = [f"{kind}/{candidate}" for candidate in FALLBACKS[precision]]
+            self._tables[kind, precision] = next((name for name in names if name in self._grids), names[-1])
+        return self._tables[kind, precision]
 
     def _time(self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None) -> Floats:
-        """The measured grid, never below the roofline; a closed form where there is no table."""
+        """The measured grid, never below the roofline; a closed form where there is no table.
+
+        Kept for few points: devices that differ in coefficients share these curves. Read-only.
+        """
         point = _plain(coordinates)
         arrays = () if point else tuple(np.asarray(v, dtype=np.float64) for v in coordinates)
+        if sum(x.size for x in arrays) > MOST_POINTS:
+            return self._timed(name, precision, point, arrays, size)
+        key = (name, precision, size, point, *(part for x in arrays for part in (x.shape, x.tobytes())))
+        known = self._known.get(key)
+        if known is None:
+            known = self._timed(name, precision, point, arrays, size)
+            known.flags.writeable = False
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _timed(
+        self,
+        name: str,
+        precision: str,
+        point: tuple[float, ...] | None,
+        arrays: tuple[Floats, ...],
+        size: float | None,
+    ) -> Floats:
         least = self._least(name, precision, point or arrays, size)
         grid = self._grids.get(name)
         if grid is None:

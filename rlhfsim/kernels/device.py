@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.quantities import Coefficient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,32 @@ def group(ranks: int, stride: int, domain: int) -> Group:
     return Group(ranks=ranks, per_domain=max(1, min(ranks, domain // stride)))
 
 
+class Spreads(dict[str, tuple[float, float]]):
+    """P10 and P90 of coefficients relative to their values, by name; worked out when first asked for."""
+
+    def __init__(
+        self, known: Mapping[str, Coefficient], of: Callable[[Coefficient], tuple[float, float]]
+    ) -> None:
+        super().__init__()
+        self._known, self._of = known, of
+
+    def __missing__(self, name: str) -> tuple[float, float]:
+        """The first time."""
+        found = self[name] = self._of(self._known[name])
+        return found
+
+
+def spread_of(known: Coefficient) -> tuple[float, float]:
+    """P10 and P90 relative to the value; a value of 0 is certain."""
+    return (known.low / known.value, known.high / known.value) if known.value else (1.0, 1.0)
+
+
+def inverse_of(known: Coefficient) -> tuple[float, float]:
+    """The same of what is divided by the coefficient."""
+    low, high = spread_of(known)
+    return 1 / high, 1 / low
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Device:
     """Profile and curves; hashed by identity, so that costs can be cached per device."""
@@ -43,19 +71,15 @@ class Device:
     network_bandwidth: float
     """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
     _values: dict[str, float] = field(init=False, repr=False)
-    _spreads: dict[str, tuple[float, float]] = field(init=False, repr=False)
-    _inverses: dict[str, tuple[float, float]] = field(init=False, repr=False)
+    _spreads: Spreads = field(init=False, repr=False)
+    _inverses: Spreads = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Keep the coefficients as plain numbers: they are read at every step of every sum."""
         known = self.profile.coefficients
-        spreads = {
-            name: (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0) for name, c in known.items()
-        }
         object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
-        object.__setattr__(self, "_spreads", spreads)
-        inverses = {name: (1 / high, 1 / low) for name, (low, high) in spreads.items() if low > 0}
-        object.__setattr__(self, "_inverses", inverses)
+        object.__setattr__(self, "_spreads", Spreads(known, spread_of))
+        object.__setattr__(self, "_inverses", Spreads(known, inverse_of))
 
     def __getitem__(self, name: str) -> float:
         """A coefficient's value; unknown names are our own bug."""

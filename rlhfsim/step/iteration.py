@@ -10,9 +10,10 @@ Not known here: contention on shared links and host memory, stragglers, queues b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Protocol, TypeVar
 
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.environment import Turns
@@ -78,6 +79,8 @@ class Program:
 
     def longer(self, factors: Mapping[str, float]) -> Program:
         """The program with the calls named taking so many times as long."""
+        if all(factor == 1 for factor in factors.values()):
+            return self
         generate = factors.get("actor.generate", 1.0)
         return replace(
             self,
@@ -89,32 +92,65 @@ class Program:
 
 Known = dict[tuple[object, ...], list[Step]]
 """Steps of calls, by the call and the roles that decide them."""
+T = TypeVar("T")
+GENERATION = "generation"
+"""Name of the piece that the rollout is, without the moves around it."""
 
 
-def program(setting: Setting, kv_tokens: float | None = None, known: Known | None = None) -> Program:
+class PricePiece(Protocol):
+    """Prices one piece of a program, or finds it; `after`: the piece whose result `price` holds."""
+
+    def __call__(self, name: str, price: Callable[[Setting], T], *, after: str | None = None) -> T:
+        """The piece."""
+
+
+def program(
+    setting: Setting,
+    kv_tokens: float | None = None,
+    known: Known | None = None,
+    piece: PricePiece | None = None,
+) -> Program:
     """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica.
 
     `known`: steps of plans with the same pools, workload, backend and weight path; those of this plan are
-    added.
+    added. `piece` prices one piece of it; None: all on `setting`.
     """
-    generation, known = generation_of(setting, kv_tokens), {} if known is None else known
+    known = {} if known is None else known
+    price = piece or _on(setting)
+    generation = price(GENERATION, partial(generation_of, kv_tokens=kv_tokens))
     steps: list[Step] = []
     for call in dataflow(setting.workload):
         name = _decided_by(setting.placement, call, kv_tokens)
         if name not in known:
-            known[name] = steps_of(setting, call, generation)
+            after = GENERATION if call.kind == "generate" else None
+            known[name] = price(
+                call.name, partial(steps_of, call=call, generation=generation if after else None), after=after
+            )
         steps += known[name]
     if setting.workload.generates:
-        blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
-        steps = with_controller(steps, controller_cost(setting), blocking=blocking)
+        cost, blocking = price("controller", _controller)
+        steps = with_controller(steps, cost, blocking=blocking)
     return Program(
         steps=tuple(steps),
         generation=generation,
-        continuous=continuous_cost(setting, kv_tokens),
+        continuous=price("continuous", partial(continuous_cost, kv_tokens=kv_tokens)),
         tokens=sequences_of(_unpadded(setting.workload), setting.trained).tokens,
         gpus=sum(group.gpus for group in setting.cluster.node_groups),
-        turns=turns_of(setting, kv_tokens),
+        turns=price("turns", partial(turns_of, kv_tokens=kv_tokens)),
     )
+
+
+def _on(setting: Setting) -> PricePiece:
+    def price(name: str, price: Callable[[Setting], T], *, after: str | None = None) -> T:
+        del name, after
+        return price(setting)
+
+    return price
+
+
+def _controller(setting: Setting) -> tuple[Cost, bool]:
+    """The controller's own work, and whether moves wait for it."""
+    return controller_cost(setting), bool(setting.device(setting.placement.actor)["blocking_moves"])
 
 
 def _decided_by(placement: Placement, call: Call, kv_tokens: float | None) -> tuple[object, ...]:

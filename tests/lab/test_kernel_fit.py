@@ -44,18 +44,20 @@ def _planted() -> tables.Samples:
     )
 
 
-def test_planted_times_are_found_again_on_shapes_left_out() -> None:
-    found = fit.fit_curve(load_profile("h100_sxm"), _planted())
+@pytest.fixture(scope="module")
+def found() -> fit.Fitted:
+    return fit.fit_curve(load_profile("h100_sxm"), _planted())
+
+
+def test_planted_times_are_found_again_on_shapes_left_out(found: fit.Fitted) -> None:
     assert found.half.median() < 0.04
     assert found.families.median() < 0.05
     low, high = found.table["interval"]
     assert 0.9 < low < 1 < high < 1.12
 
 
-def test_a_fitted_grid_never_falls() -> None:
-    profile, samples = load_profile("h100_sxm"), _planted()
-    table = fit.grid_table(profile, samples, samples.half())
-    section = fit.curves_section(profile, {"gemm/bf16": {"source": "x", "interval": [1, 1], **table}})
+def test_a_fitted_grid_never_falls(found: fit.Fitted) -> None:
+    section = fit.curves_section(load_profile("h100_sxm"), {"gemm/bf16": found.table})
     text = "\n".join([_head(), fit.section_text(section)])
     curves = KernelCurves(profile_from_text(text))
     m = np.arange(1.0, 40000.0, 7.0)

@@ -1,0 +1,49 @@
+"""Prices of pieces are kept while nothing that they read moves, and never for longer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from planted_plans import GPU, beliefs, plan, truth
+
+from lab.planted import planted_run
+from rlhfsim.calibration.predict import RunPricer, pricer_of
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.step import calls
+
+PROFILE = load_profile(GPU)
+PLAN = plan(apart=True, gpus=4)
+
+
+def case() -> RunPricer:
+    return pricer_of(planted_run(PLAN, PROFILE, {}, np.random.default_rng(0), name="r"), PROFILE)
+
+
+def test_seconds_are_those_of_a_run_priced_for_the_first_time_to_the_last_bit() -> None:
+    known, kept = beliefs((PLAN,), PROFILE), case()
+    world = truth(known, np.random.default_rng(3))
+    names = sorted(known)
+    for i in range(0, len(names), 3):
+        for moved in (names[i : i + 3], names[i : i + 6], names[i : i + 3]):
+            values = {name: world[name] for name in moved}
+            assert kept.seconds(values) == case().seconds(values), moved
+    assert kept.seconds() == case().seconds()
+
+
+def test_what_a_moved_coefficient_does_not_touch_is_not_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, priced = [], case()
+    before = priced.seconds()
+    for name in ("generate", "forward", "train", "sync"):
+        inner = getattr(calls, name)
+        monkeypatch.setattr(calls, name, lambda *a, n=name, f=inner, **k: (counted.append(n), f(*a, **k))[1])
+    slower = priced.seconds({"rollout_step_overhead": 1.5 * PROFILE["rollout_step_overhead"]})
+    assert counted == ["generate"]
+    assert slower["actor.generate"] > before["actor.generate"]
+    counted.clear()
+    assert (
+        priced.seconds({"overlap_dp": 0.5 * PROFILE["overlap_dp"]})["actor.generate"]
+        == before["actor.generate"]
+    )
+    assert set(counted) == {"forward", "train"}
+    assert priced.seconds() == before
+    assert "rollout_step_overhead" in priced.read()
