@@ -1,4 +1,4 @@
-"""`rlhfsim import-run`: logs of verl, OpenRLHF, NeMo-RL and TRL become a run folder of this project."""
+"""`rlhfsim import-run`: logs of other frameworks become a run folder of this project."""
 
 from __future__ import annotations
 

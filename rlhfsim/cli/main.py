@@ -26,7 +26,7 @@ COMMANDS = {
     "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
     "report": "Write a plan, a what-if or a run as one page that works offline.",
     "diff": "Show what changed between two plans, or a plan and a run.",
-    "import-run": "Read a run of verl, OpenRLHF, NeMo-RL or TRL from its logs.",
+    "import-run": "Read a run of another framework from its logs.",
     "calibrate": "Fit a profile to executed runs; writes a new profile.",
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",

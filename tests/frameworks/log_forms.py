@@ -2,7 +2,8 @@
 
 Times stand under the framework's own timers (`FRAMEWORK` of its `logs.py`), which say what each covers, so
 that a log written here is the one that is read there. The configuration stands as the framework prints it
-at its start: verl and NeMo-RL with `pprint`, OpenRLHF as a `SimpleNamespace`; TRL prints none.
+at its start: verl, NeMo-RL and SkyRL with `pprint`, OpenRLHF as a `SimpleNamespace`, slime as a list; TRL and
+AReaL print none.
 """
 
 from __future__ import annotations
@@ -156,7 +157,67 @@ def trl_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
     yield json.dumps({"_step": 10 * number + 9, "train/loss": 0.0123, **metrics})
 
 
+# --- SkyRL ----------------------------------------------------------------------------------------
+
+SKYRL = "(skyrl_entrypoint pid=9) "
+
+
+def skyrl_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """`pprint` of the configuration (skyrl/train/entrypoints/main_base.py)."""
+    yield from (SKYRL + line for line in pformat(config).splitlines())
+
+
+def skyrl_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """`Step 3:` and a printed dict whose floats are text (skyrl/train/utils/tracking.py)."""
+    yield f"{SKYRL}2026-11-20 10:00:00.123 | INFO     | skyrl.train.utils.tracking:log:99 - Step {number}: "
+    values = {name: f"{value:.4f}" for name, value in row.items()}
+    yield from (SKYRL + line for line in pformat(values).splitlines())
+
+
+# --- slime ----------------------------------------------------------------------------------------
+
+SLIME = "\x1b[36m(MegatronTrainRayActor pid=38610)\x1b[0m "
+
+
+def slime_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """Megatron's list of arguments (`_print_args` in megatron/training/arguments.py)."""
+    yield f"{SLIME}------------------------ arguments ------------------------"
+    for key, value in {"rank": 0, "world_size": 8, **config}.items():
+        name = key.replace("-", "_")
+        yield f"{SLIME}  {name} {'.' * max(2, 46 - len(name))} {value}"
+
+
+def slime_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """`perf 3: {...}` of the rollout and of the trainer (slime/utils/train_metric_utils.py)."""
+    rollout = {name: value for name, value in row.items() if name.startswith("rollout/")}
+    perf = {name: value for name, value in row.items() if name.startswith("perf/")}
+    rollout["perf/rollout_time"] = perf.pop("perf/rollout_time")
+    yield f"(RolloutManager pid=7) [2026-11-20 12:20:29] rollout.py:390 - perf {number}: {rollout}"
+    yield f"{SLIME}[2026-11-20 12:20:29] train_metric_utils.py:44 - perf {number}: {perf}"
+
+
+# --- AReaL ----------------------------------------------------------------------------------------
+
+
+def areal_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """Nothing: it writes its configuration to a file."""
+    return iter(())
+
+
+def areal_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """A table of names and values (areal/utils/stats_logger.py), without the time of the step."""
+    yield f"20261120-10:00:00.123 StatsLogger INFO: Epoch 1/1 Step {number}/{last} Train step {number}/{last} done."
+    yield "20261120-10:00:00.123 StatsLogger INFO: Stats (1/1):"
+    values = {name: value for name, value in row.items() if name not in ("timeperf/step", "response_len/avg")}
+    values["ppo_actor/seq_len/avg"] = row["response_len/avg"] + row["ppo_actor/prompt_len/avg"]
+    cells = [f"{name} │ {value:.4e}" for name, value in values.items()]
+    yield from (f"│ {' │ '.join(cells[i : i + 2])} │" for i in range(0, len(cells), 2))
+
+
 FORMS = {
+    "skyrl": (skyrl_head, skyrl_step),
+    "slime": (slime_head, slime_step),
+    "areal": (areal_head, areal_step),
     "verl": (verl_head, verl_step),
     "openrlhf": (openrlhf_head, openrlhf_step),
     "nemo-rl": (nemo_head, nemo_step),

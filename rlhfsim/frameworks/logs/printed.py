@@ -1,9 +1,10 @@
 """The configuration that a job printed into its own log.
 
 Read are: what Python's `pprint` or `print` writes of nested dicts (verl, NeMo-RL, SkyRL), what a call looks
-like (`Namespace(a=1)` of OpenRLHF, `GRPOConfig(...)` of TRL), and the echoed command with the shell variables
-before it. Ray mixes lines of many processes: those of one are read together. A value that a terminal wrapped
-is joined, a string that was cut (`'abc'+12`) ends where it was cut, a text that breaks off gives what it has.
+like (`Namespace(a=1)` of OpenRLHF, `GRPOConfig(...)` of TRL), the list of arguments of Megatron-LM (slime),
+and the echoed command with the shell variables before it. Ray mixes lines of many processes: those of one are
+read together. A value that a terminal wrapped is joined, a string that was cut (`'abc'+12`) ends where it was
+cut, a text that breaks off gives what it has.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _INSIDE = re.compile(r"^\s*(?:['\"{}\[\](),\d.+-]|None\b|True\b|False\b|inf\b|na
 _TOKEN = re.compile(
     r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[{}\[\](),:=]|<[^<>]*>|[^\s{}\[\](),:='\"<]+|\S", re.DOTALL
 )
+_LISTED = re.compile(r"^\s*(\w+) \.{2,} (.*)$")
+"""`  micro_batch_size .......... 1` (megatron/training/arguments.py, `_print_args`)."""
 _COMMAND = re.compile(
     r"\b(?:python[\d.]*|torchrun|accelerate launch|ray job submit|uv run)\b.*"
     r"(?:verl[\w./-]*|openrlhf[\w.]*|main_ppo|train_ppo_ray|run_grpo\w*|skyrl[\w./-]*|trl|train_async)\b"
@@ -40,7 +43,7 @@ def printed_values(text: str) -> list[Mapping[str, Any]]:
     by_process: dict[str, list[str]] = defaultdict(list)
     for process, line in process_of(text):
         by_process[process].append(line)
-    return [values for lines in by_process.values() for values in _values(lines)]
+    return [values for lines in by_process.values() for values in (*_values(lines), *_listed(lines))]
 
 
 def printed_command(text: str) -> str | None:
@@ -71,6 +74,14 @@ def _values(lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
             yield value
             at += used
         at += 1
+
+
+def _listed(lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """The arguments that stand in a list, one a line."""
+    found = [match for line in lines if (match := _LISTED.match(line))]
+    values = {match[1]: _literal(match[2].strip()) for match in found}
+    if len(values) >= LEAST:
+        yield values
 
 
 def _whole(first: str, following: Sequence[str]) -> tuple[Any, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
+from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record
 from rlhfsim.frameworks.nemo_rl.configuration import CONFIGURATION
+from rlhfsim.units import TERA
 
 # Names of timers: `timer.time` in nemo_rl/algorithms/grpo.py and ppo.py, logged with prefix `timing/train`;
 # what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). The rollout's timer covers
@@ -37,9 +40,23 @@ TIMERS = (
     Timer(metric=P + "policy_training", phase="actor.train"),
     Timer(metric=P + "weight_sync", phase="actor.sync"),
 )
+TFLOPS, UTILIZATION = "train/tflops_per_rank", "train/fp_utilization_percent"
 WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
 _STEP = re.compile(r"=+ Step (\d+)/")
 _TIME = re.compile(r"^\s*\W\s*([\w/ ]+): ([-\d.]+)s(?: \([-\d.]+%\))?\s*$")
+PEAKS = {
+    "h100_sxm": 989.5 * TERA,
+    "h200_sxm": 989.5 * TERA,
+    "a100_sxm": 312 * TERA,
+    "b200_sxm": 2250 * TERA,
+    "gb200_nvl72": 2450 * TERA,
+}
+"""Profile -> BF16 FLOP/s in its table (nemo_rl/utils/flops_tracker.py)."""
+_MFU = (
+    (re.compile(r"Training FLOPS: [\d.]+ TFLOPS \(([\d.]+) TFLOPS per rank\)"), TFLOPS),
+    (re.compile(r"Training Model Floating Point Utilization: ([\d.]+)%"), UTILIZATION),
+)
+"""Of each GPU that trains (`log_training_step`); their quotient is the peak that it counts with."""
 _LENGTH = re.compile(r"Mean Generation Length: ([\d.]+)\s*$")
 
 
@@ -56,8 +73,16 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
             values[P + name] = float(match[2])
         elif length := _LENGTH.search(line):
             values["train/mean_gen_tokens_per_sample"] = float(length[1])
+        else:
+            values |= {name: float(m[1]) for pattern, name in _MFU if (m := pattern.search(line))}
     if step is not None and values:
         yield Record(step=step, values=values)
+
+
+def peak(run: RunDescription, steps: Sequence[Mapping[str, float]]) -> float | None:
+    """FLOP/s of a GPU that were taken for 100 % MFU; None: not logged."""
+    both = [(v[TFLOPS], v[UTILIZATION]) for v in steps if v.get(TFLOPS, 0) > 0 and v.get(UTILIZATION, 0) > 0]
+    return median(tflops * TERA / (percent / 100) for tflops, percent in both) if both else None
 
 
 FRAMEWORK = Framework(
@@ -80,5 +105,7 @@ FRAMEWORK = Framework(
     prompt=("train/mean_prompt_length",),
     response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
     longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"),
+    peak=peak,
+    peaks=PEAKS,
     console=console,
 )

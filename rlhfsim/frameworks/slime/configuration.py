@@ -75,8 +75,10 @@ def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
     """Policy versions of lag, and whether samples go on over an update."""
     if "fully_async" in str(s.find("rollout_function_path") or ""):
         return s.share("rollout_staleness", default=VERSIONS), True
-    stale = "async" in str(s.find("entry_point") or "") or s.find("update_weights_interval") is not None
-    return float(stale), False
+    interval = s.find("update_weights_interval")
+    listed = s.find("rank") is not None  # with all defaults, as Megatron prints its arguments
+    stale = "async" in str(s.find("entry_point") or "") or (int(interval) > listed if interval else False)
+    return float(stale and not s.flag("colocate")), False
 
 
 def _reused(s: FrameworkSettings, updates: int, algorithm: Algorithm) -> bool:

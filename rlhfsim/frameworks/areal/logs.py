@@ -1,0 +1,76 @@
+"""AReaL: `timeperf/*` and the table of its console."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlhfsim.frameworks.areal.configuration import CONFIGURATION
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
+from rlhfsim.frameworks.logs.records import Record, number
+
+# Names: `stats_tracker.record_timing` in areal/trainer/rl_trainer.py (under `timeperf/`), lengths in
+# areal/trainer/ppo/actor.py; console: areal/utils/stats_logger.py (`Train step 3/100 done.`, then a table of
+# names and values, four pairs a line); inclusionAI/AReaL 1.0.4. No timer is of the whole step: it is their
+# sum, without what they call checkpoints and evaluation.
+P = "timeperf/"
+STEP = P + "step"
+TIMERS = (
+    Timer(metric=P + "rollout", phase="actor.generate", covers=("actor.generate", "rules.score")),
+    Timer(metric=P + "critic_values", phase="critic.value", covers=around("critic.value")),
+    Timer(metric=P + "recompute_logp", phase="actor.logprob", covers=around("actor.logprob")),
+    Timer(metric=P + "ref_logp", phase="reference.logprob", covers=around("reference.logprob")),
+    Timer(metric=P + "compute_advantage", phase="controller"),
+    Timer(metric=P + "train_step", phase="actor.train", covers=around("actor.train")),
+    Timer(metric=P + "critic_train_step", phase="critic.train", covers=around("critic.train")),
+    Timer(metric=P + "update_weights", phase="actor.sync", covers=("actor.generate.load", "actor.sync")),
+)
+WAITS = (Timer(metric=P + "rollout", phase="actor.generate.wait"),)
+"""With stale samples `rollout` times what the trainer waits for."""
+BESIDE = tuple(P + name for name in ("save", "eval", "checkpoint_for_recover", "clear_batches"))
+SCOPES = ("ppo_actor", "grpo_actor")
+RESPONSE = "response_len/avg"
+_DONE = re.compile(r"\bTrain step (\d+)/\d+ done\b")
+_CELL = re.compile(r"[│|]\s*([A-Za-z][\w./-]*)\s*[│|]\s*([-+\w.]+)\s*(?=[│|])")
+
+
+def console(lines: Sequence[str]) -> Iterator[Record]:
+    """Records of the tables below `Train step 3/100 done.`"""
+    step, values = None, dict[str, float]()
+    for line in lines:
+        if done := _DONE.search(line):
+            if step is not None and values:
+                yield Record(step=step, values=values)
+            step, values = int(done[1]), {}
+        elif step is not None:
+            cells = ((name, number(text)) for name, text in _CELL.findall(line))
+            values |= {name: value for name, value in cells if value is not None}
+    if step is not None and values:
+        yield Record(step=step, values=values)
+
+
+def as_today(values: Mapping[str, float]) -> Mapping[str, float]:
+    """With the time of the whole step, and the tokens of responses: those of samples less their prompts."""
+    times = [value for name, value in values.items() if name.startswith(P) and name not in BESIDE]
+    made = {STEP: math.fsum(times)} if times and STEP not in values else {}
+    for scope in SCOPES:
+        if {f"{scope}/seq_len/avg", f"{scope}/prompt_len/avg"} <= values.keys():
+            made[RESPONSE] = values[f"{scope}/seq_len/avg"] - values[f"{scope}/prompt_len/avg"]
+    return {**values, **made}
+
+
+FRAMEWORK = Framework(
+    configuration=CONFIGURATION,
+    timers=TIMERS,
+    waits=WAITS,
+    step=STEP,
+    times=(P,),
+    inside=BESIDE,
+    prompt=tuple(f"{scope}/prompt_len/avg" for scope in SCOPES),
+    response=(RESPONSE,),
+    longest_prompt=tuple(f"{scope}/prompt_len/max" for scope in SCOPES),
+    as_today=as_today,
+    console=console,
+    keys={"samples": "gconfig.n_samples", "prompts": "train_dataset.batch_size", "model": "actor.path"},
+)

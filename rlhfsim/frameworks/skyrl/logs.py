@@ -1,0 +1,111 @@
+"""SkyRL: `timing/*` and its console lines."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
+from rlhfsim.frameworks.logs.records import Record, pairs
+from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION
+
+# Names of timers: `Timer(..., self.all_timings)` in skyrl/train/trainer.py and fully_async_trainer.py, logged
+# as `timing/<name>`; console: skyrl/train/utils/tracking.py (`Step 3:` and a printed dict, floats as text);
+# without its console backend `Finished: '<name>', time cost: 1.50s` of skyrl/train/utils/utils.py remains.
+# Lengths: `generate/*` in skyrl/train/generators/utils.py (tokens of responses; prompts are not logged).
+# NovaSky-AI/SkyRL 0.4.0. Evaluation and checkpoints run outside of `step`.
+P = "timing/"
+STEP = P + "step"
+TIMERS = (
+    Timer(
+        metric=P + "generate",
+        phase="actor.generate",
+        covers=("actor.generate", "rules.score", "actor.generate.unload"),
+    ),
+    Timer(
+        metric=P + "fwd_logprobs_values_reward",
+        phase="actor.logprob",
+        covers=around("reference.logprob", "critic.value", "actor.logprob", "reward.score"),
+    ),
+    Timer(metric=P + "compute_advantages_and_returns", phase="controller"),
+    Timer(metric=P + "critic_train", phase="critic.train", covers=around("critic.train")),
+    Timer(metric=P + "policy_train", phase="actor.train", covers=around("actor.train")),
+    Timer(
+        metric=P + "train_critic_and_policy",
+        phase="actor.train",
+        covers=around("critic.train", "actor.train"),
+        apart={P + "policy_train": around("critic.train", "actor.train")},
+    ),
+    Timer(metric=P + "sync_weights", phase="actor.sync", covers=("actor.generate.load", "actor.sync")),
+    Timer(metric=P + "sync_weights_to_inference_engines", phase="actor.sync"),
+)
+WAITS = (Timer(metric=P + "wait_for_generation_buffer", phase="actor.generate.wait"),)
+INSIDE = (
+    "train_critic_and_policy",
+    "convert_to_training_input",
+    "postprocess_generator_output",
+    "apply_reward_kl_penalty",
+    "dump_data_batch",
+    "offload_policy_model_to_cpu",
+    "run_training",
+    "eval",
+    "save_checkpoints",
+    "save_hf_model",
+    "load_checkpoints",
+    "init_weight_sync_state",
+    "update_ref_with_policy",
+)
+_STEP = re.compile(r"\bStep (\d+): *(\{.*)?$")
+_DICT = re.compile(r"^\s*[{'].*")
+_FINISHED = re.compile(r"Finished: '(\w+)', time cost: ([\d.]+)s")
+
+
+def console(lines: Sequence[str]) -> Iterator[Record]:
+    """Records of `Step 3:` with the dict that follows it; else of the timers' lines, counted by `step`."""
+    values: dict[int, str] = defaultdict(str)
+    step: int | None = None
+    for line in lines:
+        if head := _STEP.search(line):
+            step = int(head[1])
+            values[step] += head[2] or ""
+        elif step is not None and _DICT.match(line):
+            values[step] += line.strip()
+        else:
+            step = None
+    rows = {number: pairs(text) for number, text in values.items()}
+    if any(STEP in row for row in rows.values()):
+        yield from (Record(step=number, values=row) for number, row in rows.items() if row)
+        return
+    for at, row in enumerate(_timed(lines), start=1):
+        yield Record(step=at, values={**rows.get(at, {}), **row})
+
+
+def _timed(lines: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Seconds by timer of every step: what ended since the one before."""
+    row: dict[str, float] = {}
+    for line in lines:
+        if match := _FINISHED.search(line):
+            name = P + match[1]
+            row[name] = row.get(name, 0.0) + float(match[2])
+            if name == STEP:
+                yield row
+                row = {}
+
+
+FRAMEWORK = Framework(
+    configuration=CONFIGURATION,
+    timers=TIMERS,
+    waits=WAITS,
+    step=STEP,
+    times=(P,),
+    inside=tuple(P + name for name in INSIDE),
+    response=("generate/avg_num_tokens",),
+    longest=("generate/max_num_tokens",),
+    console=console,
+    keys={
+        "samples": "generator.n_samples_per_prompt",
+        "prompts": "trainer.train_batch_size",
+        "model": "trainer.policy.model.path",
+    },
+)
