@@ -368,7 +368,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def write_plan(path: str | Path, plan: Plan) -> None:
     """Write `plan.json` atomically."""
-    write_atomically(Path(path), json.dumps(plan.to_dict(), indent=1) + "\n")
+    write_atomically(Path(path), plan_text(plan))
+
+
+def plan_text(plan: Plan) -> str:
+    """What stands in `plan.json`."""
+    return json.dumps(plan.to_dict(), indent=1) + "\n"
 
 
 def installed_version(*names: str, missing: str = "unknown") -> str:

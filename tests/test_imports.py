@@ -29,6 +29,7 @@ LAYERS = [
     {"rlhfsim.validation"},
     {"rlhfsim.present"},
     {"rlhfsim.api"},
+    {"rlhfsim.desk"},
     {"rlhfsim.cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -73,6 +74,9 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "pandas": {"rlhfsim.validation", "rlhfsim.calibration", "rlhfsim.what_if"},
     "simpy": {"rlhfsim.simulation"},
     "plotly": {"rlhfsim.present"},
+    "dash": {"rlhfsim.desk"},
+    "flask": {"rlhfsim.desk"},
+    "werkzeug": {"rlhfsim.desk"},
     "jinja2": {"rlhfsim.present"},
     "markupsafe": {"rlhfsim.present"},
     "scipy": {"rlhfsim.calibration", "rlhfsim.what_if"},

@@ -91,11 +91,11 @@ OBJECTIVES = get_args(Objective)
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
-    request = _request(given)
+    request = question(given)
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
-    answer = _answer(request, targets, instead, given)
+    answer = designed(request, targets, instead, given)
     extras = Extras(
         steps=steps,
         verdicts=verdicts(targets, answer.chosen, steps) if answer.chosen else (),
@@ -112,7 +112,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
 
 
-def _answer(
+def designed(
     request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], given: Mapping[str, Any]
 ) -> Design:
     """The plan that keeps the targets on memory, risk and staleness; without them if none does."""
@@ -127,7 +127,12 @@ def _answer(
     return answered(request) if answer.chosen is None and within != request else answer
 
 
-def _request(given: dict[str, Any]) -> Request:
+def question(given: dict[str, Any]) -> Request:
+    """What the options ask.
+
+    Raises:
+        RlhfsimError: a value that is not known, or options that contradict each other.
+    """
     cluster, workload = build_cluster(given), build_workload(given)
     if given["objective"] == "cost" and any(p.profile.price is None for p in cluster.node_groups):
         raise bad_option(

@@ -15,6 +15,7 @@ INTERNAL_ERROR = 70
 """Exit code of a bug in rlhfsim (EX_SOFTWARE)."""
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
+    "desk": "Move a question in the browser and watch the answer.",
     "size": "Find the fewest or cheapest GPUs that meet targets.",
     "whatif": "Design again under changes: fewer GPUs, other prices, longer responses.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",

@@ -45,11 +45,11 @@ def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def forked(
-    function: Callable[[T], R], items: Sequence[T], workers: int, *, run: int = 1
+    function: Callable[[T], R], items: Sequence[T], workers: int, *, run: int = 1, tick: float = TICK
 ) -> Iterator[tuple[int, R] | None]:
     """Results with their indices as they come, in processes that take `run` neighbours at a time.
 
-    None where none has come for a while. Whoever stops listening ends the processes.
+    None where none has come for `tick` seconds. Whoever stops listening ends the processes.
 
     Raises:
         RlhfsimError: a process was ended from outside.
@@ -63,7 +63,7 @@ def forked(
             busy[worker.pipe] = worker
             worker.give(waiting.popleft())
         while busy:
-            ready = wait(list(busy), timeout=TICK)
+            ready = wait(list(busy), timeout=tick)
             if not ready:
                 yield None
             for worker in [w for pipe, w in busy.items() if pipe in ready]:

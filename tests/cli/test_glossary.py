@@ -26,6 +26,7 @@ ALLOWED = {
     r"world[_ ]size": "torch.distributed and launchers call the number of ranks so",
     r"\bto_frame\(": "pandas calls its table a DataFrame",
     r"\bdata ?frames?\b": "pandas calls its table a DataFrame",
+    r"frame-ancestors": "a directive of a page's content security policy",
     r"world mean": "of the planet: grams of CO2 per kWh",
 }
 """What may contain a banned word, and why."""

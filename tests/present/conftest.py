@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,6 @@ from rlhfsim.what_if.scenarios.answer import whatif
 from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.scenarios.result import WhatIf
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BASE: dict[str, Any] = {
     "cluster": {"node_groups": [{"gpu": "h100", "gpus": 4}]},
     "workload": {
@@ -169,19 +166,3 @@ def files(pages: dict[str, Page], tmp_path_factory: pytest.TempPathFactory) -> d
     for name, page in pages.items():
         write(folder / f"{name}.html", page)
     return {name: folder / f"{name}.html" for name in pages}
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium of this machine; in CI its absence is an error."""
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None:
-        reason = f"no browser here: none of {', '.join(BROWSERS)} is installed (README says how)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()

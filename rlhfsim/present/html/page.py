@@ -57,7 +57,7 @@ def html(page: Page) -> str:
         environment.from_string(_file("template.html"))
         .render(
             page=page,
-            style=Markup(_style()),
+            style=Markup(style()),
             script=Markup(script),
             plotly=plots.packed_script(),
             palettes=PALETTES,
@@ -92,7 +92,7 @@ def _numeric(table: TableData, column: int) -> bool:
 
 
 @cache
-def _style() -> str:
+def style() -> str:
     """The style sheet with the colours of the theme."""
 
     def variables(shade: str) -> str:

@@ -1,0 +1,162 @@
+"""`rlhfsim desk`: a question that is moved in the browser, and its answer."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from rlhfsim.cli import completion
+from rlhfsim.cli.constraints import requirements
+from rlhfsim.cli.design import design, designed, question
+from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
+from rlhfsim.desk.answer import Asked
+from rlhfsim.desk.state import Field, Kind, Question, arguments, of_search
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.search.requirements import narrowed
+
+EPILOG = """\b
+Examples:
+  rlhfsim desk
+  rlhfsim desk --port 0
+  rlhfsim desk --ask 'gpus=64&model=70b&algorithm=grpo'
+"""
+LOOPBACK = "127.0.0.1"
+START = "gpus=64&model=70b&algorithm=grpo&prompts=256&samples=8&response-len=2k&steps=1000"
+"""What is asked where no address says otherwise."""
+ELSEWHERE = ("--out", "--json", "--help", "-h", "--why-not", "--gains", "--pareto", "--detail")
+"""Options of `rlhfsim design` that the page has no use for."""
+_FILE = re.compile(r"[/\\]|\.(ya?ml|json)\b|file=", re.IGNORECASE)
+_TEMPLATES = {"deadline": "--require=time_of_run<{}", "budget": "--require=cost_of_run<{}"}
+_LABELS = {
+    "gpus": "GPUs",
+    "gpu": "Kind of GPU",
+    "model": "Model",
+    "algorithm": "Algorithm",
+    "prompts": "Prompts a step",
+    "samples": "Responses a prompt",
+    "prompt-len": "Tokens of a prompt",
+    "response-len": "Tokens of a response",
+    "framework": "Framework",
+    "backend": "Training backend",
+    "steps": "Steps of the run",
+    "deadline": "Deadline of the run",
+    "budget": "Budget of the run",
+    "allow": "May compete too",
+    "more": "More options of rlhfsim design",
+}
+_HINTS = {"deadline": "7d", "budget": "50000 USD", "more": "--max-staleness 2 --fix actor.tp=8"}
+
+
+@click.command(epilog=EPILOG)
+@option("--port", Whole(0, 65535), "Port of the page; 0: one that is free.", default=8050)
+@option(
+    "--host",
+    Words("ADDRESS"),
+    "Address that is listened to. Another than the default lets everyone who reaches this machine use the "
+    "page, and its CPU, without a password; files of this machine cannot be named then.",
+    default=LOOPBACK,
+)
+@option("--ask", Words("QUERY"), "The first question, as the page's address has it after `?`.", default=START)
+@flag("--open", "Open the page in the browser of this machine.")
+def desk(port: int, host: str, ask: str, open: bool) -> None:
+    """Move a question in the browser and watch the answer.
+
+    The page runs on this machine until Ctrl-C and needs no network. Its address holds the question.
+    """
+    try:
+        from rlhfsim.desk.server import Server
+    except ModuleNotFoundError as error:
+        raise RlhfsimError(
+            "desk-not-installed", f"the desk needs {error.name}", help="pip install 'rlhfsim[desk]'"
+        ) from error
+    gc.enable()
+    with on_command_line("--ask: "):
+        of_search(ask, FIELDS)
+    local = is_loopback(host)
+    with Server(host, port, fields=FIELDS, read=partial(asked, files=local), start=ask) as server:
+        click.echo(f"{server.address}  (Ctrl-C ends it)")
+        if not local:
+            click.echo(f"whoever reaches {host} can use this page: it asks for no password", err=True)
+        if open:
+            click.launch(server.address)
+        server.run()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address.
+
+    Raises:
+        RlhfsimError: it is no address of a machine.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise bad_option(
+            f"--host {host[:40]!r} is no IP address", f"give {LOOPBACK}, or 0.0.0.0 for every network"
+        ) from error
+
+
+def asked(query: str, *, files: bool) -> Asked:
+    """The question of an address, read as `rlhfsim design` reads its options; `files`: they may name some.
+
+    Raises:
+        RlhfsimError: what `rlhfsim design` says to these options.
+    """
+    state = of_search(query, FIELDS)
+    given = parsed(state.question, files=files)
+    request = question(given)
+    targets = requirements(given, request)
+    return Asked(
+        request=narrowed(request, targets),
+        proven=lambda: designed(request, targets, (), given),
+        targets=targets,
+        steps=given["steps"],
+    )
+
+
+def parsed(fields: Question, *, files: bool) -> dict[str, Any]:
+    """Values of the options of `rlhfsim design`.
+
+    Raises:
+        RlhfsimError: a bad value, an option that is not known or of no use here, or a file.
+    """
+    words = arguments(fields, FIELDS)
+    if not files and (named := next(filter(_FILE.search, words), None)):
+        raise bad_option(f"{named[:60]!r} names a file", "files are read only where --host is this machine")
+    for word in words:
+        if (name := word.split("=")[0]) in ELSEWHERE:
+            raise bad_option(f"{name} is of no use on this page", "leave it out, or use a terminal")
+    try:
+        return design.make_context("design", words).params
+    except click.ClickException as error:
+        raise bad_option(error.format_message(), "rlhfsim design --help lists the options") from error
+
+
+def _fields() -> Mapping[str, Field]:
+    options = {p.opts[0].removeprefix("--"): p for p in design.params}
+    return {name: _field(name, label, options.get(name)) for name, label in _LABELS.items()}
+
+
+def _field(name: str, label: str, param: click.Parameter | None) -> Field:
+    if param is None:
+        return Field(name=name, label=label, hint=_HINTS[name], option=_TEMPLATES.get(name, ""))
+    hint = str(param.default) if isinstance(param.default, str | int) else ""
+    if isinstance(param.type, OneOf):
+        several: Kind = "several" if isinstance(param.type, Several) else "one"
+        return Field(name=name, label=label, hint=hint, kind=several, offered=param.type.names)
+    listed = {"gpu": completion.gpus, "model": completion.models}.get(name)
+    context = click.Context(design)
+    offered = tuple(str(item.value) for item in listed(context, param, "")) if listed else ()
+    return Field(name=name, label=label, hint=hint, offered=offered)
+
+
+FIELDS = _fields()
+"""Name -> field, in the order of the page."""

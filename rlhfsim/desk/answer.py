@@ -1,0 +1,87 @@
+"""A question's answer in three stages: a first plan, the proven one, and the best of other sizes.
+
+first    the search ends after `FIRST_S`; what it met by then is simulated, but not proven
+proven   what `rlhfsim design` answers
+sized    the same, and the best plans of other numbers of GPUs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.present.basis import basis
+from rlhfsim.present.sizes import NONE, Sizes, other_sizes
+from rlhfsim.search.request import Request
+from rlhfsim.search.requirements import Requirement, Verdict, verdicts
+from rlhfsim.what_if.design import Design, design
+
+FIRST_S = 0.1
+"""Longest proof of the first stage; bounds and the warm start come before it."""
+SIZE_S = 5.0
+"""Longest search of another number of GPUs."""
+Stage = Literal["first", "proven", "sized", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question that was read."""
+
+    request: Request
+    """Without plans that miss a target on memory, risk or staleness."""
+    proven: Callable[[], Design]
+    """The answer of `rlhfsim design`."""
+    targets: tuple[Requirement, ...] = ()
+    steps: int | None = None
+    """Of the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is known of a question so far."""
+
+    stage: Stage
+    plan: Plan | None = None
+    """None: nothing fits, or the question cannot be answered."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Every target against the plan."""
+    steps: int | None = None
+    missing: tuple[str, ...] = ()
+    """Where there is no plan: what is missing, and what would mend that."""
+    sizes: Sizes = NONE
+
+
+def first(asked: Asked) -> Answer:
+    """The best plan that a short search meets."""
+    short = replace(asked.request, time_limit=min(FIRST_S, asked.request.time_limit or FIRST_S))
+    return _answer(asked, design(short, explain=False, rivals=False, simple=False), "first")
+
+
+def proven(asked: Asked) -> Answer:
+    """The answer of `rlhfsim design`."""
+    return _answer(asked, asked.proven(), "proven")
+
+
+def sized(answer: Answer) -> Answer:
+    """The same with the best plans of other numbers of GPUs."""
+    sizes = NONE if answer.plan is None else other_sizes(basis(answer.plan), limit_s=SIZE_S)
+    return replace(answer, stage="sized", sizes=sizes)
+
+
+def failed(error: RlhfsimError) -> Answer:
+    """Why a question has no answer."""
+    return Answer(stage="failed", missing=tuple(filter(None, (error.message, error.help))))
+
+
+def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
+    plan = answer.told
+    return Answer(
+        stage=stage,
+        plan=plan,
+        verdicts=verdicts(asked.targets, plan, asked.steps) if plan else (),
+        steps=asked.steps,
+        missing=tuple(filter(None, (answer.shortage, answer.remedy))) if plan is None else (),
+    )

@@ -1,0 +1,129 @@
+"""What pages are made of, as components: the figures, tables and lists of `present`, in its style."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dash import dcc, html
+
+from rlhfsim.present.html import theme
+from rlhfsim.present.html.content import Block, Changed, Code, EqualNodes, Figure, Listing, Tile
+from rlhfsim.present.html.page import SIGNS
+from rlhfsim.present.tables import TableData
+from rlhfsim.present.words import tied
+
+Component = Any
+_GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True, "scrollZoom": False}
+
+
+def block(item: Block) -> Component:
+    """One figure, table, list, text to copy, or list of changes."""
+    match item:
+        case Figure():
+            return figure(item)
+        case TableData():
+            return html.Div(table(item), className="block")
+        case Listing():
+            lines = html.Ul([html.Li(tied(line)) for line in item.items], className="plain")
+            return html.Div([html.H3(item.title, className=item.mark), lines], className="block")
+        case Code():
+            return html.Div([html.H3(item.title), html.Pre(html.Code(item.text))], className="block")
+        case Changed():
+            return html.Div(
+                [html.H3(item.title), html.Div(list(_changes(item.lines)), className="changed")],
+                className="block",
+            )
+
+
+def figure(item: Figure) -> Component:
+    """A finding, its picture, how to read it, and its numbers behind a summary."""
+    drawn = [graph(item)] if item.plot else [node(group) for group in item.nodes]
+    numbers = html.Details([html.Summary("The numbers behind this figure"), table(item.table)])
+    picture = html.Div(drawn, role="img", **spoken(label=item.alt))
+    return html.Figure(
+        [html.H3(tied(item.title)), picture, html.Figcaption(tied(item.how)), numbers], id=item.key
+    )
+
+
+def spoken(**names: str) -> dict[str, Any]:
+    """Attributes for assistive technology: `label` as `aria-label`."""
+    return {f"aria-{name}": text for name, text in names.items()}
+
+
+def graph(item: Figure) -> Component:
+    """A plot in the light colours of the theme."""
+    plot = themed(dict(item.plot or {}))
+    height = plot["layout"]["height"]
+    return dcc.Graph(figure=plot, config=_GRAPH, style={"height": f"{height}px"}, className="plot")
+
+
+def themed(value: Any) -> Any:
+    """Plain data with colours in place of the theme's variables."""
+    if isinstance(value, str):
+        return (
+            theme.LIGHT.get(value.removeprefix("var(--").removesuffix(")"), value)
+            if "var(" in value
+            else value
+        )
+    if isinstance(value, list):
+        return [themed(item) for item in value]
+    return {key: themed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def node(group: EqualNodes) -> Component:
+    """Equal nodes: a column a GPU, a row a role."""
+    columns: dict[str, Any] = {"--n": str(group.gpus)}
+    ids = html.Div([html.Span(f"GPU {i}") for i in range(group.gpus)], className="cells", style=columns)
+    rows = [html.Div([html.Span(), ids], className="lane ids")]
+    for lane in group.lanes:
+        pieces = [
+            html.Span(
+                label,
+                className=f"piece {lane.role}",
+                title=f"{lane.name}: {label}",
+                style={"gridColumn": f"{start + 1}/span {span}"},
+            )
+            for start, span, label in lane.pieces
+        ]
+        cells = html.Div(pieces, className="cells", style=columns)
+        rows.append(html.Div([html.Span(lane.name), cells], className="lane"))
+    return html.Div([html.P(group.title), *rows], className="node")
+
+
+def table(data: TableData) -> Component:
+    """A table that scrolls by itself."""
+    head = html.Tr([html.Th(str(title).removeprefix(">"), scope="col") for title in data.head])
+    rows = [
+        html.Tr([_cell(cell.text, cell.value is not None, first=i == 0) for i, cell in enumerate(row)])
+        for row in data.rows
+    ]
+    parts = [html.Caption(data.caption), html.Thead(head), html.Tbody(rows)]
+    return html.Div(html.Table(parts), className="scroll", tabIndex="0")
+
+
+def _cell(text: Any, number: bool, *, first: bool) -> Component:
+    return html.Th(str(text), scope="row") if first else html.Td(str(text), className="n" if number else "")
+
+
+def tiles(items: Iterable[Tile]) -> Component:
+    """The figures of the verdict."""
+    return html.Dl(
+        [
+            html.Div(
+                [
+                    html.Dt(t.label),
+                    html.Dd(tied(t.value), className=f"value {t.mark}"),
+                    html.Dd(tied(t.detail), className="detail"),
+                ],
+                className="tile",
+            )
+            for t in items
+        ],
+        className="tiles",
+    )
+
+
+def _changes(lines: Iterable[tuple[str, str]]) -> Iterable[Component]:
+    for sign, text in lines:
+        yield html.Div([html.Span(sign, className=f"sign {SIGNS.get(sign, '')}"), text])

@@ -1,0 +1,161 @@
+"""An answer as the page shows it: verdict, plan, time, memory, money, what differs, how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dash import html
+
+from rlhfsim.desk.answer import Answer
+from rlhfsim.desk.blocks import Component, block, spoken, tiles
+from rlhfsim.plan import Plan
+from rlhfsim.present import words
+from rlhfsim.present.basis import basis
+from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
+from rlhfsim.present.figures import choice as figures_choice
+from rlhfsim.present.figures import memory as figures_memory
+from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures.picture import picture
+from rlhfsim.present.html.content import Block, Changed, Code, Listing
+from rlhfsim.present.html.page import MARKS
+from rlhfsim.present.pages.plan import mark as mark_of_plan
+from rlhfsim.present.pages.plan import subtitle, verdict
+from rlhfsim.present.pages.plan import tiles as tiles_of
+from rlhfsim.search.requirements import shown
+from rlhfsim.what_if.differences import Side, diff, predicted
+
+SEARCHING = "Searching: the first answer comes within two seconds."
+
+
+def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pinned: bool) -> list[Component]:
+    """Everything below the question."""
+    if answer is None:
+        return [status(SEARCHING, "busy")]
+    if answer.plan is None:
+        return [state_of(answer), *_missing(answer)]
+    parts = [state_of(answer), headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer)]
+    if pinned:
+        parts.append(block(against(base, answer)))
+    figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
+    reasons = [block(item) for item in _reasons(answer)]
+    again = block(Code(title="The same answer in plan.json", text=command))
+    return [*parts, html.Div(figures, className="cards"), *reasons, again]
+
+
+# --- how far the search is --------------------------------------------------------------------------
+
+
+def state_of(answer: Answer) -> Component:
+    """Whether the answer is proven, and what is still being worked out."""
+    if answer.stage == "failed":
+        return status("This question has no answer.", "bad")
+    searched = answer.plan.choice.certificate if answer.plan and answer.plan.choice else None
+    if answer.stage == "first":
+        left = f": a plan could be up to {searched.gap:.0%} faster" if searched and searched.gap > 0 else ""
+        return status(f"First answer, not yet proven{left}. The proof is running.", "busy")
+    if searched is None:
+        return status("Proven: nothing fits.", "bad")
+    more = " Other numbers of GPUs are being searched." if answer.stage == "proven" else ""
+    if searched.unexplored:
+        return status(
+            f"Not proven: the time limit ended the search; {searched.gap:.1%} could be left.{more}", "warn"
+        )
+    return status(f"Proven: none of {words.count(searched.space)} possible plans is better.{more}", "good")
+
+
+def status(text: str, kind: str) -> Component:
+    """One line about the search; assistive technology reads it when it changes."""
+    return html.P(text, id="status", className=f"status {kind}", role="status")
+
+
+def headline(plan: Plan) -> Component:
+    """The verdict in a sentence."""
+    kind = mark_of_plan(plan)
+    sign = html.Span(MARKS[kind], className=f"mark {kind}", **spoken(hidden="true"))
+    return html.Div(
+        [
+            html.P([sign, words.tied(verdict(plan))], className="verdict"),
+            html.P(subtitle(plan), className="subtitle"),
+        ]
+    )
+
+
+def _missing(answer: Answer) -> Iterator[Component]:
+    if answer.missing:
+        title = "Why" if answer.stage == "failed" else "Nothing fits"
+        lines = tuple(words.capital(text) for text in answer.missing)
+        yield block(Listing(title=title, items=lines, mark="bad"))
+
+
+def targets(answer: Answer) -> Iterator[Component]:
+    """Every target: met or missed, and what the plan reaches."""
+    if not answer.verdicts:
+        return
+    met = all(v.met for v in answer.verdicts)
+    lines = tuple(
+        f"{'met' if v.met else 'missed'}: {v.requirement.text}; it is {shown(v.requirement, v.actual)}"
+        for v in answer.verdicts
+    )
+    yield block(
+        Listing(
+            title="Every target is met" if met else "A target is missed",
+            items=lines,
+            mark="good" if met else "bad",
+        )
+    )
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def figures_of(answer: Answer) -> Iterator[Block]:
+    """Plan, time by phase, what binds, memory, and time against money."""
+    plan = answer.plan
+    assert plan is not None
+    yield picture(plan)
+    yield figures_time.timeline(plan)
+    yield figures_time.resources(plan)
+    yield from figures_memory.memory(basis(plan))
+    yield figures_choice.pareto(plan, answer.sizes)
+
+
+def _reasons(answer: Answer) -> Iterator[Block]:
+    choice = answer.plan.choice if answer.plan else None
+    if choice and choice.reasons:
+        reasons = tuple(words.capital(r) for r in choice.reasons)
+        yield Listing(title="Why this plan", items=reasons)
+    if answer.sizes.notes:
+        yield Listing(title="Other numbers of GPUs", items=answer.sizes.notes)
+
+
+# --- against the pinned answer ----------------------------------------------------------------------
+
+
+def against(base: Answer | None, answer: Answer) -> Block:
+    """What differs from the pinned answer."""
+    title = "Against the pinned question"
+    if base is None or base.plan is None or answer.plan is None:
+        text = "its answer is being searched" if base is None else "nothing fits there"
+        return Changed(title=title, lines=(("", text),))
+    sides = (
+        Side(title=t, plan=p, outcome=predicted(p), measured=False)
+        for t, p in (("pinned", base.plan), ("now", answer.plan))
+    )
+    found = diff(*sides)
+    lines = [
+        (mark_of(c), f"{_words(c.path)}: {leaf_text(c.before)} -> {leaf_text(c.after)}")
+        for c in (*found.question, *found.choice)
+    ]
+    for figure in found.outcome:
+        by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
+        lines.append(
+            (
+                mark(figure.before, figure.after),
+                f"{figure.name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}",
+            )
+        )
+    return Changed(title=title, lines=tuple(lines) or (("", "nothing differs"),))
+
+
+def _words(path: str) -> str:
+    return path.replace("_", " ")

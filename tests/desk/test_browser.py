@@ -1,0 +1,97 @@
+"""The desk in headless Chromium, by clicking: the answer follows, at the width of a desk and of a phone."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rlhfsim.cli.desk import FIELDS, asked
+from rlhfsim.desk.server import Server, names
+
+START = "gpus=4&model=0.5b&algorithm=grpo&prompts=64&samples=2&response-len=256"
+VERDICT = (
+    "g => document.querySelector('#answer .verdict')?.innerText.replace(/\\s/g, ' ').includes(g + ' GPUs')"
+)
+FINAL = "/^Proven: .* better\\.$/.test(document.getElementById('status')?.innerText)"
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Server]:
+    """On a port that the system chose."""
+    read = partial(asked, files=True)
+    with Server("127.0.0.1", 0, fields=FIELDS, read=read, start=START) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        yield server
+        server.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_moving_a_field_designs_anew(desk: Server, browser: Any, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844})
+    page, complaints, asked_for = context.new_page(), [], []
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.on("request", lambda r: asked_for.append(r.url))
+    page.goto(desk.address)
+    page.wait_for_function(VERDICT, arg=4, timeout=WAIT_MS)
+    page.click("#pin")
+    page.click("#double")
+    page.wait_for_function(VERDICT, arg=8, timeout=WAIT_MS)
+    page.wait_for_selector(".changed", timeout=WAIT_MS)
+    assert "gpus=8" in page.url
+    assert "base=gpus%3D4" in page.url
+    page.fill("#field-gpus input", "8x")
+    page.wait_for_selector("#field-gpus .message:not(:empty)", timeout=WAIT_MS)
+    assert "8x" in page.inner_text("#field-gpus .message")
+    assert page.evaluate(VERDICT, 8)
+    page.go_back()
+    page.wait_for_function("document.querySelector('#field-gpus input').value === '4'", timeout=WAIT_MS)
+    page.wait_for_function(VERDICT, arg=4, timeout=WAIT_MS)
+    page.wait_for_function(FINAL, timeout=WAIT_MS)
+    with page.expect_download() as download:
+        page.click("#save")
+    assert download.value.suggested_filename == "plan.json"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('.js-plotly-plot')].map(p => p.getBoundingClientRect().right)"
+    )
+    assert len(drawn) >= 4
+    assert max(drawn) <= width
+    assert not [url for url in asked_for if not url.startswith((desk.address, "blob:", "data:"))]
+    assert complaints == []
+    context.close()
+
+
+def status_of(address: str, **headers: str) -> int:
+    data = b"{}" if "Content-Type" in headers else None
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers, data=data)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_foreign_names_and_sites_are_refused(desk: Server) -> None:
+    port = desk.address.rstrip("/").rsplit(":", 1)[1]
+    assert status_of(desk.address) == 200
+    assert status_of(desk.address, Host=f"localhost:{port}") == 200
+    assert status_of(desk.address, Host=f"rebound.example:{port}") == 403
+    update = f"{desk.address}_dash-update-component"
+    sent = {"Content-Type": "application/json", "Sec-Fetch-Site": "cross-site"}
+    assert status_of(update, **sent) == 403
+
+
+def test_which_names_mean_this_machine() -> None:
+    assert names("127.0.0.1")("localhost")
+    assert not names("127.0.0.1")("10.0.0.7")
+    assert names("0.0.0.0")("10.0.0.7")
+    assert not names("0.0.0.0")("rebound.example")

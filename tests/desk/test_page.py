@@ -1,0 +1,162 @@
+"""What the page does with a change, and what it shows of an answer: its callbacks as functions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dash import no_update
+
+from rlhfsim.cli.design import designed, question
+from rlhfsim.cli.desk import FIELDS, asked, parsed
+from rlhfsim.desk.answer import Answer, failed, first, proven, sized
+from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
+from rlhfsim.desk.state import State, query
+from rlhfsim.desk.view import SEARCHING, against, answer_view
+from rlhfsim.errors import RlhfsimError
+
+SMALL = {
+    "gpus": "4",
+    "model": "0.5b",
+    "algorithm": "grpo",
+    "prompts": "64",
+    "samples": "2",
+    "response-len": "256",
+}
+RUN = {**SMALL, "steps": "100", "budget": "1USD"}
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    """Proven; its budget is missed."""
+    return proven(asked(query(RUN), files=True))
+
+
+def change(cause: str, values: dict[str, str], before: State, search: str = "") -> Moved:
+    return moved(cause, search, values, before, fields=FIELDS, read=lambda q: asked(query(q), files=True))
+
+
+def test_a_change_is_asked_and_a_bad_one_leaves_the_answer() -> None:
+    at = State(question=SMALL)
+    assert change("gpus", {**SMALL, "gpus": "8"}, at).state.question["gpus"] == "8"
+    assert change("double", SMALL, at).state.question["gpus"] == "8"
+    assert change("half", {**SMALL, "gpus": "1"}, at).shown["gpus"] == "1"
+    bad = change("gpus", {**SMALL, "gpus": "4x8"}, at)
+    assert bad.state == at
+    assert bad.shown["gpus"] == "4x8"
+    assert list(bad.messages) == ["gpus"]
+
+
+def test_pinning_keeps_the_question_and_an_address_brings_both_back() -> None:
+    pinned = change("pin", SMALL, State(question=SMALL)).state
+    assert pinned.base == pinned.question == SMALL
+    after = change("gpus", {**SMALL, "gpus": "8"}, pinned).state
+    assert after.base == SMALL
+    assert change("unpin", SMALL, after).state.base == {}
+    assert change("search", {}, State(), "?gpus=8&model=0.5b").state.question == {
+        "gpus": "8",
+        "model": "0.5b",
+    }
+    assert "no field" in change("search", {}, pinned, "?gpuz=8").messages[""]
+
+
+def test_the_first_answer_is_marked_and_the_proven_one_is_that_of_design(answer: Answer) -> None:
+    given = parsed(RUN, files=True)
+    request = question(given)
+    theirs = designed(request, (), (), given).told
+    assert answer.plan is not None
+    assert theirs is not None
+    assert answer.plan.to_dict() == theirs.to_dict()
+    assert "not yet proven" in shown(first(asked(query(RUN), files=True)))
+    assert "Proven: none of" in shown(answer)
+
+
+def shown(answer: Answer | None, base: Answer | None = None, *, pinned: bool = False) -> str:
+    """Everything that an answer puts on the page, as text."""
+    parts = answer_view(answer, "rlhfsim design --gpus 4", base, pinned=pinned)
+    return json.dumps([part.to_plotly_json() for part in parts], default=lambda c: c.to_plotly_json())
+
+
+def test_an_answer_shows_verdict_picture_time_memory_money_and_how_to_repeat_it(answer: Answer) -> None:
+    page = shown(answer)
+    for part in (
+        "It fits",
+        "nodes",
+        "timeline",
+        "resources",
+        "memory-0",
+        "pareto",
+        "rlhfsim design --gpus 4",
+    ):
+        assert part in page, part
+    assert "A target is missed" in page
+    assert "cost_of_run<1USD" in page
+    assert "var(--" not in page.replace("var(--n", "")
+    assert shown(None).count(SEARCHING) == 1
+
+
+def test_why_there_is_no_answer_is_said() -> None:
+    page = shown(failed(RlhfsimError("x", "no such thing", help="ask another")))
+    assert "No such thing" in page
+    assert "Ask another" in page
+    assert "nothing fits" in shown(Answer(stage="proven", missing=("2 GB are missing",)))
+
+
+def test_what_differs_from_the_pinned_answer_is_listed(answer: Answer) -> None:
+    assert answer.plan is not None
+    p = answer.plan.prediction
+    twice = replace(answer, plan=replace(answer.plan, prediction=replace(p, step_s=2 * p.step_s)))
+    lines = [text for _, text in against(answer, twice).lines]  # type: ignore[union-attr]
+    assert any(line.startswith("step: ") and "+100 %" in line for line in lines)
+    assert "nothing differs" in shown(answer, answer, pinned=True)
+    assert "being searched" in shown(answer, None, pinned=True)
+
+
+class Known:
+    """Searches that answer from a table."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers = answers
+        self.asked: Counter[Any] = Counter()
+
+    def ask(self, page: str, questions: tuple[str, ...]) -> None:
+        self.asked[page, questions] += 1
+
+    def answer(self, question: str, wait_s: float = 0.0) -> Answer | None:
+        return self.answers.get("now" if question == query(SMALL) else "base")
+
+
+def test_a_look_sends_what_is_new_and_rests_when_nothing_is_left(answer: Answer) -> None:
+    def at(searches: Known, seen: str, base: dict[str, str] | None = None) -> Any:
+        state = State(question=SMALL, base=base or {})
+        return look(state, "page", seen, fields=FIELDS, searches=searches)  # type: ignore[arg-type]
+
+    none = at(Known(), "")
+    assert none[2] == POLL_MS
+    some = at(Known(now=answer), none[1])
+    assert some[2] == POLL_MS
+    assert at(Known(now=answer), some[1])[:2] == (no_update, no_update)
+    final = replace(answer, stage="sized")
+    assert at(Known(now=final), some[1])[2] == REST_MS
+    both = Known(now=final)
+    assert at(both, "", {"gpus": "8", "model": "0.5b"})[2] == POLL_MS
+    assert both.asked["page", (query(SMALL), "gpus=8&model=0.5b")] == 1
+
+
+def test_the_plan_is_saved_as_design_writes_it(answer: Answer) -> None:
+    assert answer.plan is not None
+    saved = plan_file(answer)
+    assert saved["filename"] == "plan.json"
+    assert json.loads(saved["content"]) == json.loads(json.dumps(answer.plan.to_dict()))
+    assert plan_file(Answer(stage="proven")) is no_update
+
+
+def test_other_sizes_come_last(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhfsim.present.sizes.FACTORS", (0.5,))
+    last = sized(answer)
+    assert last.stage == "sized"
+    assert [s.gpus for s in last.sizes.tried] == [2]
+    assert "2 GPUs" in shown(last)
