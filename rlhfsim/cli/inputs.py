@@ -29,12 +29,13 @@ from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
+from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
+from rlhfsim.specs.workload.workload import GROUPED, Algorithm, Rules, Workload, usual_batch
 
 MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
@@ -106,7 +107,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
 
 def _workload(*, required: bool) -> Callable[[F], F]:
     sequences, tokens, algorithms = Whole(1, MAX_SEQUENCES), Words("TOKENS"), get_args(Algorithm)
-    model = Words("NAME", completion.models)
+    model, grouped = Words("NAME", completion.models), ", ".join(sorted(GROUPED))
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
     started = "Further prompts started, as a share: 0.25; the first to finish are trained on."
     drafted = "Speculative decoding may compete: method=eagle,draft_tokens=3,acceptance=0.65."
@@ -120,8 +121,8 @@ def _workload(*, required: bool) -> Callable[[F], F]:
             "--model", model, "Policy: name or alias (rlhfsim models), or a config.json.", required=required
         ),
         option("--algorithm", OneOf("algorithm", algorithms), f"{', '.join(algorithms)}.", default="ppo"),
-        option("--prompts", sequences, "Prompts per step.", default=1024),
-        option("--samples", sequences, "Responses per prompt.", default=1),
+        option("--prompts", sequences, "Prompts per step; default: 1,024, or 128 where --samples is 8."),
+        option("--samples", sequences, f"Responses per prompt; default: 8 for {grouped}, else 1."),
         option("--prompt-len", tokens, "Tokens, or a distribution as for --response-len.", default="1024"),
         option("--response-len", tokens, drawn, default="1024"),
         option("--epochs", Whole(1, 100), "Passes over the batch in one step.", default=1),
@@ -166,6 +167,8 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         RlhfsimError: an unknown model, a bad distribution, no reward, or a batch that does not split.
     """
     _needed(given, "model")
+    batch = usual_batch(given["algorithm"])
+    given = {**given, **{name: given[name] or usual for name, usual in batch.items()}}
     if given["prompts"] * given["samples"] > MAX_SEQUENCES:
         raise bad_option(
             f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range",
@@ -196,6 +199,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
     with on_command_line():
         workload = convert(Workload, parse_json(json.dumps(raw), COMMAND_LINE.file))
         models_of(workload)
+        check_context(workload)
     if workload.generates and workload.reward.model is None and workload.reward.rules is None:
         raise bad_option(
             "--reward none leaves no reward",

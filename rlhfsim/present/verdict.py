@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present.words import listed, plural
+from rlhfsim.specs.model.context import longest, stretched
 from rlhfsim.specs.model.roles import SAME
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import GROUPED
 from rlhfsim.units import format
+
+SIZE = re.compile(r"[\d.]+[bt](-a\d+b)?")
+"""An alias that says a size and no model."""
+
+
+def cautions(plan: Plan) -> Iterator[str]:
+    """What is asked of a model or an algorithm that it was not made for."""
+    work = plan.workload
+    if work.algorithm in GROUPED and work.samples == 1:
+        yield f"{work.algorithm.upper()} compares the responses of a prompt, and there is one (--samples 8)"
+    try:
+        beyond = stretched(work)
+    except RlhfsimError:  # a model file of another machine
+        return
+    if beyond is not None:
+        model, factor = beyond
+        yield (
+            f"prompt and response reach {longest(work):,.0f} tokens, {factor:.2g} times the context of "
+            f"{model.name}: RoPE scaling"
+        )
 
 
 def assumed(plan: Plan) -> Iterator[str]:
     """Values that stand in for those of the user's own run and move the step."""
     work = plan.workload
+    given = {m.path.strip(): m.name for m in plan.models if SIZE.fullmatch(m.path.strip().lower())}
+    yield from (f"{path} is {name}" for path, name in given.items())
     twins = ["critic"] * (work.has_critic and work.critic == SAME)
     twins += ["reward model"] * (work.has_reward_model and work.reward.model == SAME)
     if twins:

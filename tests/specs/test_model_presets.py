@@ -71,8 +71,8 @@ def test_active_parameters_are_the_vendors_figure(name, active):
     [
         ("8b", "llama-3.1-8b"),
         ("70b", "llama-3.1-70b"),
-        ("7b", "llama-2-7b"),
-        ("13b", "llama-2-13b"),
+        ("7b", "qwen2.5-7b"),
+        ("13b", "olmo-2-13b"),
         ("34b", "codellama-34b"),
         ("405b", "llama-3.1-405b"),
         ("671B", "deepseek-v3"),

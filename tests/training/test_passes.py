@@ -92,15 +92,15 @@ def test_a_sharded_optimizer_step_takes_longer_on_a_core() -> None:
 
 def test_each_kind_of_training_software_has_its_own_speeds() -> None:
     slow = _device("h100", kernel_speed_eager=0.5, attention_speed_eager=1.0)
-    one = passes(slow, resolve_model("7b"), WORK, Software(stack="megatron"), "none")
-    two = passes(slow, resolve_model("7b"), WORK, Software(stack="eager"), "none")
+    one = passes(slow, resolve_model("llama-2-7b"), WORK, Software(stack="megatron"), "none")
+    two = passes(slow, resolve_model("llama-2-7b"), WORK, Software(stack="eager"), "none")
     speed = slow["kernel_speed_megatron"] / 0.5
     assert two.forward.gemm == pytest.approx(speed * one.forward.gemm)
     assert two.forward.memory == one.forward.memory
 
 
 def test_recomputation_by_operator_repeats_half_the_products_and_no_attention() -> None:
-    model, device = resolve_model("7b"), _device("h100")
+    model, device = resolve_model("llama-2-7b"), _device("h100")
     kept = passes(device, model, WORK, Software(), "none")
     again = passes(device, model, WORK, Software(recomputed=(OPERATORS,)), "none")
     head = passes(device, model, WORK, Software(), "full").backward.gemm - kept.backward.gemm
@@ -109,7 +109,7 @@ def test_recomputation_by_operator_repeats_half_the_products_and_no_attention() 
 
 
 def test_adapters_pass_over_inputs_and_outputs_of_every_matrix() -> None:
-    model, device = resolve_model("7b"), _device("h100")
+    model, device = resolve_model("llama-2-7b"), _device("h100")
     ahead = adapter_time(device, model, WORK, experts=False)
     widths = 4096 + 3 * 3 * 4096 + 4096 + 3 * 4096 + 4096 + 3 * 2 * 11008 + 11008 + 3 * 4096
     rate = device.profile.hbm.value * device["hbm_efficiency"]

@@ -25,7 +25,7 @@ from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 
 OBJECTIVES = get_args(Objective)
-WORK = Workload(model="7b", prompts=384)
+WORK = Workload(model="llama-2-7b", prompts=384)
 REQUEST = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=WORK)
 PRECISE = replace(REQUEST, workload=replace(WORK, mini_batches=8))
 """Its updates have too few micro-batches for their sum to matter."""
@@ -189,7 +189,7 @@ def test_a_search_that_a_time_limit_ended_recommends_its_best() -> None:
 
 
 def test_a_plan_that_sums_many_gradients_in_bf16_is_not_recommended() -> None:
-    batch = Workload(model="7b", prompts=2048)
+    batch = Workload(model="llama-2-7b", prompts=2048)
     request = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=batch)
     answer = rlhfsim.design(request)
     assert answer.chosen is not None
@@ -215,7 +215,7 @@ def test_a_target_that_only_the_fastest_meets_is_met() -> None:
 
 def test_fsdp2_sums_in_fp32_and_cpus_train_in_fp32() -> None:
     role = RolePlacement(pool="all", layout=Layout(dp=8, zero=3))
-    asked = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=Workload(model="7b"))
+    asked = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=Workload(model="llama-2-7b"))
     assert bf16_sums(asked, "actor", role) == 128
     assert bf16_sums(asked, "reference", role) == 1
     assert bf16_sums(replace(asked, backend="fsdp2"), "actor", role) == 1

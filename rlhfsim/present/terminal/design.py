@@ -92,7 +92,7 @@ def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tupl
         yield "run", "; ".join(money)
     yield "plan", rows["plan"]
     yield "proof", proof(answer)
-    yield from ((name, rows[name]) for name in ("learning", "memory", "assumed") if name in rows)
+    yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
     yield from sampling(plan).items()
     if plan.idle_gpus:
         yield "idle", _idle(answer)

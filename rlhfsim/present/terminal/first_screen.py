@@ -16,7 +16,7 @@ from rlhfsim.present.tables import TableData, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import Axis
 from rlhfsim.present.terminal.console import NARROW, filled, resource_text
-from rlhfsim.present.verdict import assumed, layout_words, learning
+from rlhfsim.present.verdict import assumed, cautions, layout_words, learning
 from rlhfsim.present.words import RESOURCES, decimals, fixed, is_move, percent, size
 
 MOST = 40
@@ -56,6 +56,8 @@ def verdict(plan: Plan) -> dict[str, str]:
     }
     if taken := list(assumed(plan)):
         rows["assumed"] = "; ".join(taken)
+    if told := list(cautions(plan)):
+        rows["caution"] = "; ".join(told)
     return rows
 
 

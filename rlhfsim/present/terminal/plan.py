@@ -76,10 +76,12 @@ def hardware_text(plan: Plan) -> str:
 def batch(plan: Plan) -> str:
     """`1,024 prompts x 8 responses; prompt 1,024 tokens, ...; 1 update per step`."""
     w = plan.workload
-    samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
+    batch = f"{w.prompts:,} prompts" + (f" x {w.samples:,} responses" if w.samples > 1 else "")
+    if w.algorithm == "dpo":
+        batch = f"{w.prompts * w.samples:,} pairs"
     prompt, response = (words.lengths(x, file=True) for x in (w.prompt_len, w.response_len))
     return (
-        f"{w.prompts:,} {'pairs' if w.algorithm == 'dpo' else 'prompts'}{samples}; prompt {prompt}, "
+        f"{batch}; prompt {prompt}, "
         f"response {response}; {words.plural(w.epochs * w.mini_batches, 'update')} per step"
     )
 

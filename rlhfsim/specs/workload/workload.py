@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,25 @@ Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
 """Algorithms that generate; the others learn from given pairs or labels."""
+
+
+GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "rloo"})
+"""Algorithms that compare the responses of one prompt with each other."""
+
+
+def usual_batch(algorithm: str) -> dict[str, int]:
+    """Prompts and samples of a step where none are given: 1,024 sequences, in groups of 8 where compared.
+
+    Groups of 8: TRL's default for GRPO, and OpenRLHF's and SkyRL's examples; one response is no group.
+    """
+    return {"prompts": 128, "samples": 8} if algorithm in GROUPED else {"prompts": 1024, "samples": 1}
+
+
+def with_usual_batch(data: Any) -> Any:
+    """A workload of a file, with the usual batch where it names none; anything else as it is."""
+    if not isinstance(data, dict) or "algorithm" not in data:
+        return data
+    return {**usual_batch(str(data["algorithm"])), **data}
 
 
 @checked
