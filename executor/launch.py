@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from executor.resolve import Job, engine_specs, model_config, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
-from executor.samples import Sample
+from executor.samples import Sample, Scored
 from executor.settings import Settings
+from executor.tasks import lengths
+from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
 from executor.tasks.sources import open_source
-from executor.tasks.text import ByteText, Text
+from executor.tasks.text import ByteText, Text, shown
 from executor.weight_transfer.shared_memory import sweep
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -82,12 +84,15 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
     if options.dry_run:
         settings = replace(settings, iterations=DRY_ITERATIONS)
     dry_step_s = options.dry_step_s if options.dry_run else None
-    job, prompter = prepare(plan, settings, dry_step_s=dry_step_s, address=options.address)
+    job, prompter = prepare(
+        plan, settings, dry_step_s=dry_step_s, address=options.address, say=listener.phase
+    )
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
         checkpoint = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
-        with contextlib.closing(Scorer(settings.rewards)) as scorer:
+        with contextlib.closing(Scorer(job.rules)) as scorer:
+            _probe(scorer, job, prompter)
             run = Run(
                 job=job,
                 files=files,
@@ -106,12 +111,22 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
             return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
+def _silent(text: str) -> None:
+    """Nobody listens."""
+
+
 def prepare(
-    plan: Plan, settings: Settings, *, dry_step_s: float | None = None, address: str | None = None
+    plan: Plan,
+    settings: Settings,
+    *,
+    dry_step_s: float | None = None,
+    address: str | None = None,
+    say: Callable[[str], None] = _silent,
 ) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 
-    `dry_step_s`: a dry run, whose fake step takes so long; its model need not be here.
+    `dry_step_s`: a dry run, whose fake step takes so long; its model need not be here. `say` is told of
+    the data.
 
     Raises:
         RlhfsimError: plan, settings, model, tokenizer or data cannot be run.
@@ -135,6 +150,9 @@ def prepare(
         fakes=fakes,
     )
     refusals.check(job)
+    refusals.check_rewards(job)
+    if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
+        say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)
     prompter = TaskPrompter(
         source=source,
@@ -144,12 +162,27 @@ def prepare(
         max_tokens=job.max_tokens,
         seed=settings.seed,
     )
-    job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
+    config = {} if absent else model_config(job.model)
+    job = replace(job, max_prompt=_longest_prompt(job, prompter, config, say))
     if not absent:
-        config = model_config(job.model)
         refusals.check_length(job, config)
         refusals.check_pipelines(job, config)
     return job, prompter
+
+
+def _longest_prompt(
+    job: Job, prompter: TaskPrompter, config: Mapping[str, Any], say: Callable[[str], None]
+) -> int:
+    """Tokens; prompts of a file that are too long are no longer in the prompter's data, or are cut by it."""
+    if not isinstance(prompter.source, FileSource):
+        return prompter.longest_prompt(job.settings.iterations)
+    data, positions = job.settings.data, config.get("max_position_embeddings")
+    room = None if positions is None else int(positions) - job.max_tokens
+    found = lengths.fit(prompter.source, prompter.text, data, room, say)
+    if data.on_long == "truncate":
+        prompter.max_prompt = found.limit
+    say(found.words(data.on_long))
+    return found.longest
 
 
 def model_folder(plan: Plan, settings: Settings) -> str:
@@ -160,10 +193,18 @@ def model_folder(plan: Plan, settings: Settings) -> str:
     return str(folder.absolute()) if folder.is_dir() else str(folder)
 
 
+def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter) -> None:
+    """Every rule on two problems of the data, answered rightly: one that cannot run is known at the start."""
+    workload = job.plan.workload
+    if job.fakes is None and workload.generates and workload.reward.rules is not None:
+        problems = prompter.source.batch(0, 2)
+        scorer.probe([(shown(p.prompt), p.answer, p.answer, p.meta) for p in problems])
+
+
 def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
     """Rule rewards of samples, one a sample."""
 
-    def score(samples: Sequence[Sample]) -> list[float]:
+    def score(samples: Sequence[Sample]) -> list[Scored]:
         prompts = {id(s.prompt): s.prompt for s in samples}  # shared by the samples of a group
         asked = dict(zip(prompts, prompter.text.decode(list(prompts.values())), strict=True))
         answers = prompter.text.decode([s.response for s in samples])
@@ -171,7 +212,7 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
             (asked[id(s.prompt)], text, s.answer, s.meta or {})
             for s, text in zip(samples, answers, strict=True)
         ]
-        return [scored.total for scored in scorer.score(texts)]
+        return scorer.score(texts)
 
     return score
 

@@ -11,6 +11,7 @@ from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
 from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
+from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
@@ -72,6 +73,53 @@ def check_length(job: Job, config: Mapping[str, Any]) -> None:
             f"the model's {limit} positions",
             help="lower sampling.max_tokens or leave out long prompts",
         )
+
+
+def check_rewards(job: Job) -> None:
+    """Nothing that was set for rewards is without use, and a reward model has learnt what it scores.
+
+    Raises:
+        RlhfsimError: settings that the plan has no use for; a reward model without a trained head, or with
+            other tokens than the policy's.
+    """
+    for code, message, remedy in _unused(job):
+        raise RlhfsimError(code, message, help=remedy)
+    if not job.plan.workload.has_reward_model or job.fakes is not None:
+        return
+    from executor.engines.transformers.heads import HEAD_NAMES, has_head
+
+    folder = job.settings.reward_model or job.model
+    if job.settings.reward_head == "trained" and not has_head(folder):
+        raise RlhfsimError(
+            "reward-model-untrained",
+            f"the plan has a reward model, but {folder} holds no scalar head ({', '.join(HEAD_NAMES)})",
+            help="name the folder of a trained one with reward_model, plan with rules alone "
+            "(reward: {rules: {}}), or set reward_head: drawn to try the machinery with noise",
+        )
+    if folder != job.model and (mine := Text(job.model).vocabulary()) != (its := Text(folder).vocabulary()):
+        raise RlhfsimError(
+            "reward-model-tokens",
+            f"the reward model in {folder} has other tokens than the policy in {job.model} "
+            f"({len(its):,} and {len(mine):,}): it would read noise",
+            help="use a reward model of the policy's family: ids go to it as they are",
+        )
+
+
+def _unused(job: Job) -> Iterator[tuple[str, str, str]]:
+    settings, workload = job.settings, job.plan.workload
+    if settings.rewards and workload.reward.rules is None and not settings.evaluation.problems:
+        yield (
+            "rewards-unused",
+            "the settings have rewards, but the plan scores with a reward model alone",
+            "plan with both (reward: {model: ..., rules: {}}) or leave rewards out",
+        )
+    for key, there in (("reward", workload.has_reward_model), ("critic", workload.has_critic)):
+        if getattr(settings, f"{key}_model") and not there:
+            yield (
+                f"{key}-model-unused",
+                f"the settings name a {key}_model, but the plan has no {key}",
+                f"leave {key}_model out, or plan with one",
+            )
 
 
 def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:

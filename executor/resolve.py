@@ -11,7 +11,7 @@ from typing import Any
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, Head, RolloutSpec
 from executor.limits import TimeLimits
-from executor.settings import Precision, Settings
+from executor.settings import Precision, RewardRule, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
@@ -49,6 +49,12 @@ class Job:
     def precision(self) -> Precision:
         """Of training and rollout."""
         return self.settings.precision or ("bf16" if self.gpu else "fp32")
+
+    @property
+    def rules(self) -> tuple[RewardRule, ...]:
+        """Rules of the rewards."""
+        given = self.settings.rewards
+        return (RewardRule(kind="answer"),) if given is None else given
 
     @property
     def bucket_bytes(self) -> int:

@@ -233,7 +233,7 @@ class Run:
         problems = self.prompter.source.held_out(self.job.settings.evaluation.problems)
         requests = self.prompter.greedy(problems, EVALUATION)
         samples = [replace(self.prompter.sample(c), group=0) for c in workers.generate(requests, done)]
-        right = [reward >= 1.0 for reward in self.rules(samples)]
+        right = [scored.total is not None and scored.total >= 1.0 for scored in self.rules(samples)]
         accuracy = sum(right) / len(right)
         self.listener.phase(
             f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems"

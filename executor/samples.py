@@ -7,8 +7,8 @@ copy; engines turn them into tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,9 @@ class Sample:
     values: Floats | None = None
     """(R,) value before each response token is sampled."""
     reward: float | None = None
-    """Sum of rule rewards and reward model."""
+    """Sum of rule rewards and reward model; None with an empty response: dropped, it teaches nothing."""
+    rewards: Mapping[str, float] | None = None
+    """Value of each rule and of the reward model (`model`), before its weight."""
     label: float | None = None
     """KTO: +1 desirable, -1 undesirable. DPO: +1 chosen, -1 rejected."""
     advantages: Floats | None = None
@@ -87,6 +89,11 @@ class Sample:
     """What the task attached (tests of a code problem, difficulty, ...)."""
 
     @property
+    def dropped(self) -> bool:
+        """Whether its reward failed."""
+        return self.reward is None and not len(self.response)
+
+    @property
     def num_tokens(self) -> int:
         """Response tokens."""
         return len(self.response)
@@ -95,6 +102,30 @@ class Sample:
     def length(self) -> int:
         """Prompt and response tokens."""
         return len(self.prompt) + len(self.response)
+
+
+def emptied(sample: Sample, *, with_reference: bool) -> Sample:
+    """The sample without its response: it keeps its place in the batch, and nothing is learnt from it."""
+    none = np.zeros(0, np.float32)
+    return replace(
+        sample,
+        response=sample.response[:0],
+        reward=None,
+        versions=None if sample.versions is None else sample.versions[:0],
+        rollout_logprobs=none,
+        old_logprobs=none,
+        reference_logprobs=none if with_reference else None,
+        values=none,
+    )
+
+
+class Scored(NamedTuple):
+    """What the rules gave one sample."""
+
+    total: float | None
+    """Sum of weight x value; None: a rule failed, and the sample is to be dropped."""
+    by_rule: Mapping[str, float]
+    """Value of each rule before its weight; rules of one kind are told apart by #2, #3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

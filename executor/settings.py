@@ -39,6 +39,10 @@ class Data:
     """KTO: true, 1 or positive is desirable."""
     chat_template: bool = False
     """Prompts are turns of a user, or lists of `role` and `content`, and pass the model's chat template."""
+    max_prompt_tokens: Count | None = None
+    """Of a prompt of a file; None: what the model's positions leave beside a response."""
+    on_long: Literal["drop", "truncate", "refuse"] = "drop"
+    """What happens to longer ones: left out; cut at their beginning; the run does not start."""
     difficulty: Annotated[int, Field(ge=1, le=9)] = 1
     """Of generated tasks: digits of a number, or statements of a puzzle."""
     shuffle: bool = True
@@ -60,6 +64,10 @@ class RewardRule:
     """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number."""
     timeout_s: Positive = 5.0
     """Wall-clock limit of one sample."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """Further tries of a `function` that raised, gave no finite number or ran past its limit."""
+    on_error: Literal["stop", "zero", "drop"] = "stop"
+    """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
     memory_bytes: Positive = 256 * 2**20
     """Limit of `code`."""
 
@@ -177,9 +185,14 @@ class Settings:
     critic_model: str | None = None
     """Folder; None: the policy's weights with a new head."""
     reward_model: str | None = None
-    """Folder; None: as the critic."""
+    """Folder with a trained scalar head; None: the policy's."""
+    reward_head: Literal["trained", "drawn"] = "trained"
+    """drawn: from the seed where the folder has none, to try the machinery: its rewards are noise."""
+    reward_model_weight: float = 1.0
+    """Of the reward model's score beside the rules."""
     data: Data = Data()
-    rewards: tuple[RewardRule, ...] = (RewardRule(kind="answer"),)
+    rewards: tuple[RewardRule, ...] | None = None
+    """None: kind answer, where the plan has rules."""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer = Optimizer()
     critic_optimizer: Optimizer | None = None

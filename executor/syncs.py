@@ -51,7 +51,7 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), job.limits.start) as reservation:
-        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), lambda samples: [0.0] * len(samples))
+        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), lambda samples: [])
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()

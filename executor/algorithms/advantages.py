@@ -165,22 +165,24 @@ def _reinforce(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
     return _stored(samples, whiten(returns), returns)
 
 
+def _score(algorithm: str, sample: Sample, settings: Algorithm) -> float:
+    """What a sample's group compares; an empty response still has its reward, unless that failed."""
+    if sample.dropped:
+        return 0.0
+    if not sample.num_tokens:
+        return _clipped_reward(sample, settings.reward_clip)
+    return float(token_rewards(algorithm, sample, settings).sum())
+
+
 def _grouped(
     algorithm: str, baseline: Callable[[Array], Array], samples: Sequence[Sample], settings: Algorithm
 ) -> list[Sample]:
     """One number a sample, the same at each of its tokens."""
-    # an empty response still has its reward
-    scores = np.array(
-        [
-            token_rewards(algorithm, s, settings).sum()
-            if s.num_tokens
-            else _clipped_reward(s, settings.reward_clip)
-            for s in samples
-        ]
-    )
+    scores = np.array([_score(algorithm, sample, settings) for sample in samples])
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)
+    dropped = {index for index, sample in enumerate(samples) if sample.dropped}
     centred = np.zeros(len(samples))
     for group, members in groups.items():
         if len(members) < 2:
@@ -190,7 +192,9 @@ def _grouped(
                 help="sample at least 2 responses a prompt (samples in the workload), "
                 "or use ppo or reinforce++",
             )
-        centred[members] = baseline(scores[members])
+        counted = [index for index in members if index not in dropped]
+        if len(counted) > 1:  # one alone has nothing to be compared with
+            centred[counted] = baseline(scores[counted])
     rows = [np.full(s.num_tokens, value) for s, value in zip(samples, centred, strict=True)]
     return _stored(samples, rows, None)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.algorithms.preferences import kl_baseline, mismatched
-from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
+from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer, emptied
 from executor.settings import Settings
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
@@ -234,11 +234,20 @@ class Loop:
         return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]
 
     def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
-        rewards = [found[name] for name in ("rules.score", "reward.score") if name in found]
+        rules, model = found.get("rules.score"), found.get("reward.score")
+        if rules is not None and rules.total is None:
+            return emptied(sample, with_reference="reference.logprob" in found)
+        total, by_rule = sample.reward, dict(rules.by_rule) if rules is not None else {}
+        if model is not None:
+            by_rule["model"] = float(model)
+        if by_rule:
+            weight = self.settings.reward_model_weight
+            total = (rules.total if rules else 0.0) + weight * by_rule.get("model", 0.0)
         old = found.get("actor.logprob")
         return replace(
             sample,
-            reward=float(sum(rewards)) if rewards else sample.reward,
+            reward=total,
+            rewards=by_rule or None,
             old_logprobs=sample.rollout_logprobs if old is None else old,
             reference_logprobs=found.get("reference.logprob"),
             values=found.get("critic.value"),

@@ -1,6 +1,8 @@
 """Metrics of an iteration under their usual names, from its samples, engines, spans and memory.
 
     reward/{mean,std,min,max}              over samples
+    reward/<rule>, reward/model            means before their weights, where rewards are a sum
+    reward/dropped                         samples whose reward failed: they teach nothing
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
     throughput/{tokens_per_sec,samples_per_sec}   prompt and response over the wall time of the iteration
@@ -45,7 +47,13 @@ def _rewards(samples: Sequence[Sample]) -> Row:
     rewards = np.array([s.reward for s in samples if s.reward is not None], dtype=np.float64)
     if not len(rewards):
         return {}
-    return _named("reward", mean=rewards.mean(), std=rewards.std(), min=rewards.min(), max=rewards.max())
+    row = _named("reward", mean=rewards.mean(), std=rewards.std(), min=rewards.min(), max=rewards.max())
+    names = dict.fromkeys(name for s in samples for name in s.rewards or {})
+    if len(names) > 1:
+        by_rule = {n: [s.rewards[n] for s in samples if s.rewards and n in s.rewards] for n in names}
+        row |= _named("reward", **{name: np.mean(values) for name, values in by_rule.items()})
+    dropped = sum(s.dropped for s in samples)
+    return row | ({"reward/dropped": float(dropped)} if dropped else {})
 
 
 def _lengths(samples: Sequence[Sample]) -> Row:

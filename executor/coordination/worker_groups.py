@@ -33,13 +33,13 @@ from executor.coordination.worker_group import WorkerGroup, join, spawn
 from executor.engines import mesh
 from executor.ranks import TENANTS, group_specs
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
-from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
+from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Scored, Transfer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.trace import CPU_POOL
 
-Rules = Callable[[Sequence[Sample]], list[float]]
+Rules = Callable[[Sequence[Sample]], list[Scored]]
 """Rule rewards, one a sample."""
 METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}
 PROCESSES = "processes.json"

@@ -2,7 +2,8 @@
 
 The user's reward function and the regular expression of the format rule may run for ever on some response; a
 thread cannot be stopped, a process can. The worker starts as a fresh interpreter (not a fork of this one,
-which may hold threads and a device) with the same import path. Not a sandbox: the code is the user's own.
+which may hold threads and a device) with the same import path, the
+working directory first. Not a sandbox: the code is the user's own.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Caller:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path])
+        path = dict.fromkeys([os.getcwd(), *(entry or os.getcwd() for entry in sys.path)])
+        boot = _BOOT.format(path=list(path))
         command = [sys.executable, "-c", boot]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._exchange((target, None), _START_S)

@@ -24,12 +24,13 @@ import queue
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from executor.rewards.answers import digits_share, is_right
 from executor.rewards.calls import Caller, CallError, CallTimeout
 from executor.rewards.sandbox import CodeRun, Sandbox
+from executor.samples import Scored
 from executor.settings import RewardRule
 from rlhfsim.errors import RlhfsimError
 
@@ -49,16 +50,6 @@ class SampleText(NamedTuple):
     response: str
     answer: str
     meta: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """What the rules gave one sample."""
-
-    total: float
-    """Sum of weight x value."""
-    by_rule: Mapping[str, float]
-    """Value of each rule before its weight; rules of one kind are told apart by #2, #3."""
 
 
 class Scorer:
@@ -95,6 +86,15 @@ class Scorer:
         columns = [self._column(rule, texts) for rule in self.rules]
         return [self._scored(values) for values in zip(*columns, strict=True)]
 
+    def probe(self, samples: Sequence[Plain]) -> None:
+        """Score samples before a run starts; what fails here stops it, whatever `on_error` says.
+
+        Raises:
+            RlhfsimError: as `score`.
+        """
+        for rule in self.rules:
+            self._column(replace(rule, on_error="stop", retries=0), [SampleText(*s) for s in samples])
+
     def start(self, samples: Sequence[Plain]) -> Future[list[Scored]]:
         """Score in the background; batches one after the other."""
         return self._batches.submit(self.score, tuple(samples))
@@ -116,7 +116,8 @@ class Scorer:
 
     def _scored(self, values: Sequence[float]) -> Scored:
         total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
-        return Scored(total=total, by_rule=dict(zip(self.names, values, strict=True)))
+        by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
+        return Scored(total=total if math.isfinite(total) else None, by_rule=by_rule)
 
     def _column(self, rule: RewardRule, samples: Sequence[SampleText]) -> list[float]:
         """One rule's value of every sample."""
@@ -153,6 +154,17 @@ class Scorer:
         return self._judged(rule, _IS_EQUAL, sample.response, sample.answer)
 
     def _function(self, rule: RewardRule, index: int, sample: SampleText) -> float:
+        """The user's value; where all tries fail what `on_error` says, NaN for a sample to be dropped."""
+        for left in reversed(range(rule.retries + 1)):
+            try:
+                return self._asked(rule, index, sample)
+            except RlhfsimError as error:
+                if left == 0 and rule.on_error == "stop":
+                    raise
+                _log.warning("%s", error)
+        return 0.0 if rule.on_error == "zero" else math.nan
+
+    def _asked(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
         args = (sample.prompt, sample.response, sample.answer, dict(sample.meta))
         try:
@@ -241,5 +253,6 @@ def _failed(code: str, target: str, index: int, sample: SampleText, reason: str)
     return RlhfsimError(
         code,
         f"reward function {target} failed on sample {index} (prompt {sample.prompt[:60]!r}): {reason}",
-        help="it gets (prompt, response, answer, meta) and returns a finite number within timeout_s",
+        help="it gets (prompt, response, answer, meta) and returns a finite number within timeout_s; "
+        "on_error: drop or zero lets the run go on",
     )

@@ -53,6 +53,36 @@ class FileSource:
         self._training, self._held_out = _split(self._rows[data.prompt_column])
         self._orders: dict[int, NDArray[np.int64]] = {}
 
+    def __len__(self) -> int:
+        """Rows of the file."""
+        return len(self._rows)
+
+    def prompts(self, start: int, end: int) -> list[Prompt]:
+        """Of rows `start` to `end - 1`, in the order of the file."""
+        return [_prompt(value) for value in self._rows[start:end][self._data.prompt_column]]
+
+    def place(self, row: int) -> Place:
+        """Where a row stands."""
+        assert self._data.path
+        return _place(Path(self._data.path), row)
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Use these neither for training nor for evaluation.
+
+        Raises:
+            RlhfsimError: nothing is left to train on.
+        """
+        unwanted = set(rows)
+        self._training = [row for row in self._training if row not in unwanted]
+        self._held_out = [row for row in self._held_out if row not in unwanted]
+        self._orders = {}
+        if not self._training:
+            raise RlhfsimError(
+                "data-empty",
+                f"after {len(unwanted):,} rows are dropped, none is left to train on",
+                help="raise data.max_prompt_tokens, or set data.on_long: truncate",
+            )
+
     def batch(self, position: int, count: int) -> list[Problem]:
         """Problems from data position `position` on, across epochs as needed."""
         assert position >= 0, "a data position counts problems from 0"

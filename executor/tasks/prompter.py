@@ -13,8 +13,8 @@ from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.workload import Workload
 
-SCAN = 256
-"""Prompts that are looked at before a run to know how long they get."""
+SCAN = 4096
+"""Generated prompts that are looked at before a run to know how long they get."""
 SEED_MODULUS = 2**31 - 1
 
 
@@ -28,18 +28,20 @@ class TaskPrompter:
     sampling: Sampling
     max_tokens: int
     seed: int
+    max_prompt: int | None = None
+    """Tokens that are kept of a prompt, its last ones; None: all."""
     _open: dict[int, tuple[Problem, Tokens]] = field(default_factory=dict)
 
     def longest_prompt(self, steps: int) -> int:
-        """Tokens of the longest of the first prompts of a run."""
+        """Tokens of the longest of the first generated prompts; files are counted whole (lengths.py)."""
         count = min(SCAN, steps * self.workload.prompts)
-        return max(len(self.text.encode(p.prompt)) for p in self.source.batch(0, count))
+        return max(self.text.lengths([p.prompt for p in self.source.batch(0, count)]))
 
     def requests(self, step: int) -> list[GenerationRequest]:
         """The requests of one iteration, samples of a prompt side by side."""
         requests = []
         for group, problem in self._problems(step):
-            prompt = self.text.encode(problem.prompt)
+            prompt = self._encoded(problem)
             for number in range(group * self.workload.samples, (group + 1) * self.workload.samples):
                 seed = _seed(self.seed, number)
                 request = self._request(number, problem, prompt, self.sampling.temperature)
@@ -49,9 +51,13 @@ class TaskPrompter:
     def greedy(self, problems: list[Problem], first_id: int) -> list[GenerationRequest]:
         """Requests of an evaluation: one greedy response each."""
         return [
-            self._request(number, problem, self.text.encode(problem.prompt), 0.0)
+            self._request(number, problem, self._encoded(problem), 0.0)
             for number, problem in enumerate(problems, first_id)
         ]
+
+    def _encoded(self, problem: Problem) -> Tokens:
+        tokens = self.text.encode(problem.prompt)
+        return tokens if self.max_prompt is None else tokens[-self.max_prompt :]
 
     def _problems(self, step: int) -> list[tuple[int, Problem]]:
         start = step * self.workload.prompts
@@ -101,7 +107,7 @@ class TaskPrompter:
         return Sample(
             id=number,
             group=group,
-            prompt=self.text.encode(problem.prompt),
+            prompt=self._encoded(problem),
             response=self.text.encode_response(str(problem.meta[name]))[: self.max_tokens],
             label=label,
             answer=problem.answer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ Message = Mapping[str, str]
 Prompt = str | tuple[Message, ...]
 """What the model is asked: text that it continues, or a conversation that it answers."""
 TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
+
+
+def shown(prompt: Prompt) -> str:
+    """As a text: of a conversation its contents, a turn a line."""
+    return prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
 
 
 class Text:
@@ -45,15 +51,34 @@ class Text:
                 "bad-tokenizer", f"cannot be read as a tokenizer: {error}"[:200], place=Place(file=str(path))
             ) from error
         self._chat = _chat(Path(folder)) if chat else None
+        self._added = {"add_special_tokens": self._chat is None}  # the template has them
         self.stops = _stops(Path(folder))
 
     def encode(self, prompt: Prompt) -> Tokens:
         """(P,) ids: as the chat template has them, else with the special tokens that the tokenizer adds."""
+        return np.asarray(self._tokenizer.encode(self._shown(prompt), **self._added).ids, np.int64)
+
+    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Tokens of each as `encode` makes them."""
+        shown = [self._shown(prompt) for prompt in prompts]
+        return [len(encoded.ids) for encoded in self._tokenizer.encode_batch(shown, **self._added)]
+
+    def identity(self) -> str:
+        """Hash of the tokenizer and its chat template."""
+        template = self._chat.chat_template if self._chat is not None else ""
+        return hashlib.blake2b((self._tokenizer.to_str() + str(template)).encode()).hexdigest()
+
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token."""
+        known: dict[str, int] = self._tokenizer.get_vocab()
+        return known
+
+    def _shown(self, prompt: Prompt) -> str:
         if self._chat is None:
             assert isinstance(prompt, str), "checked when the data are read"
-            return np.asarray(self._tokenizer.encode(prompt).ids, np.int64)
+            return prompt
         shown = self._chat.apply_chat_template(_turns(prompt), add_generation_prompt=True, tokenize=False)
-        return np.asarray(self._tokenizer.encode(shown, add_special_tokens=False).ids, np.int64)
+        return str(shown)
 
     def encode_response(self, text: str) -> Tokens:
         """(R,) token ids of a given response, ended by the end-of-sequence token."""
@@ -109,6 +134,14 @@ class ByteText:
         """(P,) bytes."""
         text = prompt if isinstance(prompt, str) else " ".join(turn["content"] for turn in prompt)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Bytes of each."""
+        return [len(self.encode(prompt)) for prompt in prompts]
+
+    def identity(self) -> str:
+        """There is one such tokenizer."""
+        return "bytes"
 
     def encode_response(self, text: str) -> Tokens:
         """(R,) bytes and the end."""

@@ -1,4 +1,4 @@
-"""A reward function whose process dies."""
+"""Reward functions that fail."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def dies_once(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) 
             Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
+
+
+def often_fails(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Raises for half of the responses, but not for right answers."""
+    if response != answer and sum(response.encode()) % 2:
+        raise ConnectionError("the judge does not answer")
+    return len(set(response)) / 8

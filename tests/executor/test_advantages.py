@@ -17,7 +17,7 @@ from executor.algorithms.advantages import (
     token_rewards,
     whiten,
 )
-from executor.samples import Sample
+from executor.samples import Sample, emptied
 from executor.settings import Algorithm
 from rlhfsim.errors import RlhfsimError
 
@@ -178,3 +178,20 @@ def test_whitening_of_what_does_not_vary_is_zero() -> None:
     assert [row.tolist() for row in whiten([np.full(2, 0.1), np.full(1, 0.1)])] == [[0.0, 0.0], [0.0]]
     assert whiten([np.array([3.0])])[0].tolist() == [0.0]
     assert whiten([]) == []
+
+
+@pytest.mark.parametrize("algorithm", [*GROUPED, "ppo", "reinforce++"])
+def test_a_dropped_sample_teaches_nothing_and_the_others_as_if_it_had_never_been(algorithm: str) -> None:
+    def rewarded(numbers: list[int]) -> list[Sample]:
+        logprobs = {"rollout_logprobs": np.zeros(3, np.float32), "values": np.full(3, 0.5, np.float32)}
+        return [sample(i, float(i), **logprobs) for i in numbers]
+
+    whole = rewarded([0, 1, 2, 5])
+    whole[2] = emptied(whole[2], with_reference=False)
+    assert whole[2].dropped
+    learnt, without = advantages(algorithm, whole, PLAIN), advantages(algorithm, rewarded([0, 1, 5]), PLAIN)
+    assert learnt[2].advantages is not None
+    assert len(learnt[2].advantages) == 0
+    for mine, other in zip([learnt[0], learnt[1], learnt[3]], without, strict=True):
+        assert mine.advantages is not None
+        np.testing.assert_array_equal(mine.advantages, other.advantages)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import runs
+import torch
 
 from executor.coordination import cluster
+from executor.engines.transformers import heads
+from executor.engines.transformers.heads import has_head
 from executor.launch import LaunchOptions, launch
 from executor.settings import Data
 from executor.weight_transfer.shared_memory import SHARED, prefix
@@ -137,3 +140,33 @@ def _launched(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "rlhfsim.cli.main", "launch", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_a_reward_model_that_has_not_learnt_to_score_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    both = {"reward": {"model": "same", "rules": {"seconds_per_sample": "1 ms", "workers": 2}}}
+    made = runs.plan("naive", "grpo", tiny_model, layout={"dp": 2, "zero": 2}, workload=both)
+    error = _refused(made, tmp_path, tiny_model, reward_head="trained")
+    assert error.code == "reward-model-untrained"
+    assert "score.weight" in error.message
+    headed = shutil.copytree(tiny_model, tmp_path / "headed")
+    config = json.loads((headed / "config.json").read_text())
+    torch.save({"v_head.weight": torch.ones(1, config["hidden_size"])}, headed / "pytorch_model.bin")
+    assert has_head(str(headed))
+    loaded = heads.load(str(headed), "score", "fp32")
+    assert loaded.head.weight.sum() == config["hidden_size"]
+    tokenizer = json.loads((headed / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 999, "content": "<other>"})
+    (headed / "tokenizer.json").write_text(json.dumps(tokenizer))
+    error = _refused(made, tmp_path, tiny_model, reward_head="trained", reward_model=str(headed))
+    assert error.code == "reward-model-tokens"
+
+
+def test_settings_that_the_plan_has_no_use_for_are_refused(
+    plan: Plan, tiny_model: Path, tmp_path: Path
+) -> None:
+    model_alone = {"reward": {"model": "same"}}
+    made = runs.plan("naive", "grpo", tiny_model, layout={"dp": 2, "zero": 2}, workload=model_alone)
+    assert _refused(made, tmp_path, tiny_model).code == "rewards-unused"
+    for key in ("reward", "critic"):
+        error = _refused(plan, tmp_path, tiny_model, **{f"{key}_model": str(tiny_model)})
+        assert error.code == f"{key}-model-unused"

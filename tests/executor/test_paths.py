@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import runs
 
-from executor.settings import Algorithm, Data
+from executor.settings import Algorithm, Data, RewardRule
 from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
+FAILING = RewardRule(kind="function", target="survival_reward:often_fails", retries=0, on_error="drop")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rloo over disk, streamed": (
         "disaggregated",
@@ -20,6 +21,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             "layout": {"dp": 2, "zero": 1},
             "placement": {"weight_path": "disk", "schedule": {"streaming": True}},
+            "rewards": (FAILING, RewardRule(kind="digits")),
         },
     ),
     "dr-grpo, packed, ZeRO-3, through host memory": (
@@ -76,13 +78,17 @@ WITH_TIME = {"workers created and destroyed"}
 )
 def test_it_runs(case: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:
     architecture, algorithm, changes = CASES[case]
-    made = runs.plan(architecture, algorithm, tiny_model, **changes)
-    wanted = runs.settings(tiny_model, algorithm=Algorithm(kl_coefficient=0.01))
+    rewards = {k: v for k, v in changes.items() if k == "rewards"}
+    made = runs.plan(
+        architecture, algorithm, tiny_model, **{k: v for k, v in changes.items() if k != "rewards"}
+    )
+    wanted = runs.settings(tiny_model, algorithm=Algorithm(kl_coefficient=0.01), **rewards)
     outcome, heard = runs.run(made, wanted, tmp_path / "run", ray_address)
     assert [row["step"] for row in heard.rows] == [0, 1]
     bound = made.placement.schedule.staleness
     for row in heard.rows:
         assert row["policy/grad_norm"] > 0
+        assert ("reward/dropped" in row) == ("reward/function" in row) == bool(rewards)
         assert row["staleness/max"] <= bound
         if row["staleness/max"] == 0:
             assert row.get("mismatch/max_abs_dlogp", 0.0) < 1e-4

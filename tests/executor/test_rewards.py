@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def lazy(prompt, response, answer, meta): time.sleep(0.5); return 1
 def text(prompt, response, answer, meta): return "good"
 def nothing(prompt, response, answer, meta): return float("nan")
 def die(prompt, response, answer, meta): os._exit(3)
+def fails_once(prompt, response, answer, meta):
+    if not os.path.exists(meta["mark"]):
+        open(meta["mark"], "w").close()
+        raise RuntimeError("not yet")
+    return 1.0
 def loud(prompt, response, answer, meta): print("hello"); return 1.0
 """
 
@@ -213,6 +219,41 @@ def test_a_failing_function_is_named_with_its_sample(
         score([rule], [_text("abcd")])
     assert caught.value.code == code
     assert f"{functions}:{name} failed on sample 0" in caught.value.message
+
+
+def test_a_reward_that_fails_is_tried_again_and_then_does_what_was_asked(
+    functions: str, tmp_path: Path
+) -> None:
+    samples = [_text("abc"), _text("ab")]
+    broken = RewardRule(kind="function", target=f"{functions}:broken", weight=2.0, retries=0)
+    digits = RewardRule(kind="digits")
+    cases: list[tuple[Any, list[float | None]]] = [("zero", [0.0, 0.0]), ("drop", [None, None])]
+    for on_error, totals in cases:
+        scored = score([replace(broken, on_error=on_error), digits], samples)
+        assert [s.total for s in scored] == totals
+        assert [("function" in s.by_rule, "digits" in s.by_rule) for s in scored] == [
+            (on_error == "zero", True)
+        ] * 2
+    once = RewardRule(kind="function", target=f"{functions}:fails_once")
+    assert score([once], [_text("abc", mark=str(tmp_path / "a"))])[0].total == 1.0
+    with pytest.raises(RlhfsimError, match="not yet"):
+        score([replace(once, retries=0)], [_text("abc", mark=str(tmp_path / "b"))])
+
+
+def test_a_reward_that_cannot_run_is_known_before_the_run(functions: str) -> None:
+    rule = RewardRule(kind="function", target="nosuchmodule:nosuchfunction", on_error="zero")
+    with Scorer([rule]) as scorer, pytest.raises(RlhfsimError, match="nosuchmodule"):
+        scorer.probe([("p", "1", "1", {})])
+    with Scorer([RewardRule(kind="function", target=f"{functions}:length")]) as scorer:
+        scorer.probe([("p", "1", "1", {"scale": 1})])
+
+
+def test_a_function_beside_the_users_settings_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_reward.py").write_text("def one(prompt, response, answer, meta):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    assert score([RewardRule(kind="function", target="my_reward:one")], [_text("a")])[0].total == 1.0
 
 
 def test_a_worker_works_again_after_a_timeout_an_error_and_a_death(functions: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 from executor.rewards.answers import is_right
 from executor.settings import Data
-from executor.tasks import generators, tiny
+from executor.tasks import generators, lengths, tiny
+from executor.tasks.files import FileSource
 from executor.tasks.prompts import Generated
 from executor.tasks.sources import open_source
-from executor.tasks.text import Text
+from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.model.presets import resolve_model
 
@@ -361,3 +363,54 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     tiny.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(RlhfsimError, match="no template"):
         Text(tmp_path, chat=True)
+
+
+def prompts_file(folder: Path, tokens: list[int]) -> Path:
+    """A JSONL file of prompts of so many byte tokens, each a digit repeated."""
+    path = folder / "prompts.jsonl"
+    rows = [{"prompt": str(i % 10) * n, "answer": "1"} for i, n in enumerate(tokens)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_the_one_long_prompt_of_a_file_is_found_before_the_run_starts(tmp_path: Path) -> None:
+    data = Data(task="file", path=str(prompts_file(tmp_path, [5] * 700 + [40] + [7] * 99)), shuffle=False)
+    said: list[str] = []
+
+    def fitted(positions: int | None = None, **changes: Any) -> tuple[lengths.PromptLengths, FileSource]:
+        source = FileSource(replace(data, **changes))
+        return lengths.fit(source, ByteText(), replace(data, **changes), positions, said.append), source
+
+    found, source = fitted()
+    assert (found.rows, found.longest, found.too_long) == (800, 40, 0)
+    assert found.words("drop") == "data: 800 prompts, the longest that is used has 40 tokens"
+    found, source = fitted(positions=20)
+    assert (found.longest, found.too_long, found.limit) == (7, 1, 20)
+    assert "1 of more than 20 tokens are dropped (data.on_long)" in found.words("drop")
+    assert max(len(str(p.prompt)) for p in [*source.batch(0, 800), *source.held_out(800)]) == 7
+    found, source = fitted(positions=20, max_prompt_tokens=6, on_long="truncate")
+    assert (found.longest, found.too_long, found.limit) == (6, 100, 6)
+    assert "cut at their beginning" in found.words("truncate")
+    with pytest.raises(
+        RlhfsimError, match=r"1 of 800 prompts have more than 20 tokens \(this one 40"
+    ) as caught:
+        fitted(positions=20, on_long="refuse")
+    assert caught.value.place is not None
+    assert caught.value.place.line == 701
+    with pytest.raises(RlhfsimError, match=r"800 of 800 prompts have more than 4 tokens"):
+        fitted(max_prompt_tokens=4)
+
+
+def test_lengths_of_a_large_file_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(lengths, "KEPT", 100)
+    data = Data(task="file", path=str(prompts_file(tmp_path, [3, 9] * 100)))
+    first = lengths.fit(FileSource(data), ByteText(), data, None, print)
+    monkeypatch.setattr(ByteText, "lengths", lambda *_: pytest.fail("counted again"))
+    assert lengths.fit(FileSource(data), ByteText(), data, None, print) == first
+    [kept] = (tmp_path / "cache" / "rlhfsim" / "prompt_lengths").iterdir()
+    kept.write_bytes(b"broken")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(lengths, "KEPT", 100)
+    assert lengths.fit(FileSource(data), ByteText(), data, None, print) == first

@@ -20,14 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
-from executor.engines.transformers.shards import ModelFiles, Unread, give_storage
+from executor.engines.transformers.shards import ModelFiles, Unread, expect, give_storage
 from executor.settings import Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 
 logger = logging.getLogger(__name__)
 
-HEAD_NAMES = ("score.weight", "value_head.weight", "v_head.weight")
+HEAD_NAMES = ("score.weight", "value_head.weight", "v_head.weight", "reward_head.weight", "rm_head.weight")
 """Names under which a scalar head is looked for, (1, H); it is written under the first."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -261,14 +261,32 @@ def _scalar(folder: str, dtype: torch.dtype, seed: int, *, whole: bool) -> Heade
     head = ScalarHead(backbone.config.hidden_size, dtype)
     files = ModelFiles(folder)
     name = files.stored(*HEAD_NAMES)
-    if name is None:
-        draw_head(head.weight, backbone.config, seed)
-        logger.info("%s has no scalar head: drawn from seed %d", folder, seed)
-    else:
+    if name is not None:
         files.expect(name, tuple(head.weight.shape))
         files.read_flat(name, head.weight.data)
-        logger.info("%s: scalar head %s read", folder, name)
+    elif (stored := stored_head(folder)) is not None:  # in a file of PyTorch's own
+        name, values = stored
+        expect(folder, name, tuple(values.shape), tuple(head.weight.shape))
+        head.weight.data.copy_(values.view_as(head.weight))
+    else:
+        draw_head(head.weight, backbone.config, seed)
+    logger.info("%s: scalar head %s", folder, f"{name} read" if name else f"drawn from seed {seed}")
     return HeadedModel(backbone, head, backbone.config, "score")
+
+
+def has_head(folder: str) -> bool:
+    """Whether a model folder holds a scalar head."""
+    return ModelFiles(folder).stored(*HEAD_NAMES) is not None or stored_head(folder) is not None
+
+
+def stored_head(folder: str) -> tuple[str, Tensor] | None:
+    """Name and values of the scalar head in files of PyTorch's own (pytorch_model*.bin)."""
+    for path in sorted(Path(folder).glob("pytorch_model*.bin")):
+        held: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        for name in HEAD_NAMES:
+            if name in held:
+                return name, held[name]
+    return None
 
 
 def draw_head(weight: nn.Parameter, config: Any, seed: int) -> None:

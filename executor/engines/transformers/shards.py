@@ -44,12 +44,7 @@ class ModelFiles:
         Raises:
             RlhfsimError: another number of elements (a scalar head is stored as (H,) or (1, H)).
         """
-        if math.prod(self.shape(name)) != math.prod(shape):
-            raise RlhfsimError(
-                "checkpoint-shape",
-                f"{name} has the shape {self.shape(name)} in {self.folder}, its config.json means {shape}",
-                help="give a folder whose config.json and weights belong together",
-            )
+        expect(self.folder, name, self.shape(name), shape)
 
     def read(self, name: str, target: Tensor, *, dim: int = 0, start: int = 0) -> None:
         """Fill `target` with what lies from `start` along `dim`, in its own precision and on its device.
@@ -88,6 +83,20 @@ class ModelFiles:
         from safetensors import safe_open
 
         return safe_open(self._files[name], framework="pt")
+
+
+def expect(folder: str | Path, name: str, stored: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Refuse a tensor that a folder stores in another size than it should have.
+
+    Raises:
+        RlhfsimError: another number of elements.
+    """
+    if math.prod(stored) != math.prod(wanted):
+        raise RlhfsimError(
+            "checkpoint-shape",
+            f"{name} has the shape {stored} in {folder}, its config.json means {wanted}",
+            help="give a folder whose config.json and weights belong together",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
