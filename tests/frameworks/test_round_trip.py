@@ -57,6 +57,8 @@ def read_back(drawn: Plan, framework: str, folder: Path) -> tuple[Workload, Plac
     configuration, settings = read_configuration([folder], given(drawn))
     assert configuration.name == framework
     run = configuration.run(settings, {})
+    stops = [found.what for found in configuration.findings(settings, run) if found.stops]
+    assert not stops, "the framework accepts what is exported"
     lengths = Lengths(prompt=1.0, response=1.0, longest=None)
     work = replace(
         workload_of(run, lengths), **{name: getattr(drawn.workload, name) for name in NOT_IN_A_CONFIGURATION}

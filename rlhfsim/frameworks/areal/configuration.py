@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.areal.findings import findings
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import (
     ON_HOST,
@@ -189,6 +190,7 @@ CONFIGURATION = Configuration(
     name="areal",
     title="AReaL",
     describe=describe,
+    findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+"),
     shown=("areal.launcher.local",),
     keys=(

@@ -16,6 +16,7 @@ from rlhfsim.frameworks.configuration.described import (
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.nemo_rl.bases import based_on
+from rlhfsim.frameworks.nemo_rl.findings import findings
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm, GradientSums
@@ -190,6 +191,7 @@ CONFIGURATION = Configuration(
     name="nemo-rl",
     title="NeMo-RL",
     describe=describe,
+    findings=findings,
     entries=(r"\brun_(grpo|ppo)\w*\.py",),
     shown=("examples/run_grpo.py",),
     keys=(

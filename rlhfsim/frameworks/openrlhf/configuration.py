@@ -15,6 +15,7 @@ from rlhfsim.frameworks.configuration.described import (
 )
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.openrlhf.findings import findings
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
@@ -236,6 +237,7 @@ CONFIGURATION = Configuration(
     name="openrlhf",
     title="OpenRLHF",
     describe=describe,
+    findings=findings,
     entries=(r"\bopenrlhf\.cli\.\w+",),
     shown=("openrlhf.cli.train_ppo_ray",),
     keys=(

@@ -9,6 +9,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT, Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
+from rlhfsim.frameworks.skyrl.findings import findings
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm
@@ -180,6 +181,7 @@ CONFIGURATION = Configuration(
     name="skyrl",
     title="SkyRL",
     describe=describe,
+    findings=findings,
     entries=(r"\bskyrl\.train\.entrypoints\.[\w.]+", r"\bexamples\.train\.[\w.]*main\w*"),
     shown=("skyrl.train.entrypoints.main_base",),
     keys=("trainer.placement.", "trainer.policy.", "generator.inference_engine.", "environment.env_class"),

@@ -8,6 +8,7 @@ from typing import Any
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.slime.findings import findings
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
@@ -152,6 +153,7 @@ CONFIGURATION = Configuration(
     name="slime",
     title="slime",
     describe=describe,
+    findings=findings,
     entries=(r"(?i)slime\S*/train(_async)?\.py",),
     shown=("train.py of slime",),
     keys=(

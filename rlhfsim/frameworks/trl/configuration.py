@@ -19,6 +19,7 @@ from rlhfsim.frameworks.configuration.described import (
 )
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.trl.findings import findings
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software, default_software
@@ -258,6 +259,7 @@ CONFIGURATION = Configuration(
     name="trl",
     title="TRL",
     describe=describe,
+    findings=findings,
     entries=(r"\btrl (grpo|rloo|dpo|kto)\b", r"\b(GRPO|RLOO|PPO)(Config|Trainer)\b"),
     shown=("trl grpo",),
     keys=(

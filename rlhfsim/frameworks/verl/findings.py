@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -19,14 +19,12 @@ BUDGETS = (
     f"{REF}.log_prob_max_token_len_per_gpu",
     "critic.ppo_max_token_len_per_gpu",
 )
-GROUPED = ("grpo", "dr-grpo", "rloo")
-"""Algorithms whose baseline is the mean of a group."""
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in a configuration of verl."""
     longest = (run.max_prompt or 0) + (run.max_response or 0)
-    yield from _budgets(s, run, longest)
+    yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
         yield Finding(
@@ -54,24 +52,6 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
         )
 
 
-def _budgets(s: FrameworkSettings, run: RunDescription, longest: int) -> Iterator[Finding]:
-    """Token budgets that one sample at its limit exceeds."""
-    if run.layout.pack_tokens is None:
-        return
-    for key in BUDGETS:
-        budget = s.find(key)
-        if isinstance(budget, int) and budget * run.layout.cp < longest:
-            ranks = f" x {run.layout.cp} ranks of a sequence" if run.layout.cp > 1 else ""
-            yield Finding(
-                what=f"a sample of up to {longest:,} tokens (prompt {run.max_prompt:,}, response "
-                f"{run.max_response:,}) exceeds the budget of {budget:,} tokens{ranks}: verl stops at its "
-                "first batch",
-                keys=(key,),
-                remedy=f"{key}={-(-longest // run.layout.cp)}",
-                stops=True,
-            )
-
-
 def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """Batches that verl cannot cut, and groups of one."""
     mini = s.find(f"{ACTOR}.ppo_mini_batch_size")
@@ -82,19 +62,5 @@ def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             keys=(f"{ACTOR}.ppo_mini_batch_size", "data.train_batch_size"),
             remedy=f"{ACTOR}.ppo_mini_batch_size={run.prompts}",
         )
-    ranks = run.layout.dp
-    if run.prompts * run.samples % ranks:
-        yield Finding(
-            what=f"{run.prompts:,} prompts x {run.samples} responses do not split over {ranks} data-parallel "
-            "ranks: verl refuses it",
-            keys=("data.train_batch_size", f"{ROLL}.n"),
-            remedy="a batch that the ranks divide",
-            stops=True,
-        )
-    if run.algorithm in GROUPED and run.samples == 1:
-        yield Finding(
-            what=f"{run.algorithm.upper()} with one response a prompt: the mean of a group of one is itself, "
-            "so nothing is learned",
-            keys=(f"{ROLL}.n",),
-            remedy=f"{ROLL}.n=8",
-        )
+    yield from uneven_batch(run, "data.train_batch_size", f"{ROLL}.n", then="verl refuses it", updates=False)
+    yield from group_of_one(s, run, f"{ROLL}.n")
