@@ -283,7 +283,7 @@ def test_why_not_takes_a_plan_in_part_or_whole(tmp_path: Path) -> None:
 
 def near(*arguments: str, out: Path) -> Result:
     """A question whose fastest plan is not the simplest within 3 %."""
-    asked = ("--gpus", "4", "--model", "7b", "--prompts", "32")
+    asked = ("--gpus", "4", "--model", "llama-2-7b", "--prompts", "32")
     return CliRunner().invoke(design, [*asked, *arguments, "--out", str(out / "plan.json")])
 
 

@@ -150,6 +150,20 @@ def test_listed_values_give_the_first_that_meets_a_target(planted: Planted) -> N
     assert found.outcome == "target 400 s missed at 1, 2; met at 4, 8"
 
 
+def test_a_target_that_is_missed_everywhere_says_by_how_much_and_what_would_meet_it(planted: Planted) -> None:
+    even = {"vary": "cluster.node_groups.0.gpus", "among": [1, 2], "of": "time_of_run", "target": "400 s"}
+
+    def megatron(request: Request) -> float | None:
+        seconds = by_gpus(request)
+        return seconds / 4 if seconds and request.backend == "megatron" else seconds
+
+    [found] = whatif(small(break_even=[even]), runner=planted(megatron)).break_evens
+    assert found.outcome.startswith("target 400 s missed at 1, 2; nearest at 2: ")
+    assert "% over; met there with backend megatron: " in found.outcome
+    [never] = whatif(small(break_even=[{**even, "target": "1 s"}]), runner=planted(megatron)).break_evens
+    assert "no single change that was tried meets it, nearest backend megatron" in never.outcome
+
+
 def test_one_question_is_searched_once_whatever_the_prices(planted: Planted) -> None:
     points = [{"name": f"{p} USD", "set": {"cluster.node_groups.0.price": p}} for p in (1, 2, 3)]
     found = whatif(

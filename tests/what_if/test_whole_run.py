@@ -115,6 +115,16 @@ def test_failures_make_the_run_longer_by_its_goodput(plan: Plan) -> None:
     assert "assumed" in faulty.notes[1]
 
 
+def test_failures_that_nobody_gave_are_those_of_the_published_rate(plan: Plan) -> None:
+    """2,110 days a GPU (419 interruptions in 54 days on 16,384 GPUs): 264 days a node of 8."""
+    faults = {name: value for name, value in FAULTS.items() if name != "mtbf"}
+    found = point(plan, {"steps": 10, "faults": faults})
+    per_node = 54 * 16384 / 419 / plan.hardware[0].gpus_per_node
+    assert f"a node fails every {per_node:,.0f}"[:24] in found.notes[1]
+    assert "arXiv 2407.21783" in found.notes[1]
+    assert "150 d to 425 d" in found.notes[1] or plan.hardware[0].gpus_per_node != 8
+
+
 def test_a_job_that_gets_nowhere_has_no_end(plan: Plan) -> None:
     found = point(plan, {"steps": 10, "faults": {**FAULTS, "mtbf": "1 min"}})
     assert (found.run_s, found.run_usd) == (None, None)

@@ -9,6 +9,7 @@ from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.dotted_paths import dimension, keys, value_at
+from rlhfsim.what_if.scenarios import missed
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
@@ -171,6 +172,8 @@ class BreakEvenQuestion:
         xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in crossings)
         other = self._other_work(designs)
         outcome = self._listed(curve.ordered) if listed else self._worded(curve.ordered, crossings)
+        if self.target is not None and all(state(t) in ("more", "nothing") for t in curve.ordered):
+            outcome += self._missed(curve.ordered, designs)
         return PointBreakEven(
             question=self.text.question or self._question(),
             path=self.text.vary,
@@ -185,6 +188,23 @@ class BreakEvenQuestion:
             other_work=other,
             curve=curve.ordered,
         )
+
+    def _missed(self, tried: Sequence[Tried], designs: Designs) -> str:
+        """`; nearest at 512: 7.56 d, 8 % over; met there with backend megatron: 5.9 d`."""
+        fits = [(t.a, t.x) for t in tried if t.a is not None]
+        if not fits or not self.target:
+            return ""
+        least, x = min(fits)
+        over = units.significant(100 * (least / self.target - 1), 2)
+        nearest = f"; nearest at {self._said(x)}: {units.format(least, self.unit)}, {over} % over"
+        closer = (least, "")
+        for words, case in missed.changes(self._varied(self.a, x), self.cases, self._place("vary")):
+            value = self._value(result(case, designs.of(case.request)))
+            if value is not None and value <= self.target:
+                return f"{nearest}; met there with {words}: {units.format(value, self.unit)}"
+            closer = min(closer, (least if value is None else value, words))
+        best = f", nearest {closer[1]}: {units.format(closer[0], self.unit)}" if closer[1] else ""
+        return f"{nearest}; no single change that was tried meets it{best}"
 
     def _first_met(self, tried: Sequence[Tried]) -> tuple[float, ...]:
         """Of listed values each one from which on a is no more than b."""

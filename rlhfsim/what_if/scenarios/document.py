@@ -71,8 +71,6 @@ class PenaltyText:
 class FaultsText:
     """Failures or preemptions of nodes, and what the run does about them."""
 
-    mtbf: Above
-    """Mean time between failures of one node."""
     restart: Seconds
     """From a failure until the run goes on."""
     checkpoint: Above
@@ -80,6 +78,8 @@ class FaultsText:
     checkpoint_interval: Above | None = None
     """Useful time between checkpoints; default: the best one (Daly 2006)."""
     source: Text
+    mtbf: Above | None = None
+    """Mean time between failures of one node; default: the published rate (`mtbf_per_gpu` of the profile)."""
 
 
 @checked

@@ -21,12 +21,13 @@ from typing import NamedTuple
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, content_hash
 from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.calls import Setting
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
-from rlhfsim.what_if.scenarios.document import RunText
+from rlhfsim.what_if.scenarios.document import FaultsText, RunText
 from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult
 
@@ -206,8 +207,9 @@ def _goodput(case: PointQuestion, plan: Plan) -> tuple[float | None, list[str]]:
     setting = Setting(
         models=models_of(workload), placement=plan.placement, workload=workload, cluster=case.request.cluster
     )
+    mtbf, published = _mtbf(faults, case.request.cluster)
     options = FaultOptions(
-        mtbf_s=faults.mtbf,
+        mtbf_s=mtbf,
         restart_s=faults.restart,
         checkpoint_s=faults.checkpoint,
         interval_s=faults.checkpoint_interval,
@@ -217,11 +219,22 @@ def _goodput(case: PointQuestion, plan: Plan) -> tuple[float | None, list[str]]:
     except RlhfsimError as error:
         return None, [error.message]
     assert good is not None
-    mtbf, restart, blocked = (format(s, "s") for s in (faults.mtbf, faults.restart, faults.checkpoint))
+    node, restart, blocked = (format(s, "s") for s in (mtbf, faults.restart, faults.checkpoint))
     often = (
         f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
     )
     return good.simulated, [
         f"goodput {significant(100 * good.simulated)} %: {often}",
-        f"a node fails every {mtbf}, {restart} to restart, {blocked} a checkpoint ({faults.source})",
+        f"a node fails every {node}{published}; {restart} to restart, {blocked} a checkpoint "
+        f"({faults.source})",
     ]
+
+
+def _mtbf(faults: FaultsText, cluster: Cluster) -> tuple[float, str]:
+    """Mean seconds between failures of a node, and where they come from if nobody gave them."""
+    if faults.mtbf is not None:
+        return faults.mtbf, ""
+    group = cluster.node_group
+    rate = group.profile.coefficient("mtbf_per_gpu")
+    low, high = (format(x / group.gpus_per_node, "s") for x in (rate.low, rate.high))
+    return rate.value / group.gpus_per_node, f" ({low} to {high}: {rate.source})"
