@@ -13,7 +13,9 @@ from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, Value, export
+from rlhfsim.frameworks.slime.configuration import CONFIGURATION
 from rlhfsim.frameworks.slime.export import ends
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
@@ -182,6 +184,24 @@ def test_disk_oversampling_and_environments_have_flags() -> None:
     assert given(dynamic_sampling=sampling)["--over-sampling-batch-size"] == 384
     turns = given(environment=Environment(turns=2))
     assert turns["--custom-generate-function-path"] == "${GENERATE}"
+
+
+def described(**flags: Any) -> RunDescription:
+    """A run of 64 prompts under more flags."""
+    base = {"hf_checkpoint": "Qwen/Qwen2.5-7B", "rollout_batch_size": 64, "colocate": True}
+    return CONFIGURATION.run(FrameworkSettings({**base, **flags}, "run"), {})
+
+
+def test_filters_oversampling_gradients_and_turns_are_read() -> None:
+    more = {"over_sampling_batch_size": 96}
+    assert described(**more).oversampling == 0.5
+    filtered = described(dynamic_sampling_filter_path="a.b", **more, **{"dynamic_sampling.kept": 0.7})
+    assert filtered.dynamic_sampling == DynamicSampling(kept=0.7, gen_prompts=96)
+    assert filtered.oversampling == 0
+    assert described(grad_reduce_in_bf16=True).gradients == "bf16"
+    turns = described(custom_generate_function_path="a.b", **{"environment.turns": 3})
+    assert turns.environment == Environment(turns=3)
+    assert described(rollout_max_prompt_len=1024).max_prompt == 1024
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import cut_log_normal
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Algorithm, GradientSums, Lora, Reward, Rules, Workload
+from rlhfsim.specs.workload.workload import (
+    Algorithm,
+    Environment,
+    GradientSums,
+    Lora,
+    Reward,
+    Rules,
+    Workload,
+)
 
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
@@ -69,6 +77,9 @@ class RunDescription:
     optimizer: Literal["adam", "adam8bit"] = "adam"
     gradients: GradientSums = "backend"
     dynamic_sampling: DynamicSampling | None = None
+    oversampling: float = 0.0
+    """Prompts that are generated beyond those that are trained on, per prompt."""
+    environment: Environment | None = None
     max_response: int | None = None
     """Tokens at which a response is cut; None: not known."""
     max_prompt: int | None = None
@@ -205,6 +216,8 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         old_logprobs="recompute" if run.recomputes_logprobs else "rollout",
         lora=Lora(rank=run.lora_rank, base=run.lora_base) if run.lora_rank else None,
         dynamic_sampling=run.dynamic_sampling,
+        oversampling=run.oversampling,
+        environment=run.environment,
         optimizer=run.optimizer,
         gradients=run.gradients,
         speculation=run.rollout.speculation,

@@ -1,4 +1,4 @@
-"""What configurations say of speculative decoding and dynamic sampling, and what they cannot: its shares."""
+"""What configurations say of drafts, dynamic sampling and environments, and what only a user can."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Environment
 
 METHODS: dict[str, Literal["ngram", "mtp", "eagle", "draft"]] = {
     "ngram": "ngram",
@@ -19,7 +20,9 @@ METHODS: dict[str, Literal["ngram", "mtp", "eagle", "draft"]] = {
 """`method` of vLLM's SpeculativeConfig -> ours."""
 ACCEPTANCE = "speculation.acceptance"
 KEPT = "dynamic_sampling.kept"
-"""Keys by which a user says what no configuration does: tokens that are accepted, groups that are kept."""
+TURNS, PER_TURN = "environment.turns", "environment.seconds_per_turn"
+"""Keys by which a user says what no configuration does: tokens that are accepted, groups that are kept, turns
+of a response and the seconds of one."""
 USUAL = 0.6
 """Stands for the share of drafted tokens that is accepted; listed as assumed."""
 
@@ -34,6 +37,15 @@ def speculation(s: FrameworkSettings, prefix: str) -> Speculation | None:
         draft_tokens=s.whole(f"{prefix}.num_speculative_tokens", default=1),
         acceptance=s.share(ACCEPTANCE, default=USUAL),
         model=s.text(f"{prefix}.model") if method == "draft" else None,
+    )
+
+
+def environment(s: FrameworkSettings) -> Environment:
+    """An environment that code of the user's own plays: its turns and their time are his to say."""
+    usual = Environment()
+    return Environment(
+        turns=max(1, s.whole(TURNS, default=usual.turns)),
+        seconds_per_turn=s.share(PER_TURN, default=usual.seconds_per_turn),
     )
 
 

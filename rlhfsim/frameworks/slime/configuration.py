@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.slime.findings import findings
 from rlhfsim.specs.model.presets import resolve_model
@@ -54,6 +55,9 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         packing=True,
         kl=s.flag("use_kl_loss") or s.share("kl_coef", default=0.0) != 0,
         recomputes_logprobs=not s.flag("use_rollout_logprobs") and not _reused(s, updates, algorithm),
+        gradients="bf16" if s.flag("grad_reduce_in_bf16") else "backend",
+        **_sampling(s, prompts),
+        max_prompt=s.whole("rollout_max_prompt_len", default=0) or None,
         max_response=s.whole("rollout_max_response_len", default=0) or None,
         backend="megatron",
         gpus=gpus,
@@ -70,6 +74,16 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         staleness=stale,
         partial_rollout=continuous,
     )
+
+
+def _sampling(s: FrameworkSettings, prompts: int) -> dict[str, Any]:
+    """Groups that a filter throws away, prompts beyond the batch, and turns that a user's own code plays."""
+    each = s.whole("over_sampling_batch_size", default=prompts)
+    if s.find("custom_generate_function_path") is not None:
+        return {"environment": environment(s)}
+    if s.find("dynamic_sampling_filter_path") is not None:
+        return {"dynamic_sampling": dynamic_sampling(s, prompts, each, None)}
+    return {"oversampling": max(0.0, each / prompts - 1)}
 
 
 def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
