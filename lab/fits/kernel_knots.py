@@ -117,6 +117,8 @@ BORROWERS: Mapping[str, Mapping[str, str | float]] = {
     "l4": {"from": "l40s", "widen": 1.4, "reason": "same generation at 72 W"},
     "a10g": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
     "a6000": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
+    "a40": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
+    "l20": {"from": "l40s", "widen": 1.3, "reason": "same chip at a third of the tensor throughput"},
     "rtx_4090": {"from": "l40s", "widen": 1.3, "reason": "same chip, GDDR6X"},
     "mi250x": {
         "from": "h100_sxm",

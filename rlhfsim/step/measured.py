@@ -49,8 +49,8 @@ SAME_GENERATION, OTHER_GENERATION = 0.3, 0.6
 """Distance of another GPU."""
 GENERATIONS = (
     ("v100",),
-    ("a100", "a800", "a10g", "a6000"),
-    ("l4", "l40s", "rtx"),
+    ("a100", "a800", "a10g", "a40", "a6000"),
+    ("l4", "l20", "l40s", "rtx"),
     ("h100", "h200", "h800", "h20"),
     ("b200", "b300", "gb200", "gb300"),
     ("mi250x", "mi300x", "mi325x", "mi355x"),

@@ -37,6 +37,8 @@ from rlhfsim.validation.rows import Row, shipped
         ("GB200 NVL72", "gb200_nvl72"),
         ("NVIDIA GeForce RTX 4090", "rtx_4090"),
         ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA L20", "l20"),
         ("AMD Instinct MI300X", "mi300x"),
         ("V100-32G", "v100_sxm"),
     ],

@@ -53,6 +53,8 @@ EXPECTED = [
     "a10g",
     "rtx_4090",
     "a6000",
+    "a40",
+    "l20",
     "mi250x",
     "mi300x",
     "mi325x",
@@ -169,7 +171,7 @@ def test_h20_has_the_bandwidth_of_hopper_and_a_seventh_of_its_compute(profiles):
 
 def test_fp8_is_absent_where_the_hardware_lacks_it(profiles):
     without = {name for name, p in profiles.items() if "fp8" not in p.peak}
-    ampere = {"a100_sxm", "a100_sxm_40gb", "a800_sxm", "a10g", "a6000"}
+    ampere = {"a100_sxm", "a100_sxm_40gb", "a800_sxm", "a10g", "a40", "a6000"}
     assert without == {"v100_sxm", "mi250x", "cpu"} | ampere
 
 

@@ -32,6 +32,8 @@ PEAKS = {
     "mi355x": 2500 * TERA,
     "b200_sxm": 2250 * TERA,
     "l40s": 362.05 * TERA,
+    "a40": 149.7 * TERA,
+    "l20": 119.5 * TERA,
     "h20_sxm": 148 * TERA,
 }
 """Profile -> FLOP/s in verl's table (`_DEVICE_FLOPS`, 0.9.1; older ones say 1336 for MI300X)."""
