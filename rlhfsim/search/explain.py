@@ -1,17 +1,13 @@
-"""Why a plan won: what fills its step, what its rivals lose, and how likely the order is right."""
+"""Why a plan won: what fills its step, and what its rivals lose."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist
 
-from rlhfsim.kernels.cost import Z90, Cost
 from rlhfsim.plan import Plan
 from rlhfsim.search.complexity import asks_more
-from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import format
 
 CLEAR = 0.01
@@ -144,30 +140,3 @@ def shares(plan: Plan) -> dict[str, float]:
 
 def _call(phase: str) -> str:
     return "moves" if phase.endswith((".load", ".unload")) else phase
-
-
-# --- how sure --------------------------------------------------------------------------------------
-
-
-def probability_better(one: Iteration, other: Iteration) -> float:
-    """P(step of `one` < step of `other`) under the uncertainty of the profile.
-
-        D = T_2 - T_1,  sd(D)^2 = sum_k (d_k)^2,  d_k = (h_2k - h_1k) / z_90,   P = Phi(D / sd)
-
-    h_ik is half the P10-P90 width that coefficient k gives step i: both steps rest on the same
-    coefficients and move together, so what they share cancels.
-    """
-    mine, theirs = _widths(one.cost), _widths(other.cost)
-    spread = math.hypot(*(theirs.get(k, 0.0) - mine.get(k, 0.0) for k in mine | theirs)) / Z90
-    gap = other.seconds - one.seconds
-    if spread <= 0:
-        return 1.0 if gap > 0 else 0.5
-    return NormalDist().cdf(gap / spread)
-
-
-def _widths(cost: Cost) -> dict[str, float]:
-    """Half the P10-P90 width by coefficient, seconds."""
-    widths: dict[str, float] = {}
-    for p in cost.parts:
-        widths[p.rests_on] = widths.get(p.rests_on, 0.0) + (p.high - p.low) / 2
-    return widths

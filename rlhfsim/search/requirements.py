@@ -66,6 +66,8 @@ class Verdict:
     requirement: Requirement
     actual: float | None
     """In base units; None where a price is unknown."""
+    probability: float | None = None
+    """That the plan meets it (`what_if.risk`); None where nothing is uncertain or nobody asked."""
 
     @property
     def met(self) -> bool:

@@ -13,7 +13,7 @@ from rlhfsim.plan import BreakEven, Choice, Plan
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.explain import best_name, probability_better, reasons
+from rlhfsim.search.explain import best_name, reasons
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request, switched
@@ -24,6 +24,7 @@ from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
+from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
@@ -146,7 +147,7 @@ def design(
         runners_up=tuple(plans[1:]),
         certificate=certificate,
         refused=refused,
-        confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
+        confidence=_confidence(plans, [c for _, c in ranked[:2]]),
         reasons=tuple(_reasons(prices.request, chosen, plans, close=close)) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
@@ -154,6 +155,14 @@ def design(
         fewer=fewer_gpus(prices.request, best) if explain else None,
         whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
     )
+
+
+def _confidence(plans: Sequence[Plan], candidates: Sequence[Candidate]) -> float | None:
+    """Probability that the first plan is faster than the second; None without one."""
+    if len(candidates) < 2:
+        return None
+    one, other = (law_of(p, c.iteration.cost) for p, c in zip(plans, candidates, strict=False))
+    return probability_faster(one, other)
 
 
 def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:

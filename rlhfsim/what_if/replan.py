@@ -1,7 +1,7 @@
 """A run that goes on, calibrated: would another plan now be better than the one that runs?
 
 Better means: faster with a probability of at least `SURE`, both plans priced on the profile as this run
-shows it (coefficients that both rest on cancel, search.explain). The run itself keeps its plan.
+shows it (coefficients that both rest on cancel, what_if.risk). The run itself keeps its plan.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import cluster_with, with_lengths
 from rlhfsim.calibration.profile_writer import biases_after, provenance
 from rlhfsim.plan import Plan
-from rlhfsim.search.explain import probability_better
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.estimate import estimate, priced_placement
+from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.simplest import CLOSE
 
 SEARCH_S = 10.0
@@ -65,10 +65,10 @@ def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replann
     answer = Replanned(measured_s=median(run.step_s), current=current)
     if best is None or current.prediction.step_s <= best.prediction.step_s * (1 + CLOSE):
         return answer
-    best_step, current_step = (
-        priced_placement(p.placement, p.workload, cluster).iteration for p in (best, current)
+    other, running = (
+        law_of(p, priced_placement(p.placement, p.workload, cluster).iteration.cost) for p in (best, current)
     )
-    return replace(answer, best=best, probability=probability_better(best_step, current_step))
+    return replace(answer, best=best, probability=probability_faster(other, running))
 
 
 def calibrated(calibration: Calibration) -> Profile:
