@@ -35,7 +35,7 @@ def _unit_table() -> dict[Dimension, dict[str, float]]:
         | {f"{p}bps": f / 8 for p, f in _PREFIXES.items()},
         "flop/s": {f"{p}{u}": f for p, f in _PREFIXES.items() for u in ("FLOP/s", "flop/s")},
         "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
-        "usd": {"USD": 1.0, "$": 1.0},
+        "usd": {"USD": 1.0, "$": 1.0, "kUSD": 1e3, "k$": 1e3, "MUSD": 1e6, "M$": 1e6},
         "usd/h": {"USD/h": 1.0, "$/h": 1.0},
         "W": {f"{p}W": f for p, f in _PREFIXES.items()},
         "J": {f"{p}J": f for p, f in _PREFIXES.items()} | {"kWh": JOULE_PER_KWH},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
@@ -39,7 +39,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Architecture, Residency
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
-from rlhfsim.units import DAY
+from rlhfsim.units import DAY, Dimension, format
 from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
@@ -68,6 +68,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "actor": (*ROLE_DEGREES, *NAMES, "offload", "gpus"),
 }
 """RolePlacement -> fields; the other roles have those of the actor."""
+MAX_BUDGET = 1e12
+"""USD; more is a slip."""
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
 
 
@@ -116,6 +118,18 @@ constraint_options = together(
     option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
 )
 """Everything that narrows the space."""
+
+
+promise_options = together(
+    option("--deadline", Number(1, 100_000 * DAY, "s"), "The run of --steps N is done by then: 7d."),
+    option("--budget", Number(0, MAX_BUDGET, "usd"), "The run of --steps N costs no more: 50kUSD."),
+)
+"""What a run must keep; the plan that most likely does is chosen among those near the fastest."""
+PROMISES: dict[str, tuple[str, Dimension]] = {
+    "deadline": ("time_of_run", "s"),
+    "budget": ("cost_of_run", "usd"),
+}
+"""Option -> quantity and dimension."""
 
 
 # --- fields of roles --------------------------------------------------------------------------------
@@ -282,7 +296,7 @@ def _why_empty(request: Request) -> str:
 
 
 def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
-    """The targets of `--require`.
+    """The targets of `--require`, `--deadline` and `--budget`.
 
     Raises:
         RlhfsimError: one that cannot be read, or that needs a price or a number of steps.
@@ -290,6 +304,7 @@ def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requiremen
     with on_command_line():
         targets = tuple(requirement(text) for text in given["require"])
         check_steps(targets, given["steps"])
+    targets += tuple(_promises(given))
     unknown = request.price is None and any(p.profile.price is None for p in request.cluster.node_groups)
     for target in targets:
         if target.quantity.startswith("cost") and unknown:
@@ -298,3 +313,15 @@ def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requiremen
                 "give --price USD_PER_GPU_HOUR",
             )
     return targets
+
+
+def _promises(given: Mapping[str, Any]) -> Iterator[Requirement]:
+    """`--deadline` and `--budget` as targets."""
+    for name, (quantity, dimension) in PROMISES.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if given["steps"] is None:
+            raise bad_option(f"--{name} needs the length of the run", "give --steps N")
+        text = f"{quantity}<={format(value, dimension, digits=6)}"
+        yield Requirement(quantity=quantity, relation="<=", value=value, text=text)

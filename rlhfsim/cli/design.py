@@ -9,7 +9,13 @@ from typing import Any, get_args
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.constraints import check_request, constrained, constraint_options, requirements
+from rlhfsim.cli.constraints import (
+    check_request,
+    constrained,
+    constraint_options,
+    promise_options,
+    requirements,
+)
 from rlhfsim.cli.inputs import (
     backend_options,
     build_cluster,
@@ -37,10 +43,12 @@ from rlhfsim.present.terminal.design import design_dict, show
 from rlhfsim.present.terminal.design_details import Extras
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
-from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
+from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.design import Design, variants
 from rlhfsim.what_if.recalibrated import recalibrated
+from rlhfsim.what_if.risk.choice import likeliest, outlook_of
+from rlhfsim.what_if.risk.odds import odds
 from rlhfsim.what_if.simplest import CLOSE
 from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
@@ -54,6 +62,7 @@ Examples:
   rlhfsim design --gpus 16 --model 8b --why-not 'actor=tp8,zero1;rollout=tp4'
   rlhfsim design --gpus 64 --model 70b --profile calibrated.yaml
   rlhfsim design --gpus 64 --model 70b --require 'step_time<180s' --steps 1000
+  rlhfsim design --gpus 64 --model 70b --steps 1000 --deadline 7d --budget 50kUSD
 """
 OBJECTIVES = get_args(Objective)
 
@@ -70,6 +79,7 @@ OBJECTIVES = get_args(Objective)
     default="time",
 )
 @constraint_options
+@promise_options
 @option(
     "--why-not",
     Words("CHOICE"),
@@ -96,9 +106,10 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
     answer = designed(request, targets, instead, given)
+    asked = bool(targets or steps)
     extras = Extras(
         steps=steps,
-        verdicts=verdicts(targets, answer.chosen, steps) if answer.chosen else (),
+        odds=odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None,
         front=front(request) if given["pareto"] and answer.chosen else None,
         recalibrated=recalibrated(narrowed(request, targets), answer),
     )
@@ -124,7 +135,9 @@ def designed(
         return search_design(asked, instead=instead, left_out=left_out, simple=simple, at_most=limit)
 
     answer = answered(within)
-    return answered(request) if answer.chosen is None and within != request else answer
+    if answer.chosen is None and within != request:
+        return answered(request)
+    return answer if given["fastest"] else likeliest(answer, targets, given["steps"])
 
 
 def question(given: dict[str, Any]) -> Request:

@@ -237,6 +237,22 @@ def test_targets_are_shown_and_set_the_exit_code(tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").exists()
 
 
+def test_a_deadline_and_a_budget_are_answered_with_probabilities(tmp_path: Path) -> None:
+    asked = ("--steps", "1000", "--deadline", "7d", "--budget", "50kUSD")
+    shown = tiny(*asked, out=tmp_path).output
+    assert "time_of_run<=7 d" in shown
+    assert "cost_of_run<=50,000 USD" in shown
+    assert shown.count("probability ") >= 2
+    assert max(map(len, shown.splitlines())) <= 100
+    answer = json.loads(tiny(*asked, "--json", out=tmp_path).output)
+    odds, each = answer["odds"], [r["probability"] for r in answer["requirements"]]
+    assert odds["together"] <= min(each) <= 1
+    assert odds["run_s"][0] < answer["run"]["seconds"] < odds["run_s"][2]
+    assert tiny(*asked, "--json", out=tmp_path).output == json.dumps(answer, indent=1) + "\n"
+    for given in (("--deadline", "7d"), ("--budget", "1", "--steps", "3x"), ("--deadline", "7 weeks")):
+        assert isinstance(tiny(*given, out=tmp_path).exception, RlhfsimError)
+
+
 def test_money_as_objective_says_that_it_is_time(tmp_path: Path) -> None:
     result = tiny("--objective", "cost", "--price", "2", out=tmp_path)
     assert "rented" in result.output

@@ -189,7 +189,7 @@ def test_export_cards_differ_from_their_base_in_nvlink_only(profiles):
         a, b = profiles[own], profiles[base]
         assert a.scale_up.bandwidth.value == 200e9 < b.scale_up.bandwidth.value
         assert (a.peak, a.hbm, a.memory, a.node) == (b.peak, b.hbm, b.memory, b.node)
-        assert a.price is None
+        assert a.price != b.price
 
 
 def test_a_rack_is_one_nvlink_domain(profiles):
@@ -200,7 +200,7 @@ def test_a_rack_is_one_nvlink_domain(profiles):
 
 def test_only_dated_prices_are_given(profiles):
     priced = {name: p.price for name, p in profiles.items() if p.price}
-    assert set(priced) == {"v100_sxm", "a100_sxm", "h100_sxm", "h200_sxm"}
+    assert set(profiles) - set(priced) == {"cpu", "cpu_core", "h100_96gb", "mi250x"}  # nobody rents them out
     assert all(price.date == "2026-05" for price in priced.values())
 
 

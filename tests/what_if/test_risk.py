@@ -11,11 +11,15 @@ import rlhfsim
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
 from rlhfsim.rollout.engine_step import _RESTS_ON
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.step.iteration import Iteration
+from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.estimate import priced_placement
+from rlhfsim.what_if.risk.choice import likeliest
 from rlhfsim.what_if.risk.odds import odds, probability, quantiles
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.risk.step import StepLaw, law_of, normals, probability_faster, two_sided
@@ -143,3 +147,22 @@ def test_all_together_is_no_likelier_than_each_and_what_is_certain_is_not_drawn(
         1,
     )
     assert np.std(np.log(drawn.step_s)) > np.std(np.log(outlook(plan, cluster(), 1).step_s))
+
+
+def test_the_plan_that_most_likely_meets_what_is_asked_is_chosen_among_equal_work_near_the_fastest(
+    plan: Plan,
+) -> None:
+    p = plan.prediction
+    sure = replace(plan, prediction=replace(p, step_s=1.04 * p.step_s, low_s=p.step_s, high_s=1.1 * p.step_s))
+    easier = replace(sure, workload=replace(plan.workload, samples=1))
+    far = replace(sure, prediction=replace(sure.prediction, step_s=1.3 * p.step_s, high_s=1.3 * p.step_s))
+    answer = Design(
+        request=Request(cluster=cluster(), workload=plan.workload),
+        chosen=plan,
+        best=plan,
+        runners_up=(easier, far, sure),
+        certificate=Certificate(space=1, infeasible=0, dominated=0, bounded=0, simulated=1),
+    )
+    due = [requirement(f"step_time<{1.15 * p.step_s}s")]
+    assert likeliest(answer, due, None).chosen is sure
+    assert likeliest(answer, [requirement(f"step_time<{10 * p.high_s}s")], None) == answer

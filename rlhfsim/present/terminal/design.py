@@ -20,7 +20,8 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
 from rlhfsim.present.terminal.choices import front_dict, plan_dict, whynot_dict
 from rlhfsim.present.terminal.console import labelled
-from rlhfsim.present.terminal.design_details import Extras, asked, details, targets
+from rlhfsim.present.terminal.design_details import Extras, asked, details
+from rlhfsim.present.terminal.odds import odds_dict, summary, targets
 from rlhfsim.present.terminal.ranking import considered, proof, ranked
 from rlhfsim.present.words import gpus
 from rlhfsim.search.requirements import Verdict
@@ -90,6 +91,8 @@ def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tupl
         yield name, rows[name]
     if money := list(_money(answer, extras.steps)):
         yield "run", "; ".join(money)
+    if extras.odds:
+        yield "odds", summary(extras.odds, extras.steps)
     yield "plan", rows["plan"]
     yield "proof", proof(answer)
     yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
@@ -217,6 +220,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "probability_better_than_runner_up": answer.confidence,
         "reasons": list(answer.reasons),
         "requirements": [verdict_dict(v) for v in extras.verdicts],
+        "odds": odds_dict(extras.odds),
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
@@ -247,7 +251,7 @@ BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "c
 def verdict_dict(verdict: Verdict) -> dict[str, Any]:
     """A target and what the plan reaches, in base units."""
     target = fields(verdict.requirement, "text", "quantity", "relation", "value")
-    return {**target, **fields(verdict, "actual", "met")}
+    return {**target, **fields(verdict, "actual", "met", "probability")}
 
 
 def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:

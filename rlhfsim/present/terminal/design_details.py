@@ -20,10 +20,11 @@ from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.terminal.ranking import considered, ranking
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
-from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.recalibrated import Recalibrated
+from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.why_not import WhyNot
 
 
@@ -33,11 +34,17 @@ class Extras:
 
     steps: int | None = None
     """Of the whole run."""
-    verdicts: tuple[Verdict, ...] = ()
+    odds: Odds | None = None
+    """Targets with their probabilities; None where none was set and no run is asked about."""
     front: tuple[Point, ...] | None = None
     """None where it is not asked for."""
     recalibrated: Recalibrated | None = None
     """None where no profile was calibrated."""
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Every target against the chosen plan."""
+        return self.odds.verdicts if self.odds else ()
 
 
 Part = tuple[str, list[RenderableType]]
@@ -83,15 +90,6 @@ def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
         yield Text("that is the chosen plan")
     yield from whynot_text(other, answer.best, name)
-
-
-def targets(verdicts: tuple[Verdict, ...]) -> RenderableType:
-    """Whether each target is met, and what is reached."""
-    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
-    return plain_grid(
-        (f"  {v.requirement.text}", met if v.met else missed, shown(v.requirement, v.actual))
-        for v in verdicts
-    )
 
 
 def _unflipped(answer: Design) -> str:

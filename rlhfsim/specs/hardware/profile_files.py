@@ -17,6 +17,8 @@ from rlhfsim.specs.hardware.names import meant
 
 COMMON = "common"
 """The file of coefficients that all profiles share."""
+PRICES = "prices"
+"""The file of prices (`specs.hardware.prices`)."""
 MEASURED = "local"
 """Name under which `rlhfsim profile measure` writes."""
 HEAD_BYTES = 4096
@@ -38,7 +40,7 @@ def profile_files() -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
-            if path.stem != COMMON:
+            if path.stem not in (COMMON, PRICES):
                 files.setdefault(path.stem, path)
     return dict(sorted(files.items()))
 

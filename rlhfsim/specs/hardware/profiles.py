@@ -20,6 +20,7 @@ import yaml
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, NodeGroup, Price, Profile
+from rlhfsim.specs.hardware.prices import Market, given, market_price, price_of
 from rlhfsim.specs.hardware.profile_files import COMMON, aliases, find_profile, folders, profile_names
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
@@ -144,7 +145,8 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
     coefficients = {
         name: _like(shared, name, coefficient, source) for name, coefficient in profile.coefficients.items()
     }
-    return replace(profile, coefficients={**shared, **coefficients})
+    price = profile.price if "price" in data else price_of(profile.name) or profile.price
+    return replace(profile, price=price, coefficients={**shared, **coefficients})
 
 
 def _like(
@@ -217,12 +219,12 @@ def parse_cluster(
     rollout_gpu: str | Path | Profile | None = None,
     oversubscription: float = 1.0,
     nic: float | None = None,
-    price: float | None = None,
+    price: float | Market | None = None,
 ) -> Cluster:
     """A cluster of one pool, or of a training pool (first) and a rollout pool.
 
     `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
-    `nic` (byte/s per GPU) and `price` (USD per GPU-hour) replace those of every profile.
+    `nic` (byte/s per GPU) and `price` (USD per GPU-hour, or a market) replace those of every profile.
     """
     first = node_group(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
     if rollout_gpus is None and rollout_gpu is not None:
@@ -246,7 +248,7 @@ def node_group(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     nic: float | None = None,
-    price: float | None = None,
+    price: float | Market | None = None,
 ) -> NodeGroup:
     """Nodes of one profile; `nic` and `price` replace the profile's."""
     profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
@@ -268,17 +270,17 @@ def node_group(
     return NodeGroup(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
 
 
-def _priced(profile: Profile, nic: float | None, price: float | None) -> Profile:
-    given = "given by the user"
+def _priced(profile: Profile, nic: float | None, price: float | Market | None) -> Profile:
     if nic is not None:
         if not (math.isfinite(nic) and nic >= 1):
             raise RlhfsimError("bad-value", f"nic bandwidth is {nic}", help=units.hint("byte/s"))
-        profile = replace(profile, nic=Bandwidth(value=nic, source=given))
+        profile = replace(profile, nic=Bandwidth(value=nic, source="given by the user"))
+    if isinstance(price, str):
+        return replace(profile, price=market_price(profile.name, price))
     if price is not None:
         if not (math.isfinite(price) and price >= 0):
             raise RlhfsimError("bad-value", f"price is {price}", help=units.hint("usd/h"))
-        rent = Price(value=price, low=price, high=price, date="given", source=given)
-        profile = replace(profile, price=rent)
+        profile = replace(profile, price=Price(**given(price)))
     return profile
 
 

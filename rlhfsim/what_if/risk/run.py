@@ -1,12 +1,12 @@
-"""A plan over a run in draws: steps of its law, batches of its lengths, failures, restarts, checkpoints, rent.
+"""A plan over a run in draws: its steps, lengths of its batches, failures, restarts, checkpoints, rent.
 
     work = N T (1 + v e / sqrt(N))          T the mean step of a draw, v the spread of a step by its lengths
     run  = work (1 + C / D) + sum over n failures of (R + U D)
     n    ~ Poisson(work (1 + C / D) / (M - R - D / 2)),  U uniform,  D = sqrt(2 C M)    (Young 1974)
 
-M is the time between failures of the whole job: that of a GPU, drawn from its interval, over their number. A
-failure loses what was done since the last checkpoint and takes R until the run goes on. The rent is paid for the
-whole run, at a price drawn from its range, one for all GPUs.
+M is the time between failures of the job: that of a GPU, drawn from its interval, over their number.
+A failure loses what was done since the last checkpoint and takes R until the run goes on. The rent is paid
+for the whole run, at a price drawn from its range, one for all GPUs.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ RESTART = Coefficient(
     low=120,
     high=1500,
     dimension="s",
-    source="prior: from a failure until the run goes on; found in under 10 min and caught up within 15 min at "
-    "ByteDance (MegaScale, arXiv 2402.15627, quoted from memory), minutes where a scheduler replaces the node",
+    source="prior: from a failure until the run goes on; found in under 10 min and caught up within 15 min "
+    "(MegaScale, arXiv 2402.15627, quoted from memory), minutes where a scheduler replaces the node",
 )
 CHECKPOINT = Coefficient(
     value=60,
     low=10,
     high=300,
     dimension="s",
-    source="prior: time that one checkpoint blocks the run; seconds where it is written asynchronously, minutes "
-    "for optimizer states over a shared file system",
+    source="prior: time that one checkpoint blocks the run; seconds where it is written asynchronously, "
+    "minutes for optimizer states over a shared file system",
 )
 LENGTH_DRAWS = 12
 """Batches that are priced for the spread of a step by its lengths."""

@@ -1,9 +1,10 @@
 """The step of a plan in draws: what is uncertain about it, drawn once for all plans that are compared.
 
-    T' = (s + sum_k d_k) e^(b z)      d_k what coefficient k adds to the critical chain in a draw: log-normal to both
-                                      sides of its seconds, P10 and P90 at its interval; one draw of it for
-                                      all the phases that it is in and for every plan
-    T  = Q(rank of T')                Q log-normal to both sides of s, P10 and P90 at the plan's own interval
+    T' = (s + sum_k d_k) e^(b z)      T = Q(rank of T')
+
+d_k is what coefficient k adds to the critical chain in a draw: log-normal to both sides of its seconds, P10
+and P90 at its interval; one draw of it for all phases and for every plan. Q is log-normal to both sides of
+s, P10 and P90 at the plan's own interval.
 
 b is what the plan's interval holds beyond its coefficients: the discrepancy of the model (`step.measured`),
 which plans for one question share. The intervals of plans were compared with measurements

@@ -1,0 +1,62 @@
+"""Targets and their probabilities for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim.present.tables import fields
+from rlhfsim.present.terminal.console import plain_grid
+from rlhfsim.present.words import percent
+from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.units import DAY, HOUR, format, significant
+from rlhfsim.what_if.risk.odds import Odds
+from rlhfsim.what_if.risk.step import DRAWS
+
+
+def _likely(probability: float) -> str:
+    """Every draw, or none, is not certainty."""
+    return percent(min(max(probability, 1 / DRAWS), 1 - 1 / DRAWS))
+
+
+def targets(verdicts: Sequence[Verdict]) -> RenderableType:
+    """A line a target: met or not, what the plan reaches, and with which probability it meets it."""
+    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
+    return plain_grid(
+        (
+            f"  {v.requirement.text}",
+            met if v.met else missed,
+            shown(v.requirement, v.actual),
+            f"probability {_likely(v.probability)}" if v.probability is not None else "",
+        )
+        for v in verdicts
+    )
+
+
+def summary(odds: Odds, steps: int | None) -> str:
+    """The run with its quantiles, and the probability of everything together."""
+    parts = []
+    if odds.run_s is not None and steps is not None:
+        low, _, high = odds.run_s
+        scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
+        time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
+        parts.append(f"failures and restarts counted {time}{_money(odds)}")
+    parts.append(f"it fits with a probability of {_likely(odds.fits)}")
+    asked = sum(v.probability is not None for v in odds.verdicts)
+    parts += [f"and meets all targets with {_likely(odds.together)}"] if asked else []
+    return "; ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+
+
+def _money(odds: Odds) -> str:
+    if odds.usd is None:
+        return ""
+    low, _, high = odds.usd
+    return f", {significant(low)} to {format(high, 'usd')} (range of prices)"
+
+
+def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
+    """The same content: P10, median and P90 of times and money, and probabilities."""
+    return None if odds is None else fields(odds, "fits", "together", "step_s", "run_s", "usd")

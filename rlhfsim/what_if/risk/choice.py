@@ -1,0 +1,46 @@
+"""Of the plans near the fastest: the one that most likely fits and meets every target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlhfsim.plan import Plan
+from rlhfsim.search.requirements import Requirement
+from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.risk.odds import together
+from rlhfsim.what_if.risk.run import Outlook, outlook
+from rlhfsim.what_if.work import work_of
+
+NEAR = 0.1
+"""Share of the fastest step by which a plan may be slower."""
+CLEARLY = 0.01
+"""Probability that another plan must add; else the simplest one stays."""
+
+
+def outlook_of(answer: Design, plan: Plan, steps: int | None) -> Outlook:
+    """The draws of a plan of an answer."""
+    request = answer.request
+    return outlook(plan, request.cluster, steps, usd_per_hour=request.price)
+
+
+def likeliest(answer: Design, requirements: Sequence[Requirement], steps: int | None) -> Design:
+    """The answer with the plan that most likely meets the targets, where one is clearly likelier."""
+    if answer.chosen is None or answer.best is None or not requirements:
+        return answer
+    work, most = work_of(answer.best), answer.best.prediction.step_s * (1 + NEAR)
+    near = [
+        plan
+        for plan in (answer.best, *answer.runners_up)
+        if work_of(plan).same(work) and plan.prediction.step_s <= most
+    ]
+    chances = [together(requirements, outlook_of(answer, plan, steps)) for plan in (answer.chosen, *near)]
+    now, best = chances[0], max(chances)
+    if best < now + CLEARLY:
+        return answer
+    chosen = near[chances.index(best) - 1]
+    reason = (
+        f"of the plans within {NEAR:.0%} of the fastest it most likely fits and meets what is asked: "
+        f"{best:.0%}, the simplest one {now:.0%}"
+    ).replace("%", " %")
+    return replace(answer, chosen=chosen, reasons=(reason, *answer.reasons))
