@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RUN = Path("reports/demo_run")
 """Relative: paths stand in its plan as they were given, from the root of the repository."""
 SIZE_LIMIT_S = 600.0
-"""Longest search of one other size: none comes near it, so that samples do not depend on the machine."""
+"""Longest search of the other sizes: none comes near it, so that samples do not depend on the machine."""
 
 
 def planned(gpus: int, workload: Workload, backend: Backend = "deepspeed") -> Page:

@@ -124,7 +124,12 @@ def design(ctx: click.Context, /, **given: Any) -> None:
 
 
 def designed(
-    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], given: Mapping[str, Any]
+    request: Request,
+    targets: Sequence[Requirement],
+    instead: Sequence[Alternative],
+    given: Mapping[str, Any],
+    *,
+    explain: bool = True,
 ) -> Design:
     """The plan that keeps the targets on memory, risk and staleness; without them if none does."""
     within = narrowed(request, targets)
@@ -132,7 +137,9 @@ def designed(
 
     def answered(asked: Request) -> Design:
         simple, left_out = not given["fastest"], given["gains"]
-        return search_design(asked, instead=instead, left_out=left_out, simple=simple, at_most=limit)
+        return search_design(
+            asked, explain=explain, instead=instead, left_out=left_out, simple=simple, at_most=limit
+        )
 
     answer = answered(within)
     if answer.chosen is None and within != request:

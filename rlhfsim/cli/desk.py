@@ -116,7 +116,7 @@ def asked(query: str, *, files: bool) -> Asked:
     targets = requirements(given, request)
     return Asked(
         request=narrowed(request, targets),
-        proven=lambda: designed(request, targets, (), given),
+        designed=lambda explain: designed(request, targets, (), given, explain=explain),
         targets=targets,
         steps=given["steps"],
     )

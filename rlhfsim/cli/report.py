@@ -53,7 +53,7 @@ Examples:
 @option(
     "--size-limit",
     Number(0.1, DAY, "s"),
-    "Longest search of one other number of GPUs, seconds.",
+    "Longest search of all other numbers of GPUs together, seconds.",
     default=sizes.LIMIT_S,
 )
 @json_option

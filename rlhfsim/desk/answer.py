@@ -21,9 +21,9 @@ from rlhfsim.what_if.design import Design, design
 
 FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
-SIZE_S = 5.0
-"""Longest search of another number of GPUs."""
-Stage = Literal["first", "proven", "sized", "failed"]
+SIZES_S = 20.0
+"""Longest search of other numbers of GPUs."""
+Stage = Literal["first", "proven", "complete", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Asked:
 
     request: Request
     """Without plans that miss a target on memory, risk or staleness."""
-    proven: Callable[[], Design]
-    """The answer of `rlhfsim design`."""
+    designed: Callable[[bool], Design]
+    """The answer of `rlhfsim design`, with or without its explanations."""
     targets: tuple[Requirement, ...] = ()
     steps: int | None = None
     """Of the whole run."""
@@ -61,14 +61,16 @@ def first(asked: Asked) -> Answer:
 
 
 def proven(asked: Asked) -> Answer:
-    """The answer of `rlhfsim design`."""
-    return _answer(asked, asked.proven(), "proven")
+    """The plan of `rlhfsim design`."""
+    return _answer(asked, asked.designed(False), "proven")
 
 
-def sized(answer: Answer) -> Answer:
-    """The same with the best plans of other numbers of GPUs."""
-    sizes = NONE if answer.plan is None else other_sizes(basis(answer.plan), limit_s=SIZE_S)
-    return replace(answer, stage="sized", sizes=sizes)
+def complete(asked: Asked) -> Answer:
+    """The whole answer of `rlhfsim design`, and the best plans of other numbers of GPUs."""
+    answer = _answer(asked, asked.designed(True), "complete")
+    if answer.plan is None:
+        return answer
+    return replace(answer, sizes=other_sizes(basis(answer.plan), limit_s=SIZES_S))
 
 
 def failed(error: RlhfsimError) -> Answer:

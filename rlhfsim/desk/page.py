@@ -221,7 +221,7 @@ def look(
     answer = searches.answer(now, FIRST_WAIT_S)
     base = searches.answer(pinned) if pinned else None
     shows = "|".join([now, _stage(answer), pinned, _stage(base)])
-    final = all(_stage(a) in ("sized", "failed") for a in ((answer, base) if pinned else (answer,)))
+    final = all(_stage(a) in ("complete", "failed") for a in ((answer, base) if pinned else (answer,)))
     link, pause = to_search(asking), REST_MS if final else POLL_MS
     if shows == seen:
         return no_update, no_update, pause, link

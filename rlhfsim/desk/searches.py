@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from threading import Condition, Thread
 from typing import TypeVar
 
-from rlhfsim.desk.answer import Answer, Asked, failed, first, proven, sized
+from rlhfsim.desk.answer import Answer, Asked, complete, failed, first, proven
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.parallel import forked, may_fork
 
@@ -103,10 +103,8 @@ class _Server:
             todo = next((q for q in self._asked() if self._known[q].stage in ("first", "proven")), None)
             if todo is None:
                 self._pipe.poll(None)
-            elif self._known[todo].stage == "first":
-                self._away(self._proven, todo, todo)
             else:
-                self._away(sized, self._known[todo], todo)
+                self._away(proven if self._known[todo].stage == "first" else complete, todo)
 
     def _hear(self) -> None:
         """Newer questions; what is known of them is told again, since the page may have dropped it."""
@@ -120,23 +118,20 @@ class _Server:
     def _answer_first(self) -> None:
         for question in self._asked():
             if question not in self._known:
-                self._tell(question, _guarded(lambda q: first(self._read(q)), question))
+                self._tell(question, self._answered(first, question))
 
     def _asked(self) -> list[str]:
         return list(dict.fromkeys(q for questions in reversed(self._pages.values()) for q in questions))
-
-    def _proven(self, question: str) -> Answer:
-        return proven(self._read(question))
 
     def _tell(self, question: str, answer: Answer) -> None:
         _keep(self._known, question, answer)
         self._pipe.send((question, answer))
 
-    def _away(self, step: Callable[[A], Answer], given: A, question: str) -> None:
-        """The next stage, from a process of its own, which ends where nobody asks any longer."""
+    def _away(self, stage: Callable[[Asked], Answer], question: str) -> None:
+        """A stage from a process of its own, which ends where nobody asks any longer."""
         if not may_fork():
-            return self._tell(question, _guarded(step, given))
-        for result in forked(partial(_guarded, step), [given], 1, tick=TICK):
+            return self._tell(question, self._answered(stage, question))
+        for result in forked(partial(self._answered, stage), [question], 1, tick=TICK):
             if result is not None:
                 return self._tell(question, result[1])
             self._hear()
@@ -145,13 +140,12 @@ class _Server:
             self._answer_first()
         return None
 
-
-def _guarded(step: Callable[[A], Answer], given: A) -> Answer:
-    """The answer, or why there is none; a bug of ours is told where the desk was started."""
-    try:
-        return step(given)
-    except RlhfsimError as error:
-        return failed(error)
-    except Exception as error:
-        traceback.print_exc()
-        return failed(RlhfsimError("internal-error", f"this is a bug in rlhfsim: {error!r}"))
+    def _answered(self, stage: Callable[[Asked], Answer], question: str) -> Answer:
+        """The answer, or why there is none; a bug of ours is told where the desk was started."""
+        try:
+            return stage(self._read(question))
+        except RlhfsimError as error:
+            return failed(error)
+        except Exception as error:
+            traceback.print_exc()
+            return failed(RlhfsimError("internal-error", f"this is a bug in rlhfsim: {error!r}"))

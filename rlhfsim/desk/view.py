@@ -55,7 +55,7 @@ def state_of(answer: Answer) -> Component:
         return status(f"First answer, not yet proven{left}. The proof is running.", "busy")
     if searched is None:
         return status("Proven: nothing fits.", "bad")
-    more = " Other numbers of GPUs are being searched." if answer.stage == "proven" else ""
+    more = " Reasons and other numbers of GPUs follow." if answer.stage == "proven" else ""
     if searched.unexplored:
         return status(
             f"Not proven: the time limit ended the search; {searched.gap:.1%} could be left.{more}", "warn"

@@ -6,6 +6,7 @@ On one rented cluster money is proportional to time, so only other sizes make a 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +21,10 @@ from rlhfsim.what_if.sizing import attempt
 
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
 """Sizes that are tried, times the GPUs of the plan."""
-LIMIT_S = 60.0
-"""Longest search of one size."""
+LIMIT_S = 20.0
+"""Longest search of all of them, shared among those that are left."""
+LEAST_S = 0.1
+"""Longest search of a size for which nothing is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,12 @@ def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: 
         )
     if basis.cluster is None or not counts(plan):
         return Sizes(notes=("other sizes are tried for clusters of one known kind of GPU only",))
-    base = replace(asked_again(plan, basis.cluster), time_limit=limit_s)
-    tried = tuple(_tried(base, n, done) for n in counts(plan))
-    return Sizes(tried=tried, notes=tuple(_notes(tried, limit_s)))
+    base, todo, end = asked_again(plan, basis.cluster), counts(plan), time.monotonic() + limit_s
+    tried: list[Size] = []
+    for n in todo:  # small clusters take little, and leave the rest to the large ones
+        left = (end - time.monotonic()) / (len(todo) - len(tried))
+        tried.append(_tried(replace(base, time_limit=max(left, LEAST_S)), n, done))
+    return Sizes(tried=tuple(tried), notes=tuple(_notes(tried)))
 
 
 def _tried(base: Request, gpus: int, done: Step) -> Size:
@@ -89,10 +95,10 @@ def _tried(base: Request, gpus: int, done: Step) -> Size:
     return Size(gpus=gpus, plan=trial.plan if trial else None, gap=gap)
 
 
-def _notes(tried: Sequence[Size], limit_s: float) -> list[str]:
+def _notes(tried: Sequence[Size]) -> list[str]:
     nothing = [f"{s.gpus:,} GPUs: nothing fits" for s in tried if s.plan is None]
     return nothing + [
-        f"{s.gpus:,} GPUs: the search ended after {limit_s:g} s; a plan could be up to {s.gap:.1%} shorter"
+        f"{s.gpus:,} GPUs: its search ended early; a plan could be up to {s.gap:.1%} shorter"
         for s in tried
         if s.gap > 0 and s.plan
     ]

@@ -12,7 +12,7 @@ from dash import no_update
 
 from rlhfsim.cli.design import designed, question
 from rlhfsim.cli.desk import FIELDS, asked, parsed
-from rlhfsim.desk.answer import Answer, failed, first, proven, sized
+from rlhfsim.desk.answer import Answer, complete, failed, first, proven
 from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
 from rlhfsim.desk.state import State, query
 from rlhfsim.desk.view import SEARCHING, against, answer_view
@@ -31,8 +31,10 @@ RUN = {**SMALL, "steps": "100", "budget": "1USD"}
 
 @pytest.fixture(scope="module")
 def answer() -> Answer:
-    """Proven; its budget is missed."""
-    return proven(asked(query(RUN), files=True))
+    """Complete but for other sizes; its budget is missed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhfsim.present.sizes.FACTORS", (0.5,))
+        return complete(asked(query(RUN), files=True))
 
 
 def change(cause: str, values: dict[str, str], before: State, search: str = "") -> Moved:
@@ -136,10 +138,10 @@ def test_a_look_sends_what_is_new_and_rests_when_nothing_is_left(answer: Answer)
 
     none = at(Known(), "")
     assert none[2] == POLL_MS
-    some = at(Known(now=answer), none[1])
+    early, final = replace(answer, stage="proven"), answer
+    some = at(Known(now=early), none[1])
     assert some[2] == POLL_MS
-    assert at(Known(now=answer), some[1])[:2] == (no_update, no_update)
-    final = replace(answer, stage="sized")
+    assert at(Known(now=early), some[1])[:2] == (no_update, no_update)
     assert at(Known(now=final), some[1])[2] == REST_MS
     both = Known(now=final)
     assert at(both, "", {"gpus": "8", "model": "0.5b"})[2] == POLL_MS
@@ -154,9 +156,12 @@ def test_the_plan_is_saved_as_design_writes_it(answer: Answer) -> None:
     assert plan_file(Answer(stage="proven")) is no_update
 
 
-def test_other_sizes_come_last(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhfsim.present.sizes.FACTORS", (0.5,))
-    last = sized(answer)
-    assert last.stage == "sized"
-    assert [s.gpus for s in last.sizes.tried] == [2]
-    assert "2 GPUs" in shown(last)
+def test_reasons_and_other_sizes_come_last(answer: Answer) -> None:
+    assert [s.gpus for s in answer.sizes.tried] == [2]
+    assert "2 GPUs" in shown(answer)
+    early = proven(asked(query(RUN), files=True))
+    assert early.plan is not None
+    assert answer.plan is not None
+    assert early.plan.placement == answer.plan.placement
+    assert "Reasons and other numbers of GPUs follow" in shown(early)
+    assert early.sizes.tried == ()

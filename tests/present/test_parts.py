@@ -12,8 +12,8 @@ from rich.console import Console
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.cli.design import _request as asked_request
 from rlhfsim.cli.design import design as design_command
+from rlhfsim.cli.design import question as asked_request
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.plan import Asked, AskedLimit, Plan
 from rlhfsim.present import sizes
@@ -166,10 +166,10 @@ def test_other_sizes_are_searched_with_the_same_question(plan: Plan, sizes: Size
 
 
 def test_a_size_whose_search_ran_out_of_time_is_said(plan: Plan) -> None:
-    note = sizes._notes([sizes.Size(gpus=8, plan=plan, gap=0.12), sizes.Size(gpus=2, plan=None)], 3)
+    note = sizes._notes([sizes.Size(gpus=8, plan=plan, gap=0.12), sizes.Size(gpus=2, plan=None)])
     assert note == [
         "2 GPUs: nothing fits",
-        "8 GPUs: the search ended after 3 s; a plan could be up to 12.0% shorter",
+        "8 GPUs: its search ended early; a plan could be up to 12.0% shorter",
     ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlhfsim.present import words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
+from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import Cell, compact, rounded, table, worth
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.result import PointBreakEven
@@ -25,7 +26,7 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
     ticks = _ticks(xs, log=log)
     layout = theme.layout(
         height=380,
-        x=plots.text(even.path),
+        x=plots.text(input_name(even.path)),
         y=f"{even.of.replace('_', ' ')} ({even.of_unit})",
         xaxis={
             "tickvals": compact(ticks),
@@ -43,7 +44,7 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
     return Figure(
         key=f"break-even-{i}",
         title=words.capital(even.outcome),
-        alt=f"Two curves over {even.path}, from {format(even.low, even.unit)} to "
+        alt=f"Two curves over {input_name(even.path)}, from {format(even.low, even.unit)} to "
         f"{format(even.high, even.unit)}: "
         f"{even.outcome}",
         how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they "
@@ -52,7 +53,7 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
         table=table(
             even.question,
             even.curve,
-            (even.path, lambda t: worth(t.x, format(t.x, even.unit))),
+            (input_name(even.path), lambda t: worth(t.x, format(t.x, even.unit))),
             ("the point", lambda t: _cell(t.a, even)),
             ("held against", lambda t: _cell(t.b, even)),
         ),

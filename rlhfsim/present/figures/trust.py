@@ -14,9 +14,10 @@ from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, number, table
-from rlhfsim.validation import scoreboard
-from rlhfsim.validation import tables as kinds
+from rlhfsim.validation.discrepancy import with_intervals
+from rlhfsim.validation.kinds import rlhf
 from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import shipped
 
 SHOWN = 8
 """Coefficients with a bar of their own."""
@@ -87,7 +88,7 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
 @cache
 def published() -> tuple[Outcome, ...]:
     """RLHF steps that others published and that were predicted from their configuration alone."""
-    outcomes, _ = scoreboard.collect({"rlhf": kinds.SECTIONS["rlhf"]})
+    outcomes = with_intervals(rlhf.steps(shipped("rlhf"), []), own_rows=False)
     return tuple(o for o in outcomes if o.kind == "rlhf.step" and o.error is not None)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
+from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import Cell, TableData, number, rounded, table, worth
 from rlhfsim.units import DAY, HOUR, Dimension, format, significant
 from rlhfsim.what_if.scenarios.against_base import by, relative
@@ -158,7 +159,7 @@ def _relative(point: PointResult, base: PointResult, of: Callable[[PointResult],
 class InputSwing(NamedTuple):
     """One input of a tornado."""
 
-    path: str
+    name: str
     labels: tuple[str, str, str]
     """Of its low value, the base and its high value."""
     values: tuple[float | None, float | None, float | None]
@@ -173,11 +174,15 @@ class InputSwing(NamedTuple):
 def tornado(result: WhatIf) -> tuple[Figure, ...]:
     """What each input moves in time, and in money where it is known."""
     bars = [
-        (b, b.path + (" (other work)" if b.other_work else ""), (b.low_label, b.base_label, b.high_label))
+        (
+            b,
+            input_name(b.path) + (" (other work)" if b.other_work else ""),
+            (b.low_label, b.base_label, b.high_label),
+        )
         for b in result.tornado
     ]
-    time = [InputSwing(path, labels, (b.low_s, b.base_s, b.high_s)) for b, path, labels in bars]
-    money = [InputSwing(path, labels, (b.low_usd, b.base_usd, b.high_usd)) for b, path, labels in bars]
+    time = [InputSwing(name, labels, (b.low_s, b.base_s, b.high_s)) for b, name, labels in bars]
+    money = [InputSwing(name, labels, (b.low_usd, b.base_usd, b.high_usd)) for b, name, labels in bars]
     figures = _tornado(result, "time", "s", time), _tornado(result, "money", "usd", money)
     return tuple(figure for figure in figures if figure is not None)
 
@@ -187,7 +192,7 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
     if not known:
         return None
     known.sort(key=lambda e: -max(abs(e.change(0) or 0.0), abs(e.change(2) or 0.0)))
-    names = [e.path for e in known]
+    names = [e.name for e in known]
     reach = max(abs(e.change(i) or 0.0) for e in known for i in (0, 2)) or 1.0
     layout = plots.rows(
         names,
@@ -200,10 +205,10 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
     first = known[0]
     return Figure(
         key=f"tornado-{what}",
-        title=findings.tornado(what, first.path, first.change(0), first.change(2)),
+        title=findings.tornado(what, first.name, first.change(0), first.change(2)),
         alt="Bars to both sides of the base: "
         + "; ".join(
-            f"{e.path} {findings.change(e.change(0))} to {findings.change(e.change(2))}" for e in known
+            f"{e.name} {findings.change(e.change(0))} to {findings.change(e.change(2))}" for e in known
         ),
         how=f"How much {what} changes when one input takes its low or its high value and everything is "
         "designed"
@@ -212,7 +217,7 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
         table=table(
             f"Sensitivity of {what}",
             known,
-            ("input", lambda e: e.path),
+            ("input", lambda e: e.name),
             ("low, base, high", lambda e: ", ".join(e.labels)),
             ("at low (%)", lambda e: number(e.change(0), "+.1f", "nothing fits")),
             ("at high (%)", lambda e: number(e.change(2), "+.1f", "nothing fits")),

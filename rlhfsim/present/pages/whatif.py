@@ -11,6 +11,7 @@ from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
 from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import pairs
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
@@ -151,7 +152,7 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
 def _changed(base: PointResult, point: PointResult) -> Changed:
     """One point in the manner of a plan of changes."""
     lines = [
-        ("", f"{c.path}: {asked_leaf(c.path, c.before)} -> {asked_leaf(c.path, c.after)}")
+        ("", f"{input_name(c.path)}: {asked_leaf(c.path, c.before)} -> {asked_leaf(c.path, c.after)}")
         for c in asked(point)
     ]
     if point.plan is None:
@@ -160,7 +161,7 @@ def _changed(base: PointResult, point: PointResult) -> Changed:
         lines.append(("!", "fits, which the base does not"))
     else:
         for c in chosen(base.plan, point.plan):
-            text = f"{c.path.replace('_', ' ')}: {leaf_text(c.before)} -> {leaf_text(c.after)}"
+            text = f"{input_name(c.path)}: {leaf_text(c.before)} -> {leaf_text(c.after)}"
             lines.append((mark_of(c), text))
         for moved in comes_out(base, point):
             by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""

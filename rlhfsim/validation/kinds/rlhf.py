@@ -61,8 +61,12 @@ FIT_LOGS = "eric-haibin-lin/verl-data@math/"
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
     """The step of every row, each phase that a predicted row prints, and steps calibrated on one another."""
     published: list[Published] = []
-    scored = [outcome for row in rows for outcome in _outcomes(row, published)]
-    return scored + pairs(published)
+    return steps(rows, published) + pairs(published)
+
+
+def steps(rows: Iterable[Row], published: list[Published]) -> list[Outcome]:
+    """The step of every row, and each phase that a predicted row prints; rows with a step are added."""
+    return [outcome for row in rows for outcome in _outcomes(row, published)]
 
 
 def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
