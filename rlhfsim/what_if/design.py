@@ -23,10 +23,10 @@ from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
-from rlhfsim.what_if.remedies import nearest_change, shortage
+from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
-from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
+from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing_bytes, why_not
 
 RUNNERS_UP = 6
 
@@ -62,8 +62,12 @@ class Design:
     """Layouts outside the space by reason."""
     shortage: str | None = None
     """When nothing fits: what the nearest plan lacks."""
+    missing: MissingBytes | None = None
+    """When nothing fits: the byte that the nearest plan lacks; None where that is the host's, or risk."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
+    remedies: tuple[Remedy, ...] = ()
+    """When nothing fits: the first change of every family that would, the gentlest first."""
     whynots: tuple[WhyNot, ...] = ()
     """The best plan under each alternative that was asked about."""
 
@@ -115,14 +119,17 @@ def design(
     refused = sum((f.refused for _, f in searches), Counter())
     ranked = _ranked(request, searches)
     if not ranked:
+        found = remedies(request) if explain else ()
         return Design(
             request=request,
             chosen=None,
             best=None,
             certificate=certificate,
             refused=refused,
+            missing=missing_bytes(Question(request=request)) if explain and certificate.space else None,
             shortage=shortage(searches[0][1]),
-            remedy=nearest_change(request) if explain else None,
+            remedies=found,
+            remedy=found[0].change if found else None,
         )
     plans = [
         plan_of(c, workload, models_of(workload), request.cluster, request.price)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
 from typing import Any
@@ -11,13 +11,16 @@ from typing import Any
 from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.branch_and_bound import SearchResult
+from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.measured import memory_doubt
+from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
 from rlhfsim.what_if.engine import Change, Question, first_that, good, setting
 
@@ -25,6 +28,10 @@ MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Shares of a GPU's memory that a rollout engine is left with."""
 MAX_PAIRS = 300
+RISKIEST = 0.3
+"""Largest risk of running out of memory that a request may carry."""
+LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
+"""Kinds of GPU with more memory than most, by size."""
 LIKELY = 0.5
 """Risk of running out of memory from which a plan does not count as fitting."""
 
@@ -43,13 +50,64 @@ def shortage(result: SearchResult) -> str | None:
     return f"the nearest plan ({kinds}) misses {format(lacking, 'byte')} per GPU in pool {pool}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One change with which something fits, and a good plan under it (not proven)."""
+
+    change: str
+    step_s: float
+    usd_per_step: float | None
+    other_work: bool
+    """Whether the step then trains or rewards otherwise."""
+
+
+def remedies(request: Request) -> tuple[Remedy, ...]:
+    """The first change of every family with which something fits, the gentlest family first."""
+    question = Question(request=request)
+    families = [family for family in map(list, _families(request)) if family]
+    answers = mapped(lambda family: _first_good(question, family), families)
+    return tuple(answer for answer in answers if answer is not None)
+
+
+def _first_good(question: Question, family: list[Change]) -> Remedy | None:
+    for change in family:
+        there = change.apply(question)
+        if (met := good(there)) is not None:
+            request, asked = there.request, question.request.workload
+            return Remedy(
+                change=change.name,
+                step_s=met.seconds,
+                usd_per_step=usd_per_step(request.cluster, met.seconds, request.price),
+                other_work=(request.workload.lora, request.workload.reward) != (asked.lora, asked.reward),
+            )
+    return None
+
+
 def nearest_change(request: Request) -> str | None:
     """The smallest change with which something fits: a restriction dropped, a switch, more GPUs."""
-    remedy = first_that(Question(request=request), _relaxations(request), good)
+    changes = (change for family in _families(request) for change in family)
+    remedy = first_that(Question(request=request), changes, good)
     return remedy[0] if remedy else None
 
 
-def _relaxations(request: Request) -> Iterator[Change]:
+def _families(request: Request) -> Iterator[Iterator[Change]]:
+    yield _restrictions(request)
+    yield _others(request)
+    for name in ("adam8bit", "lora", *(["fp8"] if request.workload.generates else [])):
+        if name not in request.switches:
+            work = switched(request.workload, frozenset({name}))
+            yield iter([setting(f"--allow {name}", {"request.workload": work})])
+    if request.workload.has_reward_model:
+        rules = replace(request.workload, reward=Reward(rules=request.workload.reward.rules or Rules()))
+        text = "--rules seconds_per_sample=5ms in place of the reward model"
+        yield iter([setting(text, {"request.workload": rules})])
+    yield _more_gpus(request.cluster)
+    yield _larger_gpus(request.cluster)
+    if request.max_oom < RISKIEST:
+        yield iter([setting(f"--max-oom {RISKIEST:g}", {"request.max_oom": RISKIEST})])
+
+
+def _restrictions(request: Request) -> Iterator[Change]:
     for name in sorted(request.forbid):
         yield setting(f"allow {name} again", {"request.forbid": request.forbid - {name}})
     for role in request.fix:
@@ -68,17 +126,16 @@ def _relaxations(request: Request) -> Iterator[Change]:
     }
     if any(getattr(request, name) != value for name, value in free.items()):
         yield setting("free every choice", {f"request.{name}": value for name, value in free.items()})
+
+
+def _others(request: Request) -> Iterator[Change]:
+    """Another backend or framework."""
     for backend in BACKENDS:
         if backend != request.backend:
             yield _trained_by(f"--backend {backend}", backend, None)
     for runs in frameworks():
         if runs is not request.runs:
             yield _trained_by(f"--framework {runs.name}", next(iter(runs.trainers)), runs.name)
-    for name in ("adam8bit", "lora", *(["fp8"] if request.workload.generates else [])):
-        if name not in request.switches:
-            work = switched(request.workload, frozenset({name}))
-            yield setting(f"--allow {name}", {"request.workload": work})
-    yield from _more_gpus(request.cluster)
 
 
 def _trained_by(name: str, backend: Backend, framework: str | None) -> Change:
@@ -95,6 +152,18 @@ def _more_gpus(cluster: Cluster) -> Iterator[Change]:
     for factor in MORE_GPUS:
         groups = (sized(pool, pool.gpus * factor, pool.profile.node.gpus), *cluster.node_groups[1:])
         yield setting(f"--gpus {groups[0].gpus}", {"request.cluster.node_groups": groups})
+
+
+def _larger_gpus(cluster: Cluster) -> Iterator[Change]:
+    """As many GPUs with more memory, of the same vendor."""
+    pool = cluster.node_group
+    if len(cluster.node_groups) > 1:
+        return
+    for name in LARGER:
+        group = node_group(name, pool.gpus)
+        profile = group.profile
+        if profile.vendor == pool.profile.vendor and profile.memory.value > pool.profile.memory.value:
+            yield setting(f"--gpu {profile.aliases[0]}", {"request.cluster.node_groups": (group,)})
 
 
 def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:

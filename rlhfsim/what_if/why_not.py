@@ -303,6 +303,12 @@ def nearest(question: Question) -> Placement | None:
     return None
 
 
+def missing_bytes(question: Question) -> MissingBytes | None:
+    """What the plan lacks that comes nearest to fitting; None where none does with much more memory."""
+    near = nearest(question)
+    return None if near is None else missing(_memory(question, near))
+
+
 def missing(memory: Ledger) -> MissingBytes | None:
     """The moment, role and component that exceed a GPU; None where it is the host, engine or risk."""
     peak, entry = memory.peak, memory.peak_entry

@@ -36,7 +36,7 @@ EXCLUDED = {
 def whynot_text(other: WhyNot, chosen: Plan, name: str = "the chosen plan") -> Iterator[RenderableType]:
     """How much worse the best plan with another choice is than the answer, and why; or what does not fit."""
     if other.plan is None:
-        yield Text(f"nothing fits: {_missing(other.missing) if other.missing else other.reason}")
+        yield Text(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
         yield from _exclusion(other)
         return
     plan, p = other.plan, other.plan.prediction
@@ -84,14 +84,12 @@ def _peak(plan: Plan, what: str = "") -> str:
     return f"{size(p.peak_memory_bytes)} in {p.peak_phase}, {percent(p.probability_out_of_memory)}{what}"
 
 
-def _missing(m: MissingBytes) -> str:
-    """`actor.train needs 132 GB of 85 GB per GPU in pool all; 70 GB of it are weights of actor`."""
+def missing_text(m: MissingBytes) -> str:
+    """`lacks 47 GB per GPU in actor.train: 132 GB of 85 GB, 70 GB of them weights of actor`."""
     return (
         f"the plan that comes nearest lacks {size(m.bytes - m.capacity)} per GPU in pool {m.pool}, in "
-        f"{m.phase}: "
-        f"{size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them "
-        f"{component_text(m.component)} "
-        f"of {m.role}"
+        f"{m.phase}: {size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them "
+        f"{component_text(m.component)} of {m.role}"
     )
 
 
@@ -110,10 +108,7 @@ def _terms(terms: Sequence[Term], step: float, name: str) -> RenderableType:
 def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
     """The same for machines, against the best plan."""
     plan, missing = other.plan, other.missing
-    lacking = None
-    if missing is not None:
-        names = ("phase", "pool", "role", "component", "bytes", "component_bytes")
-        lacking = {**fields(missing, *names), "capacity_bytes": missing.capacity}
+    lacking = None if missing is None else missing_dict(missing)
     return {
         "choice": other.choice,
         "is_chosen": plan is not None and plan.input_hash == chosen.input_hash,
@@ -125,6 +120,12 @@ def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
         "excluded": None if other.exclusion is None else fields(other.exclusion, "kind", "text"),
         "missing": lacking,
     }
+
+
+def missing_dict(missing: MissingBytes) -> dict[str, Any]:
+    """The byte that does not fit, for machines."""
+    names = ("phase", "pool", "role", "component", "bytes", "component_bytes")
+    return {**fields(missing, *names), "capacity_bytes": missing.capacity}
 
 
 # --- the front --------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan
 from rlhfsim.present.known import known, nearest_short
 from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import each, fields
+from rlhfsim.present.tables import each, fields, grid
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
-from rlhfsim.present.terminal.choices import front_dict, plan_dict, whynot_dict
+from rlhfsim.present.terminal.choices import front_dict, missing_dict, missing_text, plan_dict, whynot_dict
 from rlhfsim.present.terminal.console import labelled
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, summary, targets
-from rlhfsim.present.terminal.ranking import considered, proof, ranked
+from rlhfsim.present.terminal.ranking import proof, ranked, rounded
 from rlhfsim.present.words import gpus
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
@@ -188,17 +188,33 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> RenderableType:
 
 
 def _show_nothing(console: Console, answer: Design) -> None:
-    nothing = Text("nothing fits: ", style="bold red")
+    nothing, request = Text("nothing fits: ", style="bold red"), answer.request
     if not answer.certificate.space:
         console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
     else:
-        console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
-        console.print(considered(answer))
-    if answer.shortage:
-        console.print(f"  {answer.shortage}", highlight=False)
-    remedy = answer.remedy or "no single change that was tried helps; try a larger GPU or a smaller model"
-    lead = Text("the smallest change that fits: " if answer.remedy else "")
-    console.print(lead + Text(remedy, style="bold"))
+        group, work = request.cluster.node_group, request.workload
+        what = f"{work.algorithm.upper()} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
+        console.print(nothing + Text(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
+    if answer.missing is not None:
+        console.print(missing_text(answer.missing), highlight=False)
+    elif answer.shortage:
+        console.print(answer.shortage, highlight=False)
+    if not answer.remedies:
+        console.print(Text("no single change that was tried helps; try a smaller model", style="bold"))
+        return
+    console.print(Text("the smallest change that fits: ") + Text(answer.remedies[0].change, style="bold"))
+    titles = ("what would fit, each by itself", ">step", ">USD/step", "")
+    rows = (
+        (
+            remedy.change,
+            format(remedy.step_s, "s"),
+            "unknown" if remedy.usd_per_step is None else significant(remedy.usd_per_step),
+            "other work" if remedy.other_work else "",
+        )
+        for remedy in answer.remedies
+    )
+    console.print(first.tight(grid(titles, rows), None))
+    console.print(Text("good plans, not proven to be the best of their change", style="dim"))
 
 
 # --- for machines ---------------------------------------------------------------------------------
@@ -233,6 +249,8 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "shortage": answer.shortage,
         "remedy": answer.remedy,
+        "missing": missing_dict(answer.missing) if answer.missing else None,
+        "remedies": each(answer.remedies, "change", "step_s", "usd_per_step", "other_work"),
     }
 
 

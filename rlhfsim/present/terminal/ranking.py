@@ -59,7 +59,7 @@ def considered(answer: Design) -> Text:
     """The certificate in full."""
     c = answer.certificate
     best = "uses less memory" if answer.request.objective == "memory" else "is faster"
-    space, unexplored = _rounded(c.space), _rounded(c.unexplored)
+    space, unexplored = rounded(c.space), rounded(c.unexplored)
     proof = f"proven: no plan of the space {best}"
     if not c.proven:
         proof = (
@@ -70,10 +70,10 @@ def considered(answer: Design) -> Text:
         proof += " than plan 1"
     lines = [
         *([_recommended(answer)] if answer.simpler else []),
-        f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
-        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in "
+        f"certificate: {space} complete plans" + f"; {proof}",
+        f"  {rounded(c.infeasible)} do not fit, {rounded(c.dominated)} are beaten or equalled in "
         "everything by another,",
-        f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
+        f"  {rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]
     if c.proven and "async" in answer.request.switches:
         lines.append(
@@ -109,7 +109,8 @@ def _recommended(answer: Design) -> str:
     )
 
 
-def _rounded(count: int) -> str:
+def rounded(count: int) -> str:
+    """A number of plans in words."""
     return words.count(count, largest=1000 * TERA)
 
 
@@ -122,7 +123,7 @@ def proof(answer: Design) -> str:
     better = "leaner" if in_bytes else "faster"
     if not c.proven:
         return f"time limit reached: a plan that was not looked at could be up to {c.gap:.1%} {better}"
-    space = _rounded(c.space)
+    space = rounded(c.space)
     if not answer.simpler:
         return f"proven: of {space} complete plans none is {better}"
     mine, its = (

@@ -1,0 +1,38 @@
+"""Where nothing fits: the byte that is missing, and changes that are tried and lead to a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rlhfsim
+from rlhfsim.search.request import Request, switched
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.design import design
+
+WORK = Workload(algorithm="grpo", model="qwen3-8b", prompts=16, samples=4)
+ASKED = Request(cluster=rlhfsim.parse_cluster(1, "h100"), workload=WORK, forbid=frozenset({"offload"}))
+
+
+def test_what_is_missing_and_what_would_fit_is_tried() -> None:
+    answer = design(ASKED)
+    assert answer.chosen is None
+    lacks = answer.missing
+    assert lacks is not None
+    assert lacks.bytes > lacks.capacity == ASKED.cluster.node_group.profile.usable_memory.value
+    assert lacks.role in ("actor", "reference", "reward", "rollout")
+    names = [remedy.change for remedy in answer.remedies]
+    assert answer.remedy == names[0] == "allow offload again"
+    assert "--allow lora" in names
+    assert any(name.startswith("--gpus ") for name in names)
+    by_name = {remedy.change: remedy for remedy in answer.remedies}
+    lora = by_name["--allow lora"]
+    assert lora.other_work
+    assert not answer.remedies[0].other_work
+    alone = design(replace(ASKED, workload=switched(WORK, frozenset({"lora"}))), explain=False, simple=False)
+    assert alone.best is not None
+    assert alone.best.prediction.step_s == pytest.approx(lora.step_s, rel=0.1)
+    price = ASKED.cluster.node_group.profile.price
+    assert price is not None
+    assert lora.usd_per_step == pytest.approx(price.value / 3600 * lora.step_s)
