@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,23 @@ def verdicts(name: str, asks: list[list[str]]) -> list[str]:
     return answer
 
 
+def installed(name: str) -> bool:
+    """Whether the framework itself can be asked."""
+    return importlib.util.find_spec(name) is not None
+
+
+def answers(name: str, plans: Sequence[Plan], folder: Path, spoiled: Sequence[str] = ()) -> list[str]:
+    """What the framework says of the exports of plans, and of the last with each spoiling argument.
+
+    Empty where it accepts.
+    """
+    from executor.tasks import tiny
+
+    MODEL["path"] = tiny.build(folder / "model")
+    asks = [arguments(export(p, name, frozenset()), i, folder) for i, p in enumerate(plans)]
+    return verdicts(name, asks + [[*asks[-1], more] for more in spoiled])
+
+
 SPOILED = {
     "verl": ("actor_rollout_ref.actor.nonsense=1", "data.train_batch_size=7"),
     "openrlhf": ("--nonsense", "--rollout.n_samples_per_prompt=1"),
@@ -250,14 +267,10 @@ SPOILED = {
     ids=["verl", "openrlhf", "trl", "skyrl", "areal"],
 )
 def test_the_framework_itself_accepts_every_export(name: str, plans: Any, least: int, tmp_path: Path) -> None:
-    if importlib.util.find_spec(name) is None:
+    if not installed(name):
         pytest.skip(f"{name} is not installed")
-    from executor.tasks import tiny
-
-    MODEL["path"] = tiny.build(tmp_path / "model")
-    asks = [arguments(export(p, name, frozenset()), i, tmp_path) for i, p in enumerate(plans())]
-    assert len(asks) >= least
-    spoiled = [[*asks[-1], more] for more in SPOILED[name]]
-    said = verdicts(name, asks + spoiled)
-    assert [found for found in said[: len(asks)] if found] == []
-    assert all(said[len(asks) :])
+    drawn = list(plans())
+    assert len(drawn) >= least
+    said = answers(name, drawn, tmp_path, SPOILED[name])
+    assert [found for found in said[: len(drawn)] if found] == []
+    assert all(said[len(drawn) :])

@@ -161,7 +161,7 @@ shared = dict(beta=0.04, use_vllm=True)
 def main(args):
     config = GRPOConfig(
         output_dir=f"out/{model_id}", per_device_train_batch_size=2 * 4, num_generations=args.group,
-        gradient_accumulation_steps=4, max_completion_length=1024, **shared, **args.rest,
+        gradient_accumulation_steps=4, max_completion_length=1024, vllm_mode=args.mode, **shared, **args.rest,
     )
     peft = LoraConfig(r=32, lora_alpha=64)
     GRPOTrainer(model=model_id, args=config, peft_config=peft).train()
@@ -174,7 +174,8 @@ def test_a_python_script_is_read_without_being_run_and_says_what_is_not_known(tm
         "accelerate launch --num_processes 8 --config_file zero3.yaml train.py\n"
     )
     for source in ([tmp_path / "run.sh"], [tmp_path / "train.py"], SCRIPT):
-        configuration, settings = read_configuration(source, {"num_processes": "8"})
+        given = {"num_processes": "8", "num_generations": "8"}
+        configuration, settings = read_configuration(source, given)
         run = configuration.run(settings, {})
         assert configuration.name == "trl"
         assert (run.model, run.lora_rank, run.kl, run.max_response) == (
@@ -184,9 +185,9 @@ def test_a_python_script_is_read_without_being_run_and_says_what_is_not_known(tm
             1024,
         )
         assert (run.layout.micro_batch, run.weight_path) == (8, "ipc")
-        assert list(settings.unknown()) == ["num_generations is ${args.group}", "arguments in **args.rest"]
+        assert list(settings.unknown()) == ["vllm_mode is ${args.mode}", "arguments in **args.rest"]
     configuration, settings = read_configuration(SCRIPT, {})
-    with pytest.raises(RlhfsimError, match="num_processes"):
+    with pytest.raises(RlhfsimError, match=r"num_processes, num_generations \(\$\{args.group\} is not set"):
         configuration.run(settings, {})
     with pytest.raises(RlhfsimError, match="as Python"):
         read_configuration(SCRIPT + "def (", {})
@@ -213,3 +214,13 @@ def test_liger_s_loss_holds_the_logits_of_one_response() -> None:
         )
     ]
     assert [run.head.tokens if run else None for run in runs] == [None, 2048]
+
+
+def test_a_default_that_a_script_sets_is_its_value_and_an_unset_number_is_asked_for() -> None:
+    script = ': "${NUM_GPUS:=4}"\npython -m skyrl.train.entrypoints.main_base trainer.strategy=fsdp2 '
+    script += "trainer.placement.policy_num_gpus_per_node=$NUM_GPUS generator.inference_engine.num_engines=$NUM_GPUS"
+    configuration, settings = read_configuration(script, {})
+    assert configuration.run(settings, {}).gpus == 4
+    configuration, settings = read_configuration(script.partition("\n")[2], {})
+    with pytest.raises(RlhfsimError, match=r"policy_num_gpus_per_node \(\$\{NUM_GPUS\} is not set\)"):
+        configuration.run(settings, {})

@@ -105,8 +105,8 @@ def test_metadata_of_wandb_beside_the_log_name_the_gpu(tmp_path: Path) -> None:
     metadata = tmp_path / "wandb-metadata.json"
     metadata.write_text('{"gpu": "NVIDIA A100-SXM4-80GB", "gpu_count": 8}')
     assert read(log(tmp_path)).setup.cluster.node_groups[0].profile.name == "a100_sxm"
-    metadata.write_text('{"gpu": "NVIDIA A40"}')
-    with pytest.raises(RlhfsimError, match="says NVIDIA A40, which has no profile"):
+    metadata.write_text('{"gpu": "NVIDIA A30"}')
+    with pytest.raises(RlhfsimError, match="says NVIDIA A30, which has no profile"):
         read(log(tmp_path))
 
 

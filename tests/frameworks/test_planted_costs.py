@@ -31,6 +31,7 @@ from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.trace import WAIT, Trace
 from tests.frameworks.log_forms import console_log, nested
+from tests.frameworks.test_accepted import answers, installed
 
 GPU = "h100-sxm"
 PROMPT = 512
@@ -189,6 +190,9 @@ def in_truth(world: World, truth: Path, plan: Plan) -> Plan:
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.framework)
 def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_path: Path) -> None:
     runs = [imported(world, number, tmp_path) for number in range(len(world.runs))]
+    if installed(world.framework):
+        designs = [read_plan(tmp_path / f"plan{number}.json") for number in range(len(runs))]
+        assert not any(answers(world.framework, designs, tmp_path)), "the framework itself accepts them"
     ours = tmp_path / "ours.yaml"
     fitted = command("calibrate", *runs, "--out", ours)
     found = {c["name"]: c["after"] for c in fitted["coefficients"]}

@@ -1,7 +1,7 @@
 """Arguments of a Python script's configurations: `GRPOConfig(...)` and what stands in such calls.
 
 Nothing is run. Literals, sums of them and names that the script sets once to one are read; everything else
-stays as `${expression}`, which nothing resolves.
+stays as `${python:expression}`, which nothing resolves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.settings import PYTHON
 
 CALLED = ("Config", "Arguments", "Args", "Trainer")
 """How the names of calls end that configure a run."""
@@ -89,7 +90,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
-    """What an expression is; `${expression}` where only a run would know."""
+    """What an expression is; `${python:expression}` where only a run would know."""
     try:
         return _literal(node, names, frozenset())
     except (ValueError, TypeError, ZeroDivisionError, OverflowError, RecursionError):
@@ -106,7 +107,7 @@ def _part(node: ast.expr, names: Mapping[str, ast.expr], within: frozenset[str])
 
 
 def _unknown(node: ast.expr) -> str:
-    return f"${{{re.sub(r'[{}$]', '', ast.unparse(node))}}}"
+    return f"${{{PYTHON}{re.sub(r'[{}$]', '', ast.unparse(node))}}}"
 
 
 def _literal(node: ast.expr, names: Mapping[str, ast.expr], within: frozenset[str]) -> Any:

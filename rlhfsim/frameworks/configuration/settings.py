@@ -10,6 +10,10 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+PYTHON = "python:"
+"""Begins an expression of a script that nobody ran."""
+_OUTSIDE = re.compile(rf"\$\{{(?:\w+|{PYTHON}.*)\}}")
+"""A variable of a shell, or such an expression: references to other keys have dots or resolvers."""
 _DEPTH = 20
 """Most references on the way to one value."""
 
@@ -81,7 +85,8 @@ class FrameworkSettings:
 
     def _asked(self, key: str) -> str:
         value = self._values.get(key)
-        return f"{key} ({value} is not set)" if isinstance(value, str) and "$" in value else key
+        unset = isinstance(value, str) and "$" in value
+        return f"{key} ({str(value).replace(PYTHON, '')} is not set)" if unset else key
 
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
@@ -97,8 +102,8 @@ class FrameworkSettings:
         return any(self._values.get(key) is not None for key in keys)
 
     def whole(self, *keys: str, default: int | None = None) -> int:
-        """A whole number of at least 0."""
-        value = self._or_default(keys, default)
+        """A whole number of at least 0; one that stands in a variable is asked for."""
+        value = self._number(keys, default)
         try:
             number = int(float(value))
         except (TypeError, ValueError):
@@ -108,8 +113,8 @@ class FrameworkSettings:
         return number
 
     def share(self, *keys: str, default: float) -> float:
-        """A number."""
-        value = self._or_default(keys, default)
+        """A number; one that stands in a variable is asked for."""
+        value = self._number(keys, default)
         try:
             return float(value)
         except (TypeError, ValueError):
@@ -129,11 +134,19 @@ class FrameworkSettings:
         for key, value in self._values.items():
             asked = key in self.names or key.startswith("**")
             if asked and isinstance(value, str) and "$" in value and self.find(key) is None:
-                yield f"{key} is {value}" if not key.startswith("**") else f"arguments in {key}"
+                shown = value.replace(PYTHON, "")
+                yield f"{key} is {shown}" if not key.startswith("**") else f"arguments in {key}"
 
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self._values)
+
+    def _number(self, keys: tuple[str, ...], default: Any) -> Any:
+        value = self._or_default(keys, default)
+        unset = [key for key in keys if _OUTSIDE.fullmatch(str(self._values.get(key, "")))]
+        if unset and all(self.find(key) is None for key in keys):
+            raise SettingMissing(unset[0], self.name)
+        return value
 
     def _or_default(self, keys: tuple[str, ...], default: Any) -> Any:
         value = self.find(*keys)

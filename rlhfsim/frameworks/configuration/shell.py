@@ -17,6 +17,8 @@ from rlhfsim.errors import Place, RlhfsimError
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+))")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _RUN = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+_SET_DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
+"""`: ${NUM_GPUS:=8}` sets what is not set."""
 _ARRAY = re.compile(r"\s*(?:export\s+|declare\s+-a\s+|local\s+)?(\w+)(\+?)=\((.*)", re.DOTALL)
 _WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _UNKNOWN = "$?"
@@ -50,6 +52,8 @@ def words_of(text: str, name: str, variables: Mapping[str, str] | None = None) -
     """
     names, words = _Names(variables=dict(variables or {})), list[str]()
     for number, statement in _statements(text, name):
+        for variable, usual in _SET_DEFAULT.findall(statement):
+            names.variables.setdefault(variable, expanded(usual, names.variables))
         array = _ARRAY.match(statement)
         if array is not None:
             inside = array[3].rstrip().removesuffix(")")
