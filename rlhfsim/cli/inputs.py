@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+import click
+
 from rlhfsim import units
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
@@ -27,6 +29,7 @@ from rlhfsim.cli.params import (
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
+from rlhfsim.specs.hardware.prices import MARKETS
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.model.context import check_context
@@ -84,9 +87,31 @@ def trainer(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"framework": name, "backend": backend}
 
 
+class Rent(Number):
+    """USD per GPU-hour, or the name of a market."""
+
+    name = "USD|MARKET"
+
+    def convert(  # type: ignore[override]  # a market where a number gives a number
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        """The price, or the market whose listed price counts.
+
+        Raises:
+            RlhfsimError: neither.
+        """
+        market = str(value).strip().lower()
+        return market if market in MARKETS else super().convert(value, param, ctx)
+
+
 def price_option(help: str = "USD per GPU-hour, in place of the listed price.") -> Option:
     """What a GPU costs."""
     return option("--price", Number(0, MAX_PRICE, "usd/h"), help)
+
+
+def rent_option(help: str = "USD per GPU-hour, or the listed price that counts: reserved, spot.") -> Option:
+    """What a GPU costs, or on which market it is rented."""
+    return option("--price", Rent(0, MAX_PRICE, "usd/h"), help)
 
 
 def _cluster(*, required: bool) -> Callable[[F], F]:
@@ -101,7 +126,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
         option("--rollout-gpus", gpus, "GPUs of a second pool, for the rollout only."),
         option("--rollout-gpu", GPU, "Another GPU for that second pool."),
         oversubscription_option,
-        price_option(),
+        rent_option(),
     )
 
 

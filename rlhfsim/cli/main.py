@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": "Measure this machine and write its profile.",
     "frameworks": "List what each framework runs, and how that is known.",
     "gpus": "List the hardware profiles.",
+    "prices": "List what a GPU-hour costs, and where that is known from.",
     "models": "List the model presets.",
 }
 """Sub-command -> one line of help; the code is `rlhfsim.cli.<command>`, `-` written `_`."""

@@ -87,8 +87,14 @@ def _alone(ctx: click.Context) -> None:
             )
 
 
-def from_file(file: str, price: float | None) -> Planned:
-    """A scenario, a shipped system or a plan.json, priced now."""
+def from_file(file: str, price: float | str | None) -> Planned:
+    """A scenario, a shipped system or a plan.json, priced now.
+
+    Raises:
+        RlhfsimError: bad input.
+    """
+    if isinstance(price, str):
+        raise bad_option(f"--price {price} and a FILE", "give the price: rlhfsim prices lists them")
     with on_command_line():
         plan = estimate_file(file, price=price)
     return checked_plan(plan, cluster_of(plan), profile_notes(file))

@@ -11,7 +11,7 @@ from rlhfsim.cli.inputs import (
     backend_options,
     build_workload,
     oversubscription_option,
-    price_option,
+    rent_option,
     trainer,
     workload_options,
 )
@@ -56,7 +56,7 @@ Examples:
 )
 @option("--max-gpus", Whole(1, MAX_GPUS), "Largest cluster.", default=512)
 @oversubscription_option
-@price_option("USD per GPU-hour of every kind, in place of the listed prices.")
+@rent_option()
 @workload_options
 @backend_options
 @option(
@@ -69,7 +69,7 @@ Examples:
 @click.pass_context
 def size(ctx: click.Context, /, **given: Any) -> None:
     """Find the fewest or cheapest GPUs that meet targets."""
-    profiles = _profiles(given["gpu"])
+    profiles = _profiles(given["gpu"], given["price"])
     request = _request(given, profiles)
     if given["pareto"]:
         trials = fronts(request, profiles, given["max_gpus"])
@@ -95,12 +95,14 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(0 if answer.best is not None else 1)
 
 
-def _profiles(text: str) -> list[Profile]:
+def _profiles(text: str, price: float | str | None) -> list[Profile]:
+    """The kinds named, at the prices of a market where one is named."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise bad_option("--gpu names no GPU", "as in --gpu h100,h200")
     with on_command_line():
-        return list({p.name: p for p in map(load_profile, names)}.values())
+        kinds = {p.name: p for p in map(load_profile, names)}.values()
+        return [node_group(p, 1, price=price).profile if isinstance(price, str) else p for p in kinds]
 
 
 def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
@@ -120,7 +122,7 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
             cluster=cluster,
             workload=build_workload({**given, "gpus": 1}),
             **trainer(given),
-            price=given["price"],
+            price=None if isinstance(given["price"], str) else given["price"],
         )
     request = constrained(base, given)
     _check_roles(request, models_of(request.workload))

@@ -186,7 +186,8 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--forbid", "everything"), "everything"),
         (("--max-oom", "2"), "max-oom"),
         (("--mini-batches", "7"), "7 mini-batches"),
-        (("--gpu", "rtx-4090", "--objective", "cost"), "--price"),
+        (("--gpu", "mi250x", "--objective", "cost"), "--price"),
+        (("--gpu", "l4", "--price", "spot"), "no spot price of l4"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_writes_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
@@ -18,6 +19,7 @@ from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.clusters import cluster_from
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.prices import price_of, prices
 from rlhfsim.specs.hardware.profile_files import find_profile, profile_files
 from rlhfsim.specs.hardware.profiles import (
     aliases,
@@ -200,8 +202,26 @@ def test_a_rack_is_one_nvlink_domain(profiles):
 
 def test_only_dated_prices_are_given(profiles):
     priced = {name: p.price for name, p in profiles.items() if p.price}
-    assert set(profiles) - set(priced) == {"cpu", "cpu_core", "h100_96gb", "mi250x"}  # nobody rents them out
-    assert all(price.date == "2026-05" for price in priced.values())
+    assert set(profiles) - set(priced) == {"cpu", "l20", "mi250x"}  # nobody rents them out
+    assert all(re.match(r"202\d(-\d\d)?$", price.date) for price in priced.values())
+    assert all(p.source and p.low < p.high for markets in prices().values() for p in markets.values())
+    assert set(prices()) == set(priced)
+    assert {"on-demand", "reserved", "spot"} == set(prices()["h100_sxm"])
+
+
+def test_a_users_file_of_prices_replaces_single_entries(tmp_path, monkeypatch):
+    own = tmp_path / "mine.yaml"
+    own.write_text("h100_sxm: {on-demand: 2.20 USD/h}\n")
+    monkeypatch.setenv("RLHFSIM_PRICES", str(own))
+    assert (load_profile("h100").price.value, load_profile("h100").price.date) == (2.2, "given")
+    assert price_of("h100_sxm", "spot").value == 1.5
+    assert load_profile("h200").price.value == 4
+    own.write_text("h100_sxm: {on-demand: {value: 3 USD/h}}\n")
+    with pytest.raises(RlhfsimError, match="mine"):
+        prices()
+    monkeypatch.setenv("RLHFSIM_PRICES", str(tmp_path / "none.yaml"))
+    with pytest.raises(RlhfsimError):
+        prices()
 
 
 def test_the_mean_time_between_failures_is_that_of_the_llama_3_paper():

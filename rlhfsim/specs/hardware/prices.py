@@ -11,7 +11,7 @@ A profile that states its own `price` keeps it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -44,21 +44,24 @@ Prices = dict[str, dict[Market, Annotated[Price, BeforeValidator(_with_range)]]]
 """Profile -> market -> price."""
 
 
-def price_files() -> Iterator[Path]:
-    """Files that are read, the one that counts first."""
-    if named := os.environ.get(ENVIRONMENT):
-        yield Path(named)
-    yield from (path for folder in folders() if (path := folder / f"{PRICES}.yaml").is_file())
-
-
 def prices() -> Prices:
     """Every price that is known.
 
     Raises:
         RlhfsimError: a file that cannot be read, or the first thing wrong in it with its place.
     """
+    return prices_over(os.environ.get(ENVIRONMENT))
+
+
+def prices_over(own: str | Path | None) -> Prices:
+    """Every price, entries of a file of one's own before all others.
+
+    Raises:
+        RlhfsimError: as `prices`.
+    """
+    files = [path for folder in folders() if (path := folder / f"{PRICES}.yaml").is_file()]
     merged: Prices = {}
-    for path in reversed([*price_files()]):
+    for path in reversed([*([Path(own)] if own else []), *files]):
         for gpu, markets in _prices_in(read_text(path), str(path)).items():
             merged[gpu] = {**merged.get(gpu, {}), **markets}
     return merged
