@@ -87,7 +87,7 @@ def node(group: EqualNodes) -> Component:
             for start, span, label in lane.pieces
         ]
         cells = html.Div(pieces, className="cells", style=columns)
-        rows.append(html.Div([html.Span(lane.name), cells], className="lane"))
+        rows.append(html.Div([html.Span([lane.name, html.Small(lane.layout)]), cells], className="lane"))
     return html.Div([html.P(group.title), *rows], className="node")
 
 

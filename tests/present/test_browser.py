@@ -22,6 +22,11 @@ UNTOLD = """
     .flatMap(t => [...(t.x || []), ...(t.y || [])]).filter(v => typeof v === 'number' && !held.has(v)).map(v => `${f.id}: ${v}`);
 })"""
 """Numbers that a figure draws and its table does not hold."""
+SCREENS = """
+() => [document.querySelector('header').offsetHeight, document.getElementById('appendices').getBoundingClientRect().top]
+  .map(y => y / 800)
+"""
+"""Screens of 800 pixels that the verdict takes, and all that comes before the appendices."""
 WAITS = 50
 """Looks at a page, a tenth of a second apart, before a change counts as missing."""
 
@@ -98,6 +103,9 @@ def test_every_figure_is_drawn_as_its_table_says_without_complaint_or_request(
     assert all(w > 300 and h > 100 for w, h in boxes)
     assert all(marks)
     assert page.evaluate(UNTOLD) == []
+    verdict, all_of_it = page.evaluate(SCREENS)
+    assert verdict <= 1
+    assert all_of_it <= 6
     assert seen.complaints == []
     assert seen.requests == []
 

@@ -68,6 +68,24 @@ def test_equal_nodes_stand_once(apart: Plan) -> None:
     assert [(lane.role, lane.pieces) for lane in second.lanes] == [("rollout", ((0, 8, "TP8"),))]
 
 
+def test_stages_of_a_pipeline_are_told_apart_where_they_are_few(apart: Plan) -> None:
+    def staged(pp: int) -> list[str]:
+        actor = RolePlacement(pool="all", layout=Layout(tp=4, pp=pp, dp=8 // pp, zero=1))
+        rollout = RolloutPlacement(pool="all", layout=RolloutLayout(tp=4, pp=2, dp=4))
+        pool = ResourcePool(name="all", gpus=32)
+        roles = {"actor": actor, "rollout": rollout}
+        placement = replace(
+            apart.placement, pools=(pool,), backend="megatron", weight_path="reshard", **roles
+        )
+        groups = node_groups(estimate(placement, apart.workload, parse_cluster(32)))
+        assert all(lane.layout == roles[lane.role].layout.label for g in groups for lane in g.lanes)
+        return [f"{lane.role} {label}" for g in groups for lane in g.lanes for _, _, label in lane.pieces]
+
+    engines = ["rollout TP4 PP 1/2", "rollout TP4 PP 2/2"]
+    assert staged(2) == [*engines, *["actor TP4 PP 1/2"] * 2, *engines, *["actor TP4 PP 2/2"] * 2]
+    assert staged(8)[:4] == [*engines, "actor TP4 PP 1/8", "actor TP4 PP 2/8"]
+
+
 def test_layouts_in_words(apart: Plan) -> None:
     roles = apart.placement.roles
     assert meaning(roles["rollout"]) == "3 engines, each over 8 GPUs"

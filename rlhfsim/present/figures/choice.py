@@ -33,7 +33,7 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     own = (words.gpus(plan), plan.prediction.step_s, cost_of(plan))
     times = [own[1], *(t for _, t, _ in points), *(r.step_s for r in rivals)]
     layout = theme.layout(
-        height=420,
+        height=340,
         x="seconds per step (shorter is better)",
         y=f"{axis} (lower is better)",
         xaxis=plots.logarithmic(times, 1.35, **_ticks(times)),
@@ -207,7 +207,7 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
         plots.bars(f"chosen: {kind(plan)}", names, [row[1] for row in rows], ("red", "")),
         plots.bars(other.label, names, [row[2] for row in rows], ("blue", "/")),
     ]
-    layout = plots.rows(names, "seconds of the step", each=40, margin=130, barmode="group")
+    layout = plots.rows(names, "seconds of the step", each=32, margin=110, barmode="group")
     return Figure(
         key="rival",
         title=findings.rival(other.label, other.step_s - step, step, more),

@@ -23,7 +23,8 @@ def picture(plan: Plan) -> Figure:
         alt="Nodes with a row for each role: "
         + "; ".join(f"{g.title}: {', '.join(lane.name for lane in g.lanes)}" for g in groups),
         how="A column is a GPU, a row a role, a piece the GPUs that work together on one shard of its "
-        "model (TP: tensor parallel). Nodes that look the same are shown once.",
+        "model (TP: tensor parallel; PP 2/4: the second of four pipeline stages). Below a role stands its "
+        "layout. Nodes that look the same are shown once.",
     )
 
 
@@ -38,9 +39,18 @@ def _title(plan: Plan) -> str:
     return f"{words.capital(words.listed(shares))}: {architecture}"
 
 
+KINDS = 4
+"""Kinds of nodes up to which a picture says which stage of a pipeline each holds."""
+
+
 def node_groups(plan: Plan) -> tuple[EqualNodes, ...]:
-    """Runs of nodes that show the same."""
-    nodes = [(node, gpus, _lanes(plan, node)) for node, gpus in enumerate(_sizes(plan))]
+    """Runs of nodes that show the same; the stages of a pipeline are told apart where that makes few."""
+    groups = _node_groups(plan, staged=True)
+    return groups if len(groups) <= KINDS else _node_groups(plan, staged=False)
+
+
+def _node_groups(plan: Plan, *, staged: bool) -> tuple[EqualNodes, ...]:
+    nodes = [(node, gpus, _lanes(plan, node, staged=staged)) for node, gpus in enumerate(_sizes(plan))]
     groups = []
     for (gpus, lanes), run in groupby(nodes, key=lambda item: item[1:]):
         first, *_, last = [node for node, *_ in run] * 2
@@ -61,12 +71,12 @@ def _sizes(plan: Plan) -> list[int]:
     ]
 
 
-def _lanes(plan: Plan, node: int) -> tuple[RoleLane, ...]:
-    lanes = (_lane(plan, role, node) for role in plan.gpu_map)
+def _lanes(plan: Plan, node: int, *, staged: bool) -> tuple[RoleLane, ...]:
+    lanes = (_lane(plan, role, node, staged=staged) for role in plan.gpu_map)
     return tuple(lane for lane in lanes if lane is not None)
 
 
-def _lane(plan: Plan, at: RoleGpus, node: int) -> RoleLane | None:
+def _lane(plan: Plan, at: RoleGpus, node: int, *, staged: bool) -> RoleLane | None:
     """The pieces of a role on a node; a piece is a run of GPUs of one tensor-parallel group."""
     layout = plan.placement.roles[at.role].layout
     ranks = [
@@ -77,18 +87,27 @@ def _lane(plan: Plan, at: RoleGpus, node: int) -> RoleLane | None:
     if not ranks:
         return None
     pieces = []
-    for _, run in groupby(sorted(ranks, key=lambda r: r[1]), key=lambda r: r[0]):
+    for group, run in groupby(sorted(ranks, key=lambda r: r[1]), key=lambda r: r[0]):
         gpus = [gpu for _, gpu in run]
-        pieces.append((gpus[0], gpus[-1] - gpus[0] + 1, _piece(layout)))
-    return RoleLane(role=at.role, name=at.role, pieces=tuple(pieces))
+        label = _piece(layout, stage_of(layout, group) if staged else None)
+        pieces.append((gpus[0], gpus[-1] - gpus[0] + 1, label))
+    return RoleLane(role=at.role, name=at.role, layout=layout.label, pieces=tuple(pieces))
 
 
-def _piece(layout: Layout | RolloutLayout) -> str:
-    """What a tensor-parallel group holds: `TP8`, `stage` of a pipeline, `1/64` of everything, or a `copy`."""
-    if layout.tp > 1:
-        return f"TP{layout.tp}"
+def stage_of(layout: Layout | RolloutLayout, group: int) -> int:
+    """The stage, from 0, of a tensor-parallel group: outermost in training, inside a copy in a rollout."""
+    copies = layout.gpus // (layout.tp * layout.pp)
+    return group % layout.pp if isinstance(layout, RolloutLayout) else group // copies
+
+
+def _piece(layout: Layout | RolloutLayout, stage: int | None) -> str:
+    """What a tensor-parallel group holds: `TP8`, `TP8 PP 2/4`, `1/64` of everything, or a `copy`."""
+    tensor = f"TP{layout.tp}" if layout.tp > 1 else ""
     if layout.pp > 1:
-        return "stage"
+        pipeline = f"PP{layout.pp}" if stage is None else f"PP {stage + 1}/{layout.pp}"
+        return f"{tensor} {pipeline}".strip()
+    if tensor:
+        return tensor
     return (
         f"1/{layout.gpus}" if isinstance(layout, Layout) and layout.zero == 3 and layout.gpus > 1 else "copy"
     )

@@ -36,7 +36,7 @@ def timeline(plan: Plan) -> Figure:
     layout = plots.rows(
         list(dict.fromkeys(row_of(plan, role_of(f.name)) for f in p.phases)),
         "seconds from the start of the step",
-        each=44,
+        each=36,
         margin=70,
         legend=False,
         barmode="overlay",
@@ -136,7 +136,7 @@ def resources(plan: Plan) -> Figure:
         title=findings.resources(total),
         alt="Stacked bars, one a call: " + "; ".join(f"{n} {sum(row.values()):.3g} s" for n, row in rows),
         how=words.capital("; ".join(f"{r.phrase}: {r.effect}" for r in known) + "."),
-        plot=plots.spec(data, plots.rows(names, "seconds of the step", margin=150, barmode="stack")),
+        plot=plots.spec(data, plots.rows(names, "seconds of the step", each=26, margin=140, barmode="stack")),
         table=table(
             "Seconds that the step waits for, by call and by what bounds them",
             rows,

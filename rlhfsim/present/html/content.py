@@ -17,6 +17,8 @@ class RoleLane:
 
     role: str
     name: str
+    layout: str
+    """Short form, as tables have it."""
     pieces: tuple[tuple[int, int, str], ...]
 
 
@@ -91,6 +93,8 @@ class PageSection:
     heading: str
     lead: str = ""
     blocks: tuple[Block, ...]
+    appendix: bool = False
+    """For those who check: it stands behind everything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +127,9 @@ class Page:
         return tuple(b for s in self.sections for b in s.blocks if isinstance(b, Figure))
 
 
-def section(key: str, heading: str, *blocks: Block | None, lead: str = "") -> PageSection:
+def section(
+    key: str, heading: str, *blocks: Block | None, lead: str = "", appendix: bool = False
+) -> PageSection:
     """A section of the blocks that there are."""
-    return PageSection(
-        key=key, heading=heading, lead=lead, blocks=tuple(block for block in blocks if block is not None)
-    )
+    there = tuple(block for block in blocks if block is not None)
+    return PageSection(key=key, heading=heading, lead=lead, blocks=there, appendix=appendix)

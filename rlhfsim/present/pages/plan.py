@@ -191,16 +191,20 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
     yield section("memory", "Memory", *figures_memory.memory(known))
     yield section("candidates", "Candidates", *_candidates(plan, sizes))
     yield section("why", "Why this one", *_why(plan))
-    yield section("doubts", "What the answer is sensitive to", *_doubts(known))
-    yield section("calibration", "How right such predictions were", figures_trust.scatter())
+    yield section("doubts", "What the answer is sensitive to", *_doubts(known), appendix=True)
+    if plan.choice is not None:
+        yield section("proof", "Where every possible plan went", certificate(plan.choice), appendix=True)
+    yield section("calibration", "How right such predictions were", figures_trust.scatter(), appendix=True)
     yield section(
         "assumptions",
         "Assumptions and sources",
         assumed.unknowns(known),
         *assumed.tables(known),
         assumed.filled(),
+        appendix=True,
     )
-    yield section("reproduce", "Reproduce", reproduce.commands(plan, file), reproduce.hashes(plan))
+    again = reproduce.commands(plan, file), reproduce.hashes(plan)
+    yield section("reproduce", "Reproduce", *again, appendix=True)
 
 
 def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
@@ -219,7 +223,6 @@ def _why(plan: Plan) -> Iterator[Block | None]:
     yield figures_choice.rival(plan, plan.choice)
     reasons = tuple(words.capital(r) for r in plan.choice.reasons)
     yield Listing(title="Why it won, and why not another", items=reasons)
-    yield certificate(plan.choice)
 
 
 def certificate(choice: Choice) -> TableData:

@@ -124,9 +124,12 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     yield section("bytes", "Memory and amounts", *_memory(answer))
     if timed:
         yield section("over-time", "Step after step", figures_steps.steps(answer, rewards(answer)))
-    yield section("plan", "The plan that ran", picture(answer.plan), *figures_memory.memory(known))
-    yield section("calibration", "How right such predictions were elsewhere", figures_trust.scatter())
-    yield section("assumptions", "Assumptions and sources", assumed.unknowns(known), *assumed.tables(known))
+    plan = picture(answer.plan), *figures_memory.memory(known)
+    yield section("plan", "The plan that ran", *plan, appendix=True)
+    elsewhere = "How right such predictions were elsewhere"
+    yield section("calibration", elsewhere, figures_trust.scatter(), appendix=True)
+    tables = assumed.unknowns(known), *assumed.tables(known)
+    yield section("assumptions", "Assumptions and sources", *tables, appendix=True)
     yield section(
         "reproduce",
         "Reproduce",
@@ -137,6 +140,7 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:
             answer.run.versions.items(),
             ("library", "version"),
         ),
+        appendix=True,
     )
 
 

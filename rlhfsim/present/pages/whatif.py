@@ -116,9 +116,9 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         "are what"
         " the scenario sets.",
     )
-    yield section("assumptions", "Assumptions and notes", *_assumed(result))
-    yield section("calibration", "How right such predictions were", figures_trust.scatter())
-    yield section("reproduce", "Reproduce", *_again(result, file))
+    yield section("assumptions", "Assumptions and notes", *_assumed(result), appendix=True)
+    yield section("calibration", "How right such predictions were", figures_trust.scatter(), appendix=True)
+    yield section("reproduce", "Reproduce", *_again(result, file), appendix=True)
 
 
 def _assumed(result: WhatIf) -> Iterator[Block]:
