@@ -16,8 +16,9 @@ from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.nearest import cost
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
+from rlhfsim.frameworks.says import Aspect, value_of
 from rlhfsim.plan import Plan, Prediction
-from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.units import format
 
@@ -294,6 +295,13 @@ def held(plan: Plan, phase: str, pool: str) -> str:
     if not total:
         return ""
     return f"{phase} holds {format(total, 'byte')} of {format(plan.prediction.capacity_bytes, 'byte')} a GPU"
+
+
+def scored_alike(plan: Plan, role: RolePlacement) -> bool:
+    """Whether a role scores as the actor does: weights cut alike, micro-batches of the same size."""
+    actor, backend = plan.placement.actor, plan.placement.backend
+    aspects: tuple[Aspect, ...] = ("cut", "scoring")
+    return all(value_of(x, role, backend) == value_of(x, actor, backend) for x in aspects)
 
 
 def longest_prompt(plan: Plan) -> int:

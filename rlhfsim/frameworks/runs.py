@@ -14,6 +14,7 @@ from importlib import import_module, resources
 from typing import Literal, TypeVar
 
 from rlhfsim.frameworks.costs import costs_of
+from rlhfsim.frameworks.says import Says
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import (
     BACKENDS,
@@ -69,6 +70,7 @@ FEATURES: Mapping[str, str] = {
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "LoRA on a 4-bit base": "set workload.lora.base: bf16",
     "8-bit Adam": "set workload.optimizer: adam",
+    "old log-probs of the rollout": "set workload.old_logprobs: recompute",
     "BF16 gradients": "leave out workload.gradients",
     "FP32 gradient sums": "leave out workload.gradients",
     "AMD GPUs": "use NVIDIA GPUs",
@@ -124,6 +126,8 @@ class Runs:
     """It trains on a batch once."""
     critics: tuple[Backend, ...] | None = None
     """Backends that it trains a critic with; None: all."""
+    says: Says = field(default_factory=Says)
+    """What its configuration can say of a plan that it runs."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str
@@ -376,6 +380,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "LoRA"
         if workload.lora.base == "nf4":
             yield "LoRA on a 4-bit base"
+    if workload.generates and workload.old_logprobs == "rollout":
+        yield "old log-probs of the rollout"
     if workload.optimizer == "adam8bit":
         yield "8-bit Adam"
     if workload.gradients == "bf16":

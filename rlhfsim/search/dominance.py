@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import OptionTable
+
+MIX = 6364136223846793005
+"""Odd, so that no bit of a class is lost (Knuth's multiplier)."""
+
+
+def mixed(classes: Ints, numbers: Ints) -> Ints:
+    """Classes that differ wherever classes or numbers do, for all practical purposes: a 64-bit mix."""
+    return classes * MIX + numbers
 
 
 def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> Ints:
@@ -36,11 +46,25 @@ def _front(columns: Floats, tie: Floats | None) -> Ints:
     return np.array(front, dtype=np.int64)
 
 
-def lean(table: OptionTable, columns: Floats, *, by_class: bool, by_label: bool, by_move: bool) -> Ints:
-    """Options of one role that no other of its class beats in time and in every state's bytes."""
+def lean(
+    table: OptionTable,
+    columns: Floats,
+    *,
+    by_class: bool,
+    by_label: bool,
+    by_move: bool,
+    agreed: Sequence[int] = (),
+) -> Ints:
+    """Options of one role that no other of its class beats in time and in every state's bytes.
+
+    `agreed`: columns of `OptionTable.agreed` that other roles must have the same number in.
+    """
     classes = table.sync_class if by_class else np.zeros(len(table), dtype=np.int64)
     if by_label:
         classes = classes * 2 + table.frees
     if by_move:
         classes = classes * 4 + table.moved
+    for column in agreed:
+        assert table.agreed is not None
+        classes = mixed(classes, table.agreed[:, column])
     return np.sort(undominated(columns, classes))

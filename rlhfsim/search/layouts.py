@@ -98,6 +98,10 @@ def role_layouts(
         filled = tuple(x for x in every if micro_batches.has_work(x, batch))
         lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
         dropped[lacking] += len(every) - len(filled)
+        if request.runs is not None and request.runs.says.whole_updates:
+            even = tuple(x for x in filled if batch.sequences % (x.dp * x.micro_batch) == 0)
+            dropped["a mini-batch is not whole micro-batches"] += len(filled) - len(even)
+            filled = even
         if filled:
             shapes.append(filled)
     return Space(tuple(shapes), dropped)
@@ -200,14 +204,15 @@ def _zeros_and_offloads(
 def _zeros(
     rules: BackendRules, fixed: Mapping[str, int | str], alone: tuple[int, ...] | None, trained: bool
 ) -> tuple[int, ...]:
-    """Stages that compete; 0 only for a single rank, or for a role without optimizer.
+    """Stages that compete; 0 only for a single rank, or for a role without optimizer: sharded or not.
 
     `alone`: those of a single rank; where the framework shards whatever the ranks (verl), its own.
     """
     stages = {*rules.zero_stages, *rules.zero_stages_tp, *rules.zero_stages_pp}
     if alone is not None:
         return _values(fixed, "zero", alone)
-    return _values(fixed, "zero", sorted(stages - {0} if trained else stages & {0, 3}))
+    scoring = sorted(stages & {0, 3}) or [min(stages)]
+    return _values(fixed, "zero", sorted(stages - {0}) if trained else scoring)
 
 
 def _recomputes(request: Request, fixed: Mapping[str, int | str], trained: bool) -> tuple[Recompute, ...]:
@@ -280,9 +285,9 @@ def layout_refusal(
 
 
 def rollout_layouts(
-    request: Request, model: ModelSpec, gpus: int, group: NodeGroup
+    request: Request, model: ModelSpec, gpus: int, group: NodeGroup, *, shares: bool = False
 ) -> tuple[RolloutLayout, ...]:
-    """Layouts of the inference engine that fill `gpus` GPUs.
+    """Layouts of the inference engine that fill `gpus` GPUs, which it `shares` with the actor or not.
 
     The same layout at falling shares of memory stands together.
     """
@@ -297,6 +302,7 @@ def rollout_layouts(
             if _lacks_replica(request, group, replica):
                 continue
             whole = _formatted(request, replace(replica, dp=gpus // each))
+            whole = replace(whole, max_num_seqs=_running(request, whole, gpus, shares))
             for speculation in _speculations(request, whole):
                 layouts += [
                     replace(whole, memory_utilization=share, speculation=speculation)
@@ -315,6 +321,14 @@ def _formatted(request: Request, layout: RolloutLayout) -> RolloutLayout:
         bf16_layers=work.rollout_bf16_layers,
         kv_precision=work.kv_precision,
     )
+
+
+def _running(request: Request, layout: RolloutLayout, gpus: int, shares: bool) -> int:
+    """Sequences at a time of a replica."""
+    if request.runs is None:
+        return layout.max_num_seqs
+    samples = request.workload.num_sequences
+    return request.runs.says.engine(layout, samples, gpus, shares=shares)
 
 
 def _speculations(request: Request, layout: RolloutLayout) -> tuple[Speculation | None, ...]:

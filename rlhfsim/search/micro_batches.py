@@ -26,10 +26,10 @@ H100 computes its 6 FLOP a token at 600 TFLOP/s, so that 16,000 tokens hide all 
 Fields = Mapping[str, int | str]
 
 
-def lengths_key(workload: Workload) -> tuple[float, float, bool]:
+def lengths_key(workload: Workload) -> tuple[float, float, bool, bool]:
     """What of the lengths decides which sizes compete."""
     batch = batch_lengths(workload)
-    return batch.max_tokens, batch.mean_tokens, workload.packing and batch.deviation > 0
+    return batch.max_tokens, batch.mean_tokens, workload.packing, batch.deviation > 0
 
 
 def sizes(request: Request, role: str, cp: int) -> list[dict[str, Any]]:
@@ -61,8 +61,9 @@ def has_work(layout: Layout, batch: BatchLengths) -> bool:
 def _packs(request: Request, role: str, batch: BatchLengths) -> bool:
     """Whether packs compete for a role: a bound on its sequences asks for sequences."""
     runs = request.runs is None or FEATURE in request.runs.features
+    differ = batch.deviation > 0 or (request.runs is not None and request.runs.says.packs)
     asked = any(limit.role == role and limit.field == "micro_batch" for limit in request.limits)
-    return request.workload.packing and batch.deviation > 0 and runs and not asked
+    return request.workload.packing and differ and runs and not asked
 
 
 def _doubled(tokens: float) -> list[int]:

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frameworks.says import Between, between, value_of
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement, weights_cut
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
@@ -39,6 +41,8 @@ class Key:
     role: str
     beside_actor: bool = False
     """A reference that shares the actor's pool: one process, and with LoRA one copy of the weights."""
+    shares: bool = False
+    """Its GPUs, as the framework counts (`Says.shares`): what it may do between its calls depends on it."""
     adapters: bool = False
     """A rollout that receives adapters only: its base weights must survive sleep."""
     double_buffered: bool = False
@@ -68,6 +72,9 @@ class OptionTable:
     """(n,) probability that an engine does not start; 0 for other roles."""
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
+    agreed: Ints | None = None
+    """(n, `Says.same`) a number for what one key says for several roles, 0 where it is not about this one;
+    None: no key does so."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -123,6 +130,7 @@ class OptionTable:
             continuous=self.continuous[rows],
             no_start=self.no_start[rows],
             sync_class=self.sync_class[rows],
+            agreed=None if self.agreed is None else self.agreed[rows],
         )
 
 
@@ -130,50 +138,63 @@ class OptionTable:
 
 
 def role_variants(
-    request: Request, role: str, layout: Layout, *, beside_actor: bool = False
+    request: Request, role: str, layout: Layout, *, beside_actor: bool = False, shares: bool = False
 ) -> Iterator[RolePlacement]:
     """What a role may do between its calls: stay, move its optimizer states, move altogether.
 
-    Where the framework always swaps, a reference in the actor's pool (`beside_actor`) is swapped, or comes
-    from the host beside an actor that does so too.
+    Of those what the framework can say where it `shares` its GPUs or not. Where it always swaps, a reference
+    in the actor's pool (`beside_actor`) is swapped, or comes from the host beside an actor that does so too.
     """
+    says = request.runs.says.places(shares=shares).between.get(role) if request.runs else None
+    if layout.offload_params != "none":  # all is on the host whenever it is not used
+        says = None
     if beside_actor and request.runs is not None and request.runs.always_swaps:
         yield RolePlacement(pool=ALONE, layout=layout, residency="swapped")
-        yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
+        if says is None or "leaves" in says:
+            yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
         return
+    yield from (v for v in _variants(request, role, layout, says) if says is None or between(v) in says)
+
+
+def _variants(
+    request: Request, role: str, layout: Layout, says: Sequence[Between] | None
+) -> Iterator[RolePlacement]:
     yield RolePlacement(pool=ALONE, layout=layout)
     if "offload" in request.left_out or layout.offload_params != "none":
         return
-    if role in TRAINED and layout.offload_optimizer == "none":
+    if role in TRAINED and (layout.offload_optimizer == "none" or (says is not None and "stays" not in says)):
         yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)
     yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
 
 
-def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[RolloutPlacement]:
-    """Sleep levels; an engine that receives adapters only must keep its base weights."""
-    for sleep in (0, 1) if adapters else (0, 1, 2):
+def rollout_variants(
+    request: Request, layout: RolloutLayout, *, adapters: bool, shares: bool = False
+) -> Iterator[RolloutPlacement]:
+    """Sleep levels that the framework can say; an engine that receives adapters only must keep its base
+    weights."""
+    levels = request.runs.says.places(shares=shares).sleep if request.runs else (0, 1, 2)
+    for sleep in sorted({min(level, 1) for level in levels} if adapters else levels):
         yield RolloutPlacement(pool=ALONE, layout=layout, sleep=sleep)
 
 
-def in_place(actor: OptionTable, reference: OptionTable, backend: Backend) -> tuple[Ints, Ints]:
-    """Numbers of where weights lie under each option of two roles, which go together where theirs are equal.
+def agreed(request: Request, name: str, roles: Sequence[AnyRolePlacement]) -> Ints | None:
+    """(n, `Says.same`) numbers of what one key of the framework says for several roles."""
+    same = request.runs.says.same if request.runs else ()
+    if not same:
+        return None
+    columns = [
+        [_number(value_of(each.aspect, role, request.backend)) for role in roles]
+        if name in each.roles
+        else [0] * len(roles)
+        for each in same
+    ]
+    return np.array(columns, dtype=np.int64).reshape(len(same), len(roles)).T
 
-    -1 for an actor that leaves its GPUs, and for a reference that is not swapped.
-    """
-    numbers: dict[object, int] = {}
 
-    def places(table: OptionTable, residency: str) -> Ints:
-        return np.array(
-            [
-                numbers.setdefault(weights_cut(role.layout, backend), len(numbers))
-                if isinstance(role, RolePlacement) and role.residency == residency
-                else -1
-                for role in table.options
-            ],
-            dtype=np.int64,
-        )
-
-    return places(actor, "resident"), places(reference, "swapped")
+@lru_cache(maxsize=65536)
+def _number(value: object) -> int:
+    """The same in every process, and above 0."""
+    return int.from_bytes(blake2b(repr(value).encode(), digest_size=7).digest()) + 1
 
 
 def frees(role: AnyRolePlacement) -> bool:
@@ -204,5 +225,4 @@ def sync_layout(role: AnyRolePlacement) -> object:
     x = role.layout
     if isinstance(x, RolloutLayout):
         return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision, x.bf16_attention, x.bf16_layers
-    swapped = role.residency == "swapped"  # goes with other actors
-    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params, swapped
+    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params

@@ -25,6 +25,7 @@ import numpy as np
 from rlhfsim.memory.components import SyncBytes
 from rlhfsim.memory.residency import peak_moments
 from rlhfsim.memory.risk import fitting
+from rlhfsim.search.agreement import Agreement, Placed, agree, open_classes
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums, together
 from rlhfsim.search.dominance import undominated
 from rlhfsim.search.options import OptionTable
@@ -108,8 +109,7 @@ class Subproblem:
     """What the request says about taking roles out of GPU memory (naive against smart)."""
     whole: bool
     """Whether there is no other pool."""
-    in_place: tuple[Ints, Ints] | None = None
-    """Of the actor's and the reference's options, see `options.in_place`."""
+    agreement: tuple[Agreement, ...] = ()
 
     @property
     def scoring(self) -> list[str]:
@@ -210,7 +210,8 @@ class _Merge:
         for start in range(0, len(part), each):
             one = np.repeat(np.arange(start, min(start + each, len(part))), len(role))
             two = np.tile(np.arange(len(role)), len(one) // max(1, len(role)))
-            possible = self._in_place(part.rows[one], role.rows[two, 0], order)
+            placed = self._placed(part.rows[one], order)
+            possible = agree(self.subproblem.agreement, placed, self._placed(role.rows[two], order[-1:])[0])
             self.counts["infeasible"] += weight * int(len(one) - possible.sum())
             one, two = one[possible], two[possible]
             both = Combinations(
@@ -244,20 +245,15 @@ class _Merge:
                 if self.beam is not None and fit_count >= self.beam:
                     break
 
-    def _in_place(self, rows: Ints, added: Ints, order: Sequence[int]) -> Bools:
-        """Whether a reference that is `added` finds the actor's weights where its own would lie."""
-        group, places = self.subproblem.group, self.subproblem.in_place
-        if places is None or group[order[-1]] != "reference":
-            return np.ones(len(rows), dtype=np.bool_)
-        actor = places[0][rows[:, order.index(group.index("actor"))]]
-        return np.asarray(places[1][added] == actor)
+    def _placed(self, rows: Ints, order: Sequence[int]) -> list[Placed]:
+        """Roles with the rows of their tables."""
+        group, tables = self.subproblem.group, self.subproblem.tables
+        return [(group[i], tables[i], row) for i, row in zip(order, rows.T, strict=False)]
 
     def _lean(self, part: Combinations, order: Sequence[int]) -> Ints:
         """Those that no other one of their class equals or beats in every number and every moment."""
         subproblem = self.subproblem
-        placed = [
-            (subproblem.group[i], subproblem.tables[i], part.rows[:, place]) for place, i in enumerate(order)
-        ]
+        placed = self._placed(part.rows, order)
         classes = _classes(subproblem, placed, by_layout=True)
         values = [part.bytes.reshape(len(part), -1)]
         values += [part.sums.host[:, None] if subproblem.wants_memory else part.sums.values]
@@ -348,14 +344,12 @@ def _classes(
     for role, table, rows in placed:
         if by_layout and role in ENDS:
             classes = classes * MANY + table.sync_class[rows]
-        if by_layout and role == "actor" and subproblem.in_place is not None:
-            classes = classes * MANY + subproblem.in_place[0][rows] + 1
     if subproblem.frees == "must":
         classes = classes * 2 + np.logical_or.reduce([table.frees[rows] for _, table, rows in placed])
     if subproblem.pace == "pieces":
         for _, table, rows in placed:
             classes = classes * 4 + table.moved[rows]
-    return classes
+    return open_classes(subproblem.agreement, subproblem.group, placed, classes)
 
 
 def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floats, Ints]:

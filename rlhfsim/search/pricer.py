@@ -26,6 +26,7 @@ from rlhfsim.search.options import (
     AnyRolePlacement,
     Key,
     OptionTable,
+    agreed,
     broken_limit,
     role_variants,
     rollout_variants,
@@ -209,6 +210,7 @@ class Pricer:
             continuous=np.zeros(len(left)),
             no_start=np.zeros(len(left)),
             sync_class=sync_classes(left),
+            agreed=agreed(self.request, key.role, left),
         )
 
     def _options(self, key: Key) -> RoleOptions:
@@ -222,7 +224,9 @@ class Pricer:
                 tuple(
                     tuple(
                         s
-                        for s in role_variants(self.request, role, layout, beside_actor=key.beside_actor)
+                        for s in role_variants(
+                            self.request, role, layout, beside_actor=key.beside_actor, shares=key.shares
+                        )
                         if not broken_limit(self.request, role, s)
                     )
                     for layout in shape
@@ -238,8 +242,14 @@ class Pricer:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
             return tuple(chain(*chain(*self._options(key).shapes)))
-        layouts = rollout_layouts(self.request, self.models.actor, key.gpus, self.hardware(key))
-        options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
+        layouts = rollout_layouts(
+            self.request, self.models.actor, key.gpus, self.hardware(key), shares=key.shares
+        )
+        options = (
+            s
+            for x in layouts
+            for s in rollout_variants(self.request, x, adapters=key.adapters, shares=key.shares)
+        )
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
     def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
@@ -328,6 +338,7 @@ class Pricer:
                 continuous=np.array([self._continuous(key, role, engine) for role, engine in left]),
                 host=np.array([engine.host + profile["host_process_bytes"] for _, engine in left]),
                 sync_class=sync_classes([role for role, _ in left]),
+                agreed=agreed(self.request, key.role, [role for role, _ in left]),
             )
         )
 
@@ -371,6 +382,7 @@ class Pricer:
                 layout.ep,
                 layout.attention_dp,
                 layout.speculation,
+                layout.max_num_seqs,
                 key.double_buffered,
                 key.adapters,
             ),

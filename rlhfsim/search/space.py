@@ -233,11 +233,21 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
             if {shape.role_placement} & request.left_out or not _on_allowed_hardware(request, shape):
                 continue
             for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
-                if request.runs is not None and request.runs.lacks_schedule(schedule):
+                if not _said(request, shape, schedule):
                     continue
                 partition = replace(shape, path=path, schedule=schedule)
                 if may_carry(request, partition):
                     yield partition
+
+
+def _said(request: Request, shape: Partition, schedule: Schedule) -> bool:
+    """Whether the framework runs a schedule, and can be told of it and of who shares GPUs."""
+    if (runs := request.runs) is None:
+        return True
+    together = runs.says.together(shape.groups, schedule)
+    apart = not shape.joined and shape.pool_of("rollout") is not None
+    told = together and runs.says.when(schedule, request.workload, apart=apart)
+    return told and not runs.lacks_schedule(schedule)
 
 
 def _on_allowed_hardware(request: Request, shape: Partition) -> bool:
@@ -264,6 +274,9 @@ def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath
 
 def _carried(request: Request, shape: Partition, path: WeightPath) -> bool:
     """Whether the framework runs a path where actor and rollout lie so."""
+    alone = request.runs.says.adapters_alone if request.runs and request.workload.lora else ()
+    if request.backend in alone and not WEIGHT_PATHS[path].adapters_only:
+        return False
     one_node = len(groups := request.cluster.node_groups) == 1 and groups[0].gpus <= groups[0].gpus_per_node
     apart: Topology = "same node" if one_node else "across nodes"
     return request.runs is None or not request.runs.lacks_path(path, "same GPU" if shape.joined else apart)

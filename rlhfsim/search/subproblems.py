@@ -12,14 +12,15 @@ import numpy as np
 
 from rlhfsim.memory.components import NO_SYNC, SyncBytes
 from rlhfsim.memory.residency import sync_bytes
+from rlhfsim.search.agreement import Agreement, agree_apart, agreements
 from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
-from rlhfsim.search.options import Key, OptionTable, in_place
+from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Partition, Skeleton, freeing
+from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
 from rlhfsim.search.weight_paths import Paths
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
@@ -66,13 +67,14 @@ class Subproblems:
 
     def keys_of(self, partition: Partition, index: int, gpus: int) -> list[Key]:
         """The roles of one pool of a skeleton."""
-        group = partition.groups[index]
+        group, runs = partition.groups[index], self.request.runs
         return [
             Key(
                 role=role,
                 hardware=partition.hardware[index],
                 gpus=gpus,
                 beside_actor=role == "reference" and "actor" in group,
+                shares=runs is not None and runs.says.shares(role, group),
                 adapters=role == "rollout" and partition.adapters_only,
                 double_buffered=role == "rollout" and partition.schedule.double_buffered,
             )
@@ -222,6 +224,7 @@ class Subproblems:
             )
             for k in keys
         )
+        agreement = self._agreement(group)
         joined = [tables[group.index(role)] for role in ENDS if role in group]
         between = self.paths.between(partition, *joined) if len(joined) == len(ENDS) else None
         return Subproblem(
@@ -243,16 +246,12 @@ class Subproblems:
             shares_host=self._shares_host(skeleton),
             pace=partition.pace,
             wants_memory=self.request.objective == "memory",
-            in_place=self._in_place(group, tables),
+            agreement=agreement,
         )
 
-    def _in_place(self, group: Sequence[str], tables: Sequence[OptionTable]) -> tuple[Ints, Ints] | None:
-        """Where actor and reference go together only as the framework always swaps them."""
-        runs = self.request.runs
-        if runs is None or not runs.always_swaps or not {"actor", "reference"} <= set(group):
-            return None
-        actor, reference = (tables[group.index(role)] for role in ("actor", "reference"))
-        return in_place(actor, reference, self.request.backend)
+    def _agreement(self, group: Sequence[str]) -> tuple[Agreement, ...]:
+        """What one key of the framework says for roles of a pool and for others of the plan."""
+        return agreements(self.request.runs, roles_of(self.request, self.models), group)
 
     def _sync_bytes(self, partition: Partition, group: Sequence[str], index: int) -> SyncBytes:
         if not any(role in group for role in ENDS):
@@ -274,9 +273,16 @@ class Subproblems:
             states = table.states(profile, sync, with_actor=with_actor)
             flat = [s.reshape(len(table), -1) for s in states.values()]
             columns = np.concatenate([table.times.values, table.pieces, table.host[:, None], *flat], axis=1)
-            by_class = key.role in ENDS or any(role.residency == "swapped" for role in table.options)
+            agreed = [each.column for each in self._agreement((key.role,))]
             self._lean[name] = table.only(
-                lean(table, columns, by_class=by_class, by_label=by_label, by_move=by_move)
+                lean(
+                    table,
+                    columns,
+                    by_class=key.role in ENDS,
+                    by_label=by_label,
+                    by_move=by_move,
+                    agreed=agreed,
+                )
             )
         return self._lean[name]
 
@@ -290,7 +296,7 @@ class Subproblems:
         placed = [p.numbers.along(i, len(pools)) for i, p in enumerate(pools)]
         bound = objective_bound(skeleton.partition, self.request, placed, between)
         bound = np.broadcast_to(bound, tuple(len(p) for p in pools))
-        possible = np.isfinite(bound) & self._host_fits(skeleton, pools)
+        possible = np.isfinite(bound) & self._host_fits(skeleton, pools) & self._agree(pools)
         infeasible = int(bound.size - possible.sum())
         flat = np.flatnonzero((possible & (bound < limit)).reshape(-1))
         order = flat[np.argsort(bound.reshape(-1)[flat], kind="stable")]
@@ -322,6 +328,11 @@ class Subproblems:
         shape = [1] * len(pools)
         shape[actor], shape[rollout] = len(rows[0]), len(rows[1])
         return table.reshape(shape)
+
+    def _agree(self, pools: Sequence[PoolTable]) -> Bools:
+        """Whether roles of several pools say the same where one key is about all of them."""
+        placed = [[(t.key.role, t, rows) for t, rows in zip(p.tables, p.rows.T, strict=True)] for p in pools]
+        return agree_apart(self._agreement(roles_of(self.request, self.models)), placed)
 
     def _host_fits(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> Bools:
         """Whether pools that share a node fit into its host memory together."""

@@ -313,9 +313,9 @@ def test_a_rollout_on_the_references_gpus_is_no_launch_of_openrlhf(tmp_path: Pat
     plan = read_plan(out)
     assert plan.placement.reference is not None
     assert plan.placement.rollout is not None
-    apart = replace(plan.placement.rollout, pool=plan.placement.reference.pool)
-    assert apart.pool != plan.placement.actor.pool
-    shared = replace(plan, placement=replace(plan.placement, rollout=apart))
+    assert plan.placement.reference.pool == plan.placement.actor.pool  # design knows
+    moved = replace(plan.placement.reference, pool=plan.placement.rollout.pool)
+    shared = replace(plan, placement=replace(plan.placement, reference=moved))
     with pytest.raises(RlhfsimError, match="the rollout shares GPUs with some of the roles"):
         exporter("openrlhf").write(shared)
 

@@ -18,6 +18,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY
+from rlhfsim.frameworks.says import value_of
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
@@ -79,8 +80,9 @@ def options(
     trainer = request.backend, request.framework
     nodes = node.gpus, node.gpus_per_node, node.profile.usable_memory.value
     beside, adapters = role == "reference" and "actor" in group, path == "lora"
+    shares = request.runs is not None and request.runs.says.shares(role, group)
     return _options(
-        trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, adapters, beside
+        trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, adapters, beside, shares
     )
 
 
@@ -97,6 +99,7 @@ def _options(
     nodes: tuple[int, int, float],
     adapters: bool,
     beside: bool,
+    shares: bool,
 ) -> tuple[AnyRolePlacement, ...]:
     profile = load_cached("h100")
     profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
@@ -113,18 +116,22 @@ def _options(
     )
     found: list[AnyRolePlacement] = []
     if role == "rollout":
-        for layout in rollout_layouts(request, models.actor, gpus, group):
-            found += rollout_variants(layout, adapters=adapters)
+        for layout in rollout_layouts(request, models.actor, gpus, group, shares=shares):
+            found += rollout_variants(request, layout, adapters=adapters, shares=shares)
     else:
         trained = role in ("actor", "critic")
         space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
         for layouts in space.shapes:
-            found += [s for x in layouts for s in role_variants(request, role, x, beside_actor=beside)]
+            found += [
+                s
+                for x in layouts
+                for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
+            ]
     return tuple(s for s in found if not broken_limit(request, role, s))
 
 
 def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement | None]:
-    """The product of the options of every role; None where a reference cannot take the actor's place."""
+    """The product of the options of every role; None where the framework cannot say them together."""
     partition, homes = skeleton.partition, skeleton.pools()
     roles, choices = [], []
     for group, hardware, home in zip(partition.groups, partition.hardware, homes, strict=True):
@@ -137,25 +144,18 @@ def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator
 
 
 def placed(request: Request, skeleton: Skeleton, roles: dict[str, Any]) -> Placement | None:
-    """The plan with these roles; None where a reference cannot take the actor's place, or must."""
-    actor, reference = roles["actor"], roles.get("reference")
-    together = reference is not None and actor.pool == reference.pool
-    if together and request.runs and request.runs.always_swaps:
-        in_place = (reference.residency == "swapped") == (actor.residency == "resident")
-        if not in_place:
+    """The plan with these roles; None where one key of the framework says different things for two."""
+    for same in request.runs.says.same if request.runs else ():
+        members = [placed for role, placed in roles.items() if role in same.roles]
+        if len({value_of(same.aspect, member, request.backend) for member in members}) > 1:
             return None
-    try:
-        return Placement(
-            pools=skeleton.pools(),
-            weight_path=skeleton.partition.path,
-            schedule=skeleton.partition.schedule,
-            backend=request.backend,
-            **roles,
-        )
-    except RlhfsimError as error:
-        if error.code != "swapped-layout-differs":
-            raise
-        return None
+    return Placement(
+        pools=skeleton.pools(),
+        weight_path=skeleton.partition.path,
+        schedule=skeleton.partition.schedule,
+        backend=request.backend,
+        **roles,
+    )
 
 
 def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:

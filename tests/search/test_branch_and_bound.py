@@ -86,9 +86,11 @@ def wide_question(framework: str, **limits: Any) -> Request:
         backend="megatron",
         framework=framework,
         fix={"actor": {"tp": 2, "pp": 1, "micro_batch": 4, "recompute": "full"}},
-        forbid=frozenset({"offload", "streaming", "host", "disk", "naive", "smart"}),
+        forbid=frozenset({"streaming", "host", "disk", "naive", "smart", "partial-offload"}),
         limits=(
-            Limit(role="rollout", field="sleep", relation="=", value=1),
+            Limit(role="actor", field="residency", relation="=", value="resident"),
+            Limit(role="actor", field="offload_optimizer", relation="=", value="none"),
+            Limit(role="rollout", field="sleep", relation="!=", value=1),
             Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),
         ),
         **limits,
@@ -107,6 +109,37 @@ def test_brute_force_agrees_on_replicas_of_several_nodes(
     assert max(x.tp for x in rollouts) == 8
     assert {x.attention_dp > 1 for x in rollouts} == ({True, False} if framework != "nemo-rl" else {False})
     assert any(x.pp > 1 for x in rollouts) == (framework != "verl")
+    found = Search(request, models).run()
+    best = None if found.best is None else questions.value(case, found.best)
+    agree(case, questions.values(case), best, found.certificate)
+
+
+def apart_question() -> Request:
+    """PPO of OpenRLHF, whose roles have one layout on whatever GPUs they are."""
+    return Request(
+        cluster=Cluster(node_groups=(NodeGroup(profile=load_profile("h100"), gpus=3, gpus_per_node=3),)),
+        workload=replace(COMMON, algorithm="ppo", packing=False),
+        framework="openrlhf",
+        fix={"actor": {"recompute": "none"}, "reference": {"micro_batch": 2}},
+        forbid=frozenset({"offload", "streaming", "naive", "smart"}),
+        limits=(
+            *(Limit(role=role, field="micro_batch", relation="<=", value=4) for role in ("actor", "critic")),
+            Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),
+            Limit(role="rollout", field="sleep", relation="=", value=0),
+            *(Limit(role=role, field="zero", relation="!=", value=1) for role in ("actor", "critic")),
+            *(Limit(role=role, field="zero", relation="!=", value=2) for role in ("actor", "critic")),
+            Limit(role="rollout", field="tp", relation="=", value=1),
+        ),
+    )
+
+
+def test_brute_force_agrees_where_one_key_says_something_for_roles_of_several_pools(questions: Any) -> None:
+    request = apart_question()
+    models = models_of(request.workload)
+    case = questions.case(request, models)
+    plans = [plan for _, plan in case.written_out()]
+    assert {len(plan.pools) for plan in plans if plan} == {1, 3}
+    assert 0 < sum(plan is not None for plan in plans) < len(plans) / 2
     found = Search(request, models).run()
     best = None if found.best is None else questions.value(case, found.best)
     agree(case, questions.values(case), best, found.certificate)

@@ -14,12 +14,14 @@ import pytest
 from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, RUNNING, STATES
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import Extra
+from rlhfsim.search.agreement import Agreement
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import lean, undominated
-from rlhfsim.search.options import Key, OptionTable, in_place
+from rlhfsim.search.options import Key, OptionTable, agreed
 from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
+from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
-from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import dataflow
@@ -270,34 +272,38 @@ def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_wh
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_swapped_reference_joins_only_an_actor_whose_weights_lie_like_its_own(seed: int) -> None:
+def test_roles_of_which_one_key_says_the_same_are_combined_only_where_they_agree(seed: int) -> None:
     rng = np.random.default_rng(seed)
     work, group = Workload(algorithm="grpo"), ("actor", "reference")
-    actor, reference = rng.integers(-1, 3, 5), rng.integers(-1, 3, 5)
-    tables = [role_table(rng, role, 5) for role in group]
+    numbers = [rng.integers(0, 4, 5) for _ in group]
+    tables = [replace(role_table(rng, r, 5), agreed=n[:, None]) for r, n in zip(group, numbers, strict=True)]
+    one_key = (Agreement(column=0, roles=group, outside=False),)
     given = {"group": group, "workload": work, "calls": dataflow(work), "sync_seconds": None}
-    c = subproblem(rng, **given, tables=tables, originals=tables, in_place=(actor, reference))
+    c = subproblem(rng, **given, tables=tables, originals=tables, agreement=one_key)
     table = pool_table(c, seconds, inf)
     assert adds_up(table, 25)
-    assert all(reference[j] == actor[i] for i, j in table.rows)
+    assert all(numbers[0][i] == numbers[1][j] for i, j in table.rows)
 
     def alone(i: int, j: int) -> PoolTable:
         pair = (tables[0].only(np.array([i])), tables[1].only(np.array([j])))
-        return pool_table(replace(c, tables=pair, originals=pair, in_place=None), seconds, inf)
+        return pool_table(replace(c, tables=pair, originals=pair, agreement=()), seconds, inf)
 
-    pairs = [(i, j) for i, j in product(range(5), range(5)) if reference[j] == actor[i]]
+    pairs = [(i, j) for i, j in product(range(5), range(5)) if numbers[0][i] == numbers[1][j]]
     best = min((float(seconds(p.numbers).min()) for i, j in pairs if len(p := alone(i, j))), default=None)
     assert best == (float(seconds(table.numbers).min()) if len(table) else None)
 
 
-def test_options_lie_in_place_by_their_cut_and_only_beside_an_actor_that_stays() -> None:
-    rng, cut = np.random.default_rng(0), Layout(tp=2, dp=4)
+def test_a_swapped_reference_agrees_with_an_actor_that_stays_and_is_cut_alike() -> None:
+    question = Request(
+        cluster=parse_cluster(8, "h100"), workload=Workload(), backend="megatron", framework="nemo-rl"
+    )
+    cut = Layout(tp=2, dp=4)
     stays = RolePlacement(pool="p", layout=cut)
     actors = (stays, replace(stays, residency="offloaded"), replace(stays, layout=Layout(tp=4, dp=2)))
-    swapped = replace(stays, layout=replace(cut, zero=0, micro_batch=4), residency="swapped")
-    actor = replace(role_table(rng, "actor", 3), options=actors)
-    reference = replace(role_table(rng, "reference", 2), options=(swapped, stays))
-    (at, leaves, other), (wanted, free) = in_place(actor, reference, "megatron")
-    assert at == wanted >= 0 > leaves
-    assert other not in (wanted, -1)
-    assert free == -1
+    swapped = replace(stays, layout=replace(cut, zero=0, recompute="none"), residency="swapped")
+    larger = replace(swapped, layout=replace(cut, zero=0, micro_batch=4))
+    actor, reference = agreed(question, "actor", actors), agreed(question, "reference", (swapped, larger))
+    assert actor is not None
+    assert reference is not None
+    assert (actor == reference[0]).all(axis=1).tolist() == [True, False, False]
+    assert not (actor == reference[1]).all(axis=1).any()

@@ -158,9 +158,9 @@ def test_paths_join_one_pool_or_two_as_the_backend_can() -> None:
 
 
 def test_a_framework_offers_the_paths_that_it_runs() -> None:
-    verl = request(backend="megatron", framework="verl")
-    assert paths(verl, joined=True) == {"ipc"}
-    assert paths(verl, joined=False) == {"broadcast", "p2p"}
+    nemo = request(backend="megatron", framework="nemo-rl")
+    assert paths(nemo, joined=True) == {"ipc"}
+    assert paths(nemo, joined=False) == {"broadcast", "p2p"}
     nodes = request(16)
     assert paths(nodes, joined=True) == {"ipc", "host", "disk"}
     assert paths(nodes, joined=False) == {"broadcast", "disk"}  # host memory ends at the node

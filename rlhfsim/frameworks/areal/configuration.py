@@ -43,6 +43,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     disk = shared or s.text("actor.weight_update_mode", default="xccl") == "disk"
     actor = _layout(s, "actor", trains, each)
     gone = s.flag("enable_offload") and (shared or s.flag("actor.offload"))
+    gone = gone and actor.offload_params == "none"
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("actor.path"),
@@ -152,13 +153,15 @@ def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDes
     """A critic or a reference; colocated with the actor it stands in its pool."""
     section = SECTIONS[role]
     spelled = s.text(f"{section}.backend", "actor.backend")
-    with_actor = s.text(f"{section}.scheduling_strategy.type", default="separation") == "colocation"
+    colocated = s.text(f"{section}.scheduling_strategy.type", default="separation") == "colocation"
+    target = s.text(f"{section}.scheduling_strategy.target", default="actor") if colocated else section
+    with_actor = target == "actor"
     leaves = s.flag(f"{section}.offload")
     return RoleDescription(
         layout=_layout(s, section, spelled, sequences if role == "reference" else each),
         residency="offloaded" if leaves else "resident",
         optimizer_leaves=leaves and role == "critic",
-        pool=None if with_actor else section,
+        pool=None if with_actor else target,
         gpus=0 if with_actor else _gpus(spelled),
     )
 

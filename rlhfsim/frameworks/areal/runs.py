@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
@@ -33,6 +34,15 @@ RUNS = Runs(
         )
     },
     one_epoch=True,
+    says=Says(  # rl_trainer.py: actor and rollout take turns on GPUs that they share
+        moves_with="rollout",
+        sharing=Places(between={"actor": ("leaves",), "critic": ("stays", "leaves")}, sleep=(2,)),
+        alone=Places(between={"actor": ("stays", "leaves"), "critic": ("stays", "leaves")}, sleep=(0,)),
+        rollout_with="actor",
+        interrupts="always",
+        packs=True,
+        whole_updates=True,
+    ),
     weight_paths={  # rl_trainer.py: shared GPUs take new weights from disk alone
         "broadcast": known_by("run on GPUs", *APART),
         "disk": known_by("run on GPUs", *EVERYWHERE),
@@ -52,6 +62,7 @@ RUNS = Runs(
         "BF16 gradients",
         "FP32 gradient sums",
         "micro-batches by tokens",
+        "old log-probs of the rollout",
     ),
     source="AReaL 1.0.4 (PyPI): api/cli_args.py, api/alloc_mode.py, trainer/rl_trainer.py, examples/math, "
     "read 2026-11-23",

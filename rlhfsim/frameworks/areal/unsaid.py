@@ -23,7 +23,9 @@ def unsaid_of(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     if schedule.queue is not None:
         yield Unsaid(what=f"a queue of {schedule.queue:g} batches", instead="as many as staleness admits")
     if plan.placement.reward is not None:
-        yield Unsaid(what="a reward model", instead="rewards come from a function of the script")
+        yield Unsaid(
+            what="a reward model", instead="rewards come from a function of the script", of=("roles",)
+        )
     if plan.workload.environment is not None:
         yield Unsaid(what="an environment", instead="it is the workflow of the script")
 
@@ -36,7 +38,7 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             instead=f"vLLM's own, {VLLM.max_batched_tokens}",
         )
     shared = rollout.pool == actor.pool
-    if shared and actor.residency == "resident":
+    if shared and actor.residency == "resident" and actor.layout.offload_params == "none":
         yield Unsaid(what="a policy that stays beside the rollout", instead="both leave their GPUs in turn")
     if shared and rollout.sleep == 0:
         yield Unsaid(what="a rollout that stays beside the policy", instead="both leave their GPUs in turn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError
@@ -239,7 +239,8 @@ def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = F
         offload_between=run.optimizer_leaves,
     )
     scoring = RolePlacement(pool=pools[0].name, layout=run.layout, residency=run.scoring_residency)
-    placed = {"critic": actor, "reference": scoring, "reward": scoring} | {
+    reward = replace(scoring, residency="resident") if scoring.residency == "swapped" else scoring
+    placed = {"critic": actor, "reference": scoring, "reward": reward} | {
         name: RolePlacement(
             pool=role.pool or pools[0].name,
             layout=role.layout,

@@ -18,6 +18,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatro
 from rlhfsim.frameworks.nemo_rl.bases import based_on
 from rlhfsim.frameworks.nemo_rl.findings import findings
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm, GradientSums
 
@@ -64,12 +65,12 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus_per_node=per_node,
         rollout_gpus=rollout,
         layout=_layout(s, gpus, megatron),
-        optimizer_leaves=rollout is None,
+        optimizer_leaves=rollout is None and (megatron or not s.flag(f"{DTENSOR}.cpu_offload")),
         scoring_residency="swapped",
         train_precision="fp8" if megatron and s.flag(f"{MEGATRON}.fp8_cfg.enabled") else "bf16",
         rollout=_rollout(s, rollout or per_node * nodes),
         sleep=2,
-        weight_path="ipc" if rollout is None else "broadcast",
+        weight_path="ipc" if rollout is None else _path(s),
         staleness=float(s.whole(f"{asynchronous}.max_trajectory_age_steps", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag(f"{asynchronous}.in_flight_weight_updates"),
     )
@@ -83,6 +84,10 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
     if found != "grpo" or s.flag("grpo.normalize_rewards", default=True):
         return found
     return "rloo" if s.flag("grpo.use_leave_one_out_baseline", default=True) else "dr-grpo"
+
+
+def _path(s: FrameworkSettings) -> WeightPath:
+    return "p2p" if s.find(f"{GEN}.refit_transport") == "nixl" else "broadcast"
 
 
 def _critic(s: FrameworkSettings) -> str | None:

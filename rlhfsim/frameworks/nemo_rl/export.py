@@ -23,6 +23,7 @@ from rlhfsim.frameworks.export import (
     memory,
     nodes_of,
     predicted,
+    scored_alike,
     script,
     speculation,
     the_rollout,
@@ -82,6 +83,8 @@ def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
             )
         yield Setting(key=f"{GEN}.colocated.resources.num_nodes", value=alone)
         yield Setting(key=f"{GEN}.colocated.resources.gpus_per_node", value=per_node)
+        if plan.placement.weight_path == "p2p":
+            yield Setting(key=f"++{GEN}.refit_transport", value="nixl", why=call(plan, "actor.sync"))
     schedule = plan.placement.schedule
     if schedule.asynchronous:
         yield Setting(key="grpo.async_grpo.enabled", value=True, why="the rollout never waits for an update")
@@ -232,7 +235,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             ),
         )
     reference = placement.reference
-    if reference is not None and reference.layout != placement.actor.layout:
+    if reference is not None and not scored_alike(plan, reference):
         yield Unsaid(
             what=f"the reference's own layout {reference.layout.label}",
             instead="its weights are swapped into the policy's modules",
@@ -245,7 +248,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             of=("reference.residency",),
         )
     colocated = rollout.pool == placement.actor.pool
-    if colocated and not placement.actor.offload_between:
+    if colocated and not placement.actor.offload_between and layout.offload_params == "none":
         yield Unsaid(
             what="optimizer states that stay on the GPUs during a rollout",
             instead="a colocated policy moves them to the host",

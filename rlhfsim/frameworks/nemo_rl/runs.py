@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
@@ -10,7 +13,16 @@ from rlhfsim.specs.placement.weight_paths import APART
 RUNS = Runs(
     name="nemo-rl",
     title="NeMo-RL",
-    trainers={"megatron": BACKENDS["megatron"], "fsdp2": BACKENDS["fsdp2"]},
+    trainers={
+        "megatron": replace(  # no key for virtual stages; its base has the distributed optimizer
+            BACKENDS["megatron"],
+            virtual_stages=False,
+            zero_stages=(1,),
+            zero_stages_tp=(1,),
+            zero_stages_pp=(1,),
+        ),
+        "fsdp2": replace(BACKENDS["fsdp2"], zero_stages=(3,)),
+    },
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={
         "fsdp2": Head(
@@ -20,6 +32,17 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
+    says=Says(  # before a refit prepare_for_generation takes its optimizer and the engine's memory
+        moves_with="rollout",
+        sharing=Places(between={"actor": ("optimizer leaves",)}, sleep=(2,)),
+        alone=Places(between={"actor": ("stays",)}, sleep=(0,)),
+        same=(
+            Same(aspect="cut", roles=("actor", "reference")),
+            Same(aspect="scoring", roles=("actor", "reference")),
+            Same(aspect="leaves", roles=("actor", "reference")),
+        ),
+        packs=True,
+    ),
     always_swaps=True,  # use_reference_model of both workers, whatever the configuration
     frees_gradients=("megatron",),  # prepare_for_lp_inference of megatron_policy_worker.py
     weight_paths={
@@ -50,6 +73,7 @@ RUNS = Runs(
         "FP32 gradient sums",
         "FP8 training",
         "micro-batches by tokens",
+        "old log-probs of the rollout",
     ),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
     "no role has GPUs of its own but the rollout",

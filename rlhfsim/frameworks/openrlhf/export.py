@@ -218,6 +218,8 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     for name, role in _trained(plan)[1:]:
         for field in SHARED:
             value, ours = getattr(role.layout, field), getattr(actor, field)
+            if field == "zero" and name != "critic" and (value == 3) == (ours == 3):
+                continue  # what is only scored is sharded or not (get_ds_eval_config)
             if value != ours and not (field in ("recompute", "offload_optimizer") and name != "critic"):
                 same = replace(
                     actor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
@@ -18,6 +19,28 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "deepspeed"),
+    says=Says(  # one set of --ds.* for all models; vLLM's own limits
+        moves_with="rollout",
+        sharing=Places(
+            between={"actor": ("stays", "optimizer leaves"), "critic": ("stays", "optimizer leaves")},
+            sleep=(0, 1),
+        ),
+        alone=Places(
+            between={"actor": ("stays", "optimizer leaves"), "critic": ("stays", "optimizer leaves")},
+            sleep=(0,),
+        ),
+        same=(
+            Same(aspect="cut", roles=("actor", "critic", "reference", "reward")),
+            Same(aspect="scoring", roles=("reference", "reward")),
+            Same(aspect="packs", roles=("actor", "critic", "reference", "reward")),
+            Same(aspect="training", roles=("actor", "critic")),
+            Same(aspect="between", roles=("actor", "critic")),
+        ),
+        rollout_with="all",
+        groups=(frozenset({"actor", "reference"}), frozenset({"critic", "reward"})),
+        all_apart="asynchronous",
+        sequences=256,
+    ),
     heads={
         "deepspeed": Head(
             train_bytes=8,

@@ -7,10 +7,16 @@ from typing import cast
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT, Configuration
-from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.described import (
+    RoleDescription,
+    RunDescription,
+    rollout_layout,
+    training_layout,
+)
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.skyrl.findings import findings
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.placement import Residency
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -38,13 +44,13 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     continuous = s.flag("trainer.fully_async.enabled")
     prompts = s.whole("trainer.train_batch_size", default=1024)
     rank = s.whole(f"{POLICY}.model.lora.rank", default=0)
-    kl = s.flag(f"{ALGORITHM}.use_kl_loss", default=True) or s.flag(f"{ALGORITHM}.use_kl_in_reward")
+    kl = _kl(s)
     swapped = not apart or (kl and s.flag(f"{PLACE}.colocate_policy_ref", default=True))
     beside = rank > 0 and not (megatron and s.flag(f"{_MEGATRON}.lora_config.merge_lora", default=True))
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text(f"{POLICY}.model.path", default="Qwen/Qwen2.5-1.5B-Instruct"),
-        critic=s.text("trainer.critic.model.path", default="same") if algorithm(s) == "ppo" else None,
+        critic=_critic(s) if algorithm(s) == "ppo" else None,
         prompts=prompts,
         samples=s.whole("generator.n_samples_per_prompt", default=5),
         epochs=s.whole("trainer.update_epochs_per_batch", default=1),
@@ -59,10 +65,10 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=rollout.gpus if apart else None,
-        layout=_layout(s, gpus, megatron=megatron),
-        actor_residency="offloaded" if swapped else "resident",
-        optimizer_leaves=swapped,
-        scoring_residency="offloaded" if swapped else "resident",
+        layout=_layout(s, POLICY, gpus, megatron=megatron),
+        roles=_roles(s, gpus, apart=apart, megatron=megatron),
+        actor_residency=_residency(s, POLICY, shared=swapped),
+        optimizer_leaves=_residency(s, POLICY, shared=swapped) == "offloaded",
         train_precision="fp8" if megatron and s.find(f"{_MEGATRON}.fp8") else "bf16",
         rollout=rollout,
         sleep=0 if apart else 1 if beside else 2,
@@ -89,11 +95,47 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
     return ESTIMATORS[name]
 
 
-def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
-    micro = _micro_batch(s)
+def _kl(s: FrameworkSettings) -> bool:
+    return s.flag(f"{ALGORITHM}.use_kl_loss", default=True) or s.flag(f"{ALGORITHM}.use_kl_in_reward")
+
+
+def _critic(s: FrameworkSettings) -> str | None:
+    named = s.find("trainer.critic.model.path")
+    return None if named == s.find(f"{POLICY}.model.path") else named
+
+
+def _residency(s: FrameworkSettings, role: str, *, shared: bool) -> Residency:
+    """What shares GPUs leaves them between its calls, unless FSDP keeps it on the host anyway."""
+    hosted = s.flag(f"{role}.fsdp_config.cpu_offload")
+    return "offloaded" if shared and not hosted else "resident"
+
+
+def _roles(s: FrameworkSettings, gpus: int, *, apart: bool, megatron: bool) -> dict[str, RoleDescription]:
+    """Reference and critic: on the actor's GPUs, or on their own."""
+    beside = s.flag(f"{PLACE}.colocate_policy_ref", default=True)
+    with_actor = {"critic": not apart, "ref": not apart or beside}
+    roles = {}
+    for role, name in (("critic", "critic"), ("reference", "ref")):
+        nodes = s.whole(f"{PLACE}.{name}_num_nodes", default=1)
+        own = gpus if with_actor[name] else nodes * s.whole(f"{PLACE}.{name}_num_gpus_per_node", default=1)
+        trained, shared = role == "critic", with_actor[name]
+        roles[role] = RoleDescription(
+            layout=_layout(s, f"trainer.{name}", own, megatron=megatron, scores=not trained),
+            residency=_residency(s, f"trainer.{name}", shared=shared),
+            optimizer_leaves=trained and _residency(s, f"trainer.{name}", shared=shared) == "offloaded",
+            pool=None if shared else role,
+            gpus=0 if shared else own,
+        )
+    present = {"critic": algorithm(s) == "ppo", "reference": _kl(s)}
+    return {role: found for role, found in roles.items() if present[role]}
+
+
+def _layout(s: FrameworkSettings, role: str, gpus: int, *, megatron: bool, scores: bool = False) -> Layout:
+    """Of a role whose keys begin with `role`."""
+    micro = _micro_batch(s, scores=scores)
     if megatron:
-        degrees = megatron_degrees(s, _MEGATRON, etp=1)
-        kwargs = f"{_MEGATRON}.optimizer_config_kwargs"
+        degrees = megatron_degrees(s, f"{role}.megatron_config", etp=1)
+        kwargs = f"{role}.megatron_config.optimizer_config_kwargs"
         offloads = s.flag(f"{kwargs}.optimizer_cpu_offload")
         share = s.share(f"{kwargs}.optimizer_offload_fraction", default=0.0) if offloads else 0.0
         return training_layout(
@@ -105,13 +147,13 @@ def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
             offload_fraction=share if share > 0 else 1.0,
             **_tokens(micro, degrees["cp"]),
         )
-    cp = s.whole(f"{POLICY}.sequence_parallel_size", default=1)
-    shards = int(s.share(f"{POLICY}.fsdp_config.fsdp_size", default=-1))
-    host = "cpu" if s.flag(f"{POLICY}.fsdp_config.cpu_offload") else "none"
+    cp = s.whole(f"{role}.sequence_parallel_size", default=1)
+    shards = int(s.share(f"{role}.fsdp_config.fsdp_size", default=-1))
+    host = "cpu" if s.flag(f"{role}.fsdp_config.cpu_offload") else "none"
     return training_layout(
         gpus,
         cp=cp,
-        zero=3 if s.flag(f"{POLICY}.fsdp_config.reshard_after_forward", default=True) else 2,
+        zero=3 if s.flag(f"{role}.fsdp_config.reshard_after_forward", default=True) else 2,
         shards=shards if 1 < shards < gpus else None,
         recompute="full" if s.flag("trainer.gradient_checkpointing", default=True) else "none",
         offload_optimizer=host,
@@ -120,10 +162,11 @@ def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
     )
 
 
-def _micro_batch(s: FrameworkSettings) -> tuple[int, int]:
+def _micro_batch(s: FrameworkSettings, *, scores: bool) -> tuple[int, int]:
     """(sequences of a micro-batch, tokens of one where that is what counts, else 0)."""
     tokens = int(s.share("trainer.max_tokens_per_microbatch", default=-1))
-    return s.whole("trainer.micro_train_batch_size_per_gpu", default=1), max(0, tokens)
+    kind = "forward" if scores else "train"
+    return s.whole(f"trainer.micro_{kind}_batch_size_per_gpu", default=1), max(0, tokens)
 
 
 def _tokens(micro: tuple[int, int], cp: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
@@ -31,6 +32,25 @@ RUNS = Runs(
     },
     known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
     critics=("fsdp2",),  # validate_megatron_cfg of train/utils/utils.py refuses one
+    says=Says(  # WorkerDispatch: what shares GPUs goes to the host while another works, all else stays
+        moves_with="any",
+        sharing=Places(
+            between={"actor": ("leaves",), "critic": ("leaves",), "reference": ("leaves",)}, sleep=(2,)
+        ),
+        alone=Places(
+            between={"actor": ("stays",), "critic": ("stays",), "reference": ("stays",)}, sleep=(0,)
+        ),
+        same=(
+            Same(aspect="packs", roles=("actor", "critic", "reference")),
+            Same(aspect="training", roles=("actor", "critic")),
+        ),
+        rollout_with="all",
+        groups=(frozenset({"actor", "reference"}),),
+        interrupts="continuous",
+        each_update=True,
+        whole_updates=True,
+        adapters_alone=("fsdp2",),
+    ),
     heads={
         "fsdp2": Head(
             train_bytes=4,
@@ -70,6 +90,7 @@ RUNS = Runs(
         "FP32 gradient sums",
         "FP8 training",
         "micro-batches by tokens",
+        "old log-probs of the rollout",
     ),
     only_with={
         "speculative decoding": ("megatron",),

@@ -28,7 +28,7 @@ def unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     yield from _training(plan)
     yield from _rollout(plan, rollout, apart=apart)
     if plan.placement.reward is not None:
-        yield Unsaid(what="a reward model", instead="rewards come from the environment")
+        yield Unsaid(what="a reward model", instead="rewards come from the environment", of=("roles",))
 
 
 def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
@@ -36,6 +36,8 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
     placement = plan.placement
 
     def as_run(name: str, role: RolePlacement) -> RolePlacement:
+        if name == "reward":
+            return role  # it is not placed at all
         places = (role.layout.offload_optimizer, role.layout.offload_params)
         if placement.backend == "fsdp2" and "cpu" in places:
             return role  # fsdp_config.cpu_offload takes the place of it
@@ -44,7 +46,7 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
             and placement.reference.pool == placement.actor.pool
             and name in ("actor", "reference")
         )
-        between = swapped and name in TRAINED
+        between = swapped and role.offload_between
         return replace(role, residency="offloaded" if swapped else "resident", offload_between=between)
 
     nearest = with_roles(plan, as_run)
@@ -110,8 +112,10 @@ def _micro_batches(plan: Plan) -> Iterator[Unsaid]:
     actor, scored = plan.placement.actor.layout, scoring(plan)
 
     def as_run(name: str, role: RolePlacement) -> RolePlacement:
+        if name == "reward":
+            return role
         size = actor if name in TRAINED else scored
-        packs = actor.pack_tokens
+        packs = tokens // role.layout.cp if (tokens := actor.pack(scoring=False)) else None
         count = 1 if packs else size.micro_batch
         layout = replace(role.layout, micro_batch=count, pack_tokens=packs, score_pack_tokens=None)
         return replace(role, layout=layout)

@@ -108,6 +108,8 @@ def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
     yield Setting(key="--rollout-num-gpus", value=rollout.layout.gpus)
     if apart:
         yield from _schedule(plan)
+        if placement.actor.residency == "offloaded" and placement.critic is None:
+            yield Setting(key="--offload-train", value=True, why=memory(plan))
     else:
         yield Setting(key="--colocate", value=True, why="training and rollout share the GPUs")
         if not (placement.actor.offload_between or placement.actor.residency == "offloaded"):

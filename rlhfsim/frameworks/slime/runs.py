@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
 
@@ -25,6 +26,19 @@ RUNS = Runs(
     known_trainers=known_by("run on GPUs", "megatron"),
     algorithms=("ppo", "grpo", "dr-grpo", "reinforce++"),
     one_epoch=True,
+    says=Says(  # one layout; with a critic both models leave in turn
+        moves_with="rollout",
+        sharing=Places(between={"actor": ("stays", "leaves"), "critic": ("leaves",)}, sleep=(0, 2)),
+        alone=Places(between={"actor": ("stays", "leaves"), "critic": ("leaves",)}, sleep=(0,)),
+        same=(
+            Same(aspect="cut", roles=("actor", "critic", "reference")),
+            Same(aspect="scoring", roles=("actor", "critic", "reference")),
+            Same(aspect="training", roles=("actor", "critic")),
+            Same(aspect="leaves", roles=("actor", "critic", "reference")),
+        ),
+        interrupts="continuous",
+        whole_updates=True,
+    ),
     always_swaps=True,  # _switch_model of backends/megatron_utils/actor.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
@@ -55,6 +69,7 @@ RUNS = Runs(
         "AMD GPUs",
         "FP8 training",
         "micro-batches by tokens",
+        "old log-probs of the rollout",
     ),
     source="slime 624b824 (0.3.1): slime/utils/arguments.py, train.py, train_async.py, "
     "rollout/fully_async_rollout.py, scripts/ (low_precision, run-qwen3-4B-amd.sh), read 2026-11-23",

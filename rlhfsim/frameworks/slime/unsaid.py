@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response
+from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response, scored_alike
+from rlhfsim.frameworks.nearest import with_workload
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.units import format
@@ -43,7 +44,8 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
     placement, actor = plan.placement, plan.placement.actor
     reference, critic, reward = placement.reference, placement.critic, placement.reward
     swapped = "swapped" if actor.residency == "resident" else "offloaded"
-    if reference is not None and (reference.layout, reference.residency) != (actor.layout, swapped):
+    alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
+    if reference is not None and not alike:
         yield Unsaid(
             what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
             instead="its weights lie in host memory and are swapped into the policy's modules",
@@ -56,7 +58,9 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
         if plan.workload.critic != "same":
             yield Unsaid(what=f"a critic of {plan.workload.critic}", instead="it is made of the policy")
     if reward is not None:
-        yield Unsaid(what="the reward model's GPUs", instead="it is served elsewhere, at REWARD_URL")
+        yield Unsaid(
+            what="the reward model's GPUs", instead="it is served elsewhere, at REWARD_URL", of=("roles",)
+        )
     if actor.residency == "resident" and actor.offload_between:
         yield Unsaid(
             what="an optimizer that leaves while the weights stay", instead="both leave between the calls"
@@ -79,6 +83,8 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
             instead="a rollout that is one optimizer step takes them from the training pass",
+            nearest=with_workload(plan, old_logprobs="rollout"),
+            of=("workload.old_logprobs",),
         )
     sampling = work.dynamic_sampling
     if sampling is not None and sampling.max_gen_batches is not None:

@@ -24,6 +24,7 @@ from rlhfsim.frameworks.export import (
     memory,
     nodes_of,
     predicted,
+    scored_alike,
 )
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
 from rlhfsim.plan import Plan
@@ -54,16 +55,9 @@ def write(plan: Plan) -> Written:
     """The plan in the keys of TRL and accelerate.
 
     Raises:
-        RlhfsimError: a schedule of another trainer, or a batch that
-            does not split.
+        RlhfsimError: a batch that does not split.
     """
     command(plan)
-    if plan.placement.schedule.asynchronous:
-        raise RlhfsimError(
-            "schedule-not-exported",
-            "TRL's asynchronous GRPO is a Python class without command",
-            help="design with --forbid async, or export to verl, openrlhf or nemo-rl",
-        )
     sections = [
         Section(title=ACCELERATE, settings=tuple(_accelerate(plan))),
         Section(title="batch and lengths", settings=tuple(_batch(plan))),
@@ -239,7 +233,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             of=("workload.gradients",),
         )
     reference = plan.placement.reference
-    if reference is not None and reference.layout != plan.placement.actor.layout:
+    if reference is not None and not scored_alike(plan, reference):
         same = replace(reference, layout=plan.placement.actor.layout)
         yield Unsaid(
             what="the reference's own layout",

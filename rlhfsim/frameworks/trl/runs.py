@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
@@ -33,17 +34,27 @@ RUNS = Runs(
             tensor_parallel=False,
             context_parallel=False,
             expert_parallel=False,
+            zero_stages=(2, 3),
             zero_stages_tp=(),
         ),
     },
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
     heads={"deepspeed": _HEAD, "fsdp2": _HEAD},
     pads=True,
+    says=Says(
+        sharing=Places(sleep=(0, 2)),
+        alone=Places(sleep=(0,)),
+        same=(
+            Same(aspect="cut", roles=("actor", "reference", "reward")),
+            Same(aspect="scoring", roles=("actor", "reference", "reward")),
+        ),
+        sequences_of_batch=True,
+        whole_updates=True,
+    ),
     algorithms=("grpo", "dr-grpo", "rloo", "dpo", "kto"),  # those with a command
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",
-        "one step off",
         "rollout tensor parallelism",
         "rollout pipeline parallelism",
         "rollout replicas across nodes",
@@ -51,6 +62,7 @@ RUNS = Runs(
         "LoRA",
         "LoRA on a 4-bit base",
         "8-bit Adam",
+        "old log-probs of the rollout",
     ),
     source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",
 )

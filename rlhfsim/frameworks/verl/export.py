@@ -306,7 +306,8 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
         yield from speculation(f"+{ROLL}.engine_kwargs.vllm.speculative_config", layout.speculation)
     if plan.placement.weight_path == "lora":
         yield Setting(key=f"{ROLL}.load_format", value="safetensors")
-    backend = "nccl" if apart else "naive"
+    direct = plan.placement.weight_path == "p2p"
+    backend = "nixl" if direct else "nccl" if apart else "naive"
     yield Setting(key=f"{ROLL}.checkpoint_engine.backend", value=backend, why=call(plan, "actor.sync"))
 
 

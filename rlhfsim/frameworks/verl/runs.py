@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.says import Places, Says
 from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART
@@ -13,7 +14,9 @@ RUNS = Runs(
     name="verl",
     title="verl",
     trainers={
-        "megatron": BACKENDS["megatron"],
+        "megatron": replace(  # use_distributed_optimizer
+            BACKENDS["megatron"], zero_stages=(1,), zero_stages_tp=(1,), zero_stages_pp=(1,)
+        ),
         "fsdp2": replace(
             BACKENDS["fsdp2"],
             tensor_parallel=False,
@@ -22,6 +25,9 @@ RUNS = Runs(
             zero_stages=(2, 3),
         ),
     },
+    says=Says(  # trainer.v1: separate_async has no mode that waits, and goes on with new weights
+        sharing=Places(sleep=(0, 2)), alone=Places(sleep=(0,)), waits_apart=False, interrupts="always"
+    ),
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={"fsdp2": UNPADDED},
@@ -53,6 +59,7 @@ RUNS = Runs(
         "FP32 gradient sums",
         "AMD GPUs",
         "micro-batches by tokens",
+        "old log-probs of the rollout",
     ),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool; "
     "AMD: rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",

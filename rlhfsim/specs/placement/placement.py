@@ -213,8 +213,13 @@ class Placement:
 
 def weights_cut(layout: Layout, backend: Backend) -> tuple[object, ...]:
     """What decides which elements of a model lie on which GPU."""
+    return layout.dp, *model_cut(layout, backend)
+
+
+def model_cut(layout: Layout, backend: Backend) -> tuple[object, ...]:
+    """The same on any number of copies."""
     x, sharded = layout, layout.zero >= (2 if backend == "fsdp2" else 3)
-    return x.tp, x.pp, x.dp, x.cp, x.ep, x.etp, x.shards, sharded, x.offload_params
+    return x.tp, x.pp, x.cp, x.ep, x.etp, x.shards, sharded, x.offload_params
 
 
 def role_placement(pools: Sequence[str]) -> RolePlacementLabel:

@@ -1,0 +1,143 @@
+"""What the configuration of a framework can say of a plan that the framework runs.
+
+The search offers what can be said, so that what is exported is what was designed; `unsaid` of an export names
+the rest. Each framework's reader (`configuration`) is the other side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement, Schedule, model_cut
+from rlhfsim.specs.workload.workload import Workload
+
+Between = Literal["stays", "optimizer leaves", "leaves"]
+"""What a trained or scoring role does between its calls."""
+Aspect = Literal["cut", "scoring", "packs", "training", "between", "leaves"]
+"""What several roles may have to share: the cut of their weights, the size of scoring micro-batches (in
+samples or tokens, or only in tokens), how they are trained, what they do between their calls, or only
+whether all of them leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where states may be between the calls of a role."""
+
+    between: Mapping[str, tuple[Between, ...]] = field(default_factory=dict)
+    """Trained or scoring role -> what can be said; of a role that is missing, everything."""
+    sleep: tuple[int, ...] = (0, 1, 2)
+    """Of a rollout; one that receives adapters keeps its base weights, by level 1 in place of 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Same:
+    """An aspect that one key says for several roles."""
+
+    aspect: Aspect
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Says:
+    """What can be said beside the features that are run; the defaults: everything."""
+
+    moves_with: Literal["rollout", "any"] | None = None
+    """Whose presence on a role's GPUs decides between `sharing` and `alone`; None: nobody's. For a rollout
+    it is always the actor's."""
+    sharing: Places = field(default_factory=Places)
+    alone: Places = field(default_factory=Places)
+    same: tuple[Same, ...] = ()
+    rollout_with: Literal["any", "actor", "all"] = "any"
+    """Who shares GPUs with the rollout: anybody, only the actor and others beside it, or all or nobody."""
+    groups: tuple[frozenset[str], ...] | None = None
+    """Sets of roles that may share GPUs without the rollout and without the others; None: any."""
+    all_apart: Literal["always", "asynchronous"] = "always"
+    """When all roles may share GPUs but the rollout."""
+    waits_apart: bool = True
+    """A rollout on GPUs of its own may wait for every update."""
+    interrupts: Literal["may", "continuous", "always"] = "may"
+    """Which asynchronous rollouts go on with the weights of an update in the middle of a sample, willing or
+    not: none, those that never drain, or all."""
+    each_update: bool = False
+    """A rollout that never drains gets new weights with every update, and old log-probs are its own."""
+    sequences: int | None = None
+    """Sequences at a time of a rollout replica that no key changes."""
+    sequences_of_batch: bool = False
+    """Beside the actor they are the samples of a batch on the ranks of a replica."""
+    packs: bool = False
+    """Packed micro-batches are counted in tokens even where all samples are equally long."""
+    whole_updates: bool = False
+    """The samples of an optimizer step on a rank are whole micro-batches."""
+    adapters_alone: tuple[Backend, ...] = ()
+    """Training backends that send adapters alone, never merged."""
+
+    def places(self, *, shares: bool) -> Places:
+        """Of a role that shares its GPUs or not, see `moves_with`."""
+        return self.sharing if shares else self.alone
+
+    def shares(self, role: str, group: Collection[str]) -> bool:
+        """Whether a role of a pool with `group` counts as sharing; False where that makes no difference."""
+        if role == "rollout":
+            decides = self.sharing.sleep != self.alone.sleep or self.sequences_of_batch
+            return decides and "actor" in group
+        if self.moves_with == "any":
+            return len(group) > 1
+        return self.moves_with == "rollout" and "rollout" in group
+
+    def together(self, groups: Sequence[Collection[str]], schedule: Schedule) -> bool:
+        """Whether it can be said that these sets of roles share GPUs each."""
+        beside_rollout = next((group for group in groups if "rollout" in group and len(group) > 1), None)
+        if beside_rollout is not None and self.rollout_with != "any":
+            return len(groups) == 1 or (self.rollout_with == "actor" and "actor" in beside_rollout)
+        others = [set(group) for group in groups if "rollout" not in group]
+        if self.groups is None or all(len(g) == 1 or frozenset(g) in self.groups for g in others):
+            return True
+        return len(others) == 1 and self.all_apart == "asynchronous" and schedule.asynchronous
+
+    def when(self, schedule: Schedule, workload: Workload, *, apart: bool) -> bool:
+        """Whether a schedule can be said."""
+        single = workload.mini_batches == 1 and workload.old_logprobs == "rollout"
+        if schedule.continuous and self.each_update and not single:
+            return False
+        if not schedule.asynchronous:
+            return self.waits_apart or not apart
+        whole = self.interrupts == "always" or (self.interrupts == "continuous" and schedule.continuous)
+        return schedule.partial_rollout or not whole
+
+    def engine(self, layout: RolloutLayout, samples: int, gpus: int, *, shares: bool) -> int:
+        """Sequences at a time of a replica, for a batch of `samples` on `gpus` GPUs."""
+        if self.sequences_of_batch and shares:
+            return max(1, samples // gpus) * layout.tp
+        return self.sequences or layout.max_num_seqs
+
+
+def between(role: RolePlacement) -> Between:
+    """What a trained or scoring role does between its calls; a swapped one has nothing that could leave."""
+    if role.residency == "offloaded":
+        return "leaves"
+    return "optimizer leaves" if role.offload_between else "stays"
+
+
+def value_of(aspect: Aspect, placed: RolePlacement | RolloutPlacement, backend: Backend) -> object:
+    """What must be equal where one key says an aspect for several roles."""
+    assert isinstance(placed, RolePlacement)
+    layout = placed.layout
+    match aspect:
+        case "cut":
+            return *model_cut(layout, backend), layout.zero == 3
+        case "scoring":
+            return layout.pack(scoring=True), layout.micro_batch
+        case "packs":
+            return layout.pack(scoring=True)
+        case "between":
+            return between(placed)
+        case "leaves":
+            return between(placed) == "leaves"
+        case "training":
+            size = layout.pack(scoring=False), layout.micro_batch
+            hosted = layout.offload_optimizer, layout.offload_fraction
+            return layout.zero, layout.vp, layout.recompute, *hosted, *size

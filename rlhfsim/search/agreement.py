@@ -1,0 +1,82 @@
+"""Options of several roles that go together only where one key of the framework says the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from rlhfsim.frameworks.runs import Runs
+from rlhfsim.search.columns import Bools, Ints
+from rlhfsim.search.dominance import mixed
+from rlhfsim.search.options import OptionTable
+
+Placed = tuple[str, OptionTable, Ints]
+"""A role, its table, and the row of its option in each combination."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What one key says for several roles of a pool, and perhaps of others."""
+
+    column: int
+    """Of `OptionTable.agreed`."""
+    roles: tuple[str, ...]
+    outside: bool
+    """Whether some of the roles have other GPUs."""
+
+
+def agreements(runs: Runs | None, present: Collection[str], group: Collection[str]) -> tuple[Agreement, ...]:
+    """Those that roles of a pool take part in, in plans with the roles `present`."""
+    found = []
+    for column, same in enumerate(runs.says.same if runs else ()):
+        members = set(present) & set(same.roles)
+        if len(members) > 1 and members & set(group):
+            outside = bool(members - set(group))
+            found.append(Agreement(column=column, roles=same.roles, outside=outside))
+    return tuple(found)
+
+
+def agree(agreement: Sequence[Agreement], placed: Sequence[Placed], added: Placed) -> Bools:
+    """Whether a role that is `added` to combinations says the same as those before it."""
+    possible = np.ones(len(added[2]), dtype=np.bool_)
+    for each in agreement:
+        others = [x for x in placed if x[0] in each.roles]
+        if others and added[0] in each.roles:
+            possible &= _numbers(each, added) == _numbers(each, others[0])
+    return possible
+
+
+def agree_apart(agreement: Sequence[Agreement], pools: Sequence[Sequence[Placed]]) -> Bools:
+    """Whether combinations of several pools say the same, one axis a pool; each agrees in itself."""
+    possible = np.ones([len(pool[0][2]) for pool in pools], dtype=np.bool_)
+    for each in agreement:
+        members = [next((x for x in pool if x[0] in each.roles), None) for pool in pools]
+        along = [
+            _numbers(each, member).reshape([-1 if k == i else 1 for k in range(len(pools))])
+            for i, member in enumerate(members)
+            if member is not None
+        ]
+        for one, two in pairwise(along):
+            possible &= one == two
+    return possible
+
+
+def open_classes(
+    agreement: Sequence[Agreement], group: Collection[str], placed: Sequence[Placed], classes: Ints
+) -> Ints:
+    """Classes that tell apart what roles must agree with that are not yet `placed`."""
+    missing = set(group) - {role for role, _, _ in placed}
+    for each in agreement:
+        members = [x for x in placed if x[0] in each.roles]
+        if members and (each.outside or missing & set(each.roles)):
+            classes = mixed(classes, _numbers(each, members[0]))
+    return classes
+
+
+def _numbers(each: Agreement, placed: Placed) -> Ints:
+    _, table, rows = placed
+    assert table.agreed is not None
+    return np.asarray(table.agreed[rows, each.column])
