@@ -31,7 +31,9 @@ def attention_flop(model: ModelSpec, sequences: Sequences, *, causal: bool = Tru
 
         2 a (d_k + d_v) pairs  a layer and sequence;  = 2 L a d_k sum(s^2) for d_v = d_k (G6)
 
-    Windowed layers see fewer pairs; they take sum(s^2)/sum(s) as the length of every sequence.
+    Sparse attention computes the pairs that its indexer chose, and the indexer scores all; recurrent layers
+    have their scan (`Recurrent.scan_flop`). Windowed layers see fewer pairs; they take sum(s^2)/sum(s) as the
+    length of every sequence.
     `causal=False` counts the whole square, the convention of Megatron and llm-foundry.
     """
     at = model.attention
@@ -39,9 +41,13 @@ def attention_flop(model: ModelSpec, sequences: Sequences, *, causal: bool = Tru
     length = sequences.attention_length
     copies = sequences.tokens / length
     windowed = at.num_windowed_layers
-    whole = attended_pairs(length) * (1 if causal else 2)
-    seen = attended_pairs(length, at.sliding_window) if causal else whole
-    return per_pair * copies * ((model.num_layers - windowed) * whole + windowed * seen)
+    everything = attended_pairs(length) * (1 if causal else 2)
+    whole = attended_pairs(length, at.index_topk) if causal else everything
+    seen = attended_pairs(length, at.sliding_window) if causal else everything
+    full = model.num_attention_layers - windowed
+    chosen = copies * model.num_attention_layers * at.index_flop(everything)
+    scan = model.num_recurrent_layers * model.recurrent.scan_flop if model.recurrent else 0.0
+    return per_pair * copies * (full * whole + windowed * seen) + chosen + scan * sequences.tokens
 
 
 def matmul_flop(model: ModelSpec, tokens: float) -> float:

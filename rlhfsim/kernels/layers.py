@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import Attention, ModelSpec
 
 
@@ -78,7 +79,8 @@ def attention_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
     local = heads(at, tp)
     out = Matrix(name="out", n=h, k=local.query * local.v_dim)
     if at.kv_lora_rank is None:
-        width = local.query * local.qk_dim + local.kv * (local.qk_dim + local.v_dim)
+        gate = 2 if at.output_gate else 1
+        width = gate * local.query * local.qk_dim + local.kv * (local.qk_dim + local.v_dim)
         return Matrix(name="qkv", n=width, k=h), out
     rope, nope = at.qk_rope_head_dim or 0, at.qk_nope_head_dim or 0
     queries = local.query * local.qk_dim
@@ -93,6 +95,23 @@ def attention_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
         Matrix(name="kv_up", n=local.query * (nope + local.v_dim), k=at.kv_lora_rank),
         out,
     )
+
+
+@lru_cache(maxsize=4096)
+def recurrent_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
+    """Projections of one recurrent block, cut over its heads; () in a model without any."""
+    block = model.recurrent
+    if block is None:
+        return ()
+    into = Matrix(name="state_in", n=_ceil(block.in_width, tp), k=model.hidden)
+    return into, Matrix(name="state_out", n=model.hidden, k=_ceil(block.inner, tp))
+
+
+def mixer_matrices(model: ModelSpec, tp: int, kind: LayerKind) -> tuple[Matrix, ...]:
+    """Projections of what mixes the tokens in one layer of a kind."""
+    if kind.mixer == "none":
+        return ()
+    return attention_matrices(model, tp) if kind.mixer == "attention" else recurrent_matrices(model, tp)
 
 
 @lru_cache(maxsize=4096)
@@ -121,9 +140,17 @@ def expert_matrices(model: ModelSpec, ep: int, etp: int = 1) -> tuple[Matrix, ..
     gates = 2 if model.gated else 1
     rows = float(moe.top_k * etp)
     router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
-    up = Matrix(name="expert_up", n=gates * width, k=model.hidden, rows=rows, experts=local)
-    down = Matrix(name="expert_down", n=model.hidden, k=width, rows=rows, experts=local)
-    return router, up, down
+    up = Matrix(name="expert_up", n=gates * width, k=model.expert_width, rows=rows, experts=local)
+    down = Matrix(name="expert_down", n=model.expert_width, k=width, rows=rows, experts=local)
+    return router, up, down, *_latent_matrices(model)
+
+
+def _latent_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Projections to the latent of the routed experts and back, on every GPU; () without a latent."""
+    if not model.params_latent:
+        return ()
+    there = Matrix(name="latent_down", n=model.expert_width, k=model.hidden)
+    return there, Matrix(name="latent_up", n=model.hidden, k=model.expert_width)
 
 
 @lru_cache(maxsize=4096)
@@ -136,11 +163,13 @@ def shared_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
 
 
 def layer_matrices(
-    model: ModelSpec, tp: int = 1, ep: int = 1, etp: int = 1, *, experts: bool
+    model: ModelSpec, tp: int = 1, ep: int = 1, etp: int = 1, *, kind: LayerKind
 ) -> tuple[Matrix, ...]:
-    """Every matrix of one layer on one GPU; `experts` chooses the MoE kind of layer."""
-    block = attention_matrices(model, tp)
-    if not experts:
+    """Every matrix of one layer of a kind on one GPU."""
+    block = mixer_matrices(model, tp, kind)
+    if kind.ffn == "none":
+        return block
+    if kind.ffn == "dense":
         return block + mlp_matrices(model, tp)
     return block + expert_matrices(model, ep, etp) + shared_matrices(model, tp)
 
@@ -153,12 +182,16 @@ def head_matrix(model: ModelSpec, tp: int) -> Matrix:
 
 
 @lru_cache(maxsize=4096)
-def layer_params(model: ModelSpec, tp: int, *, experts: bool) -> int:
+def layer_params(model: ModelSpec, tp: int, *, kind: LayerKind) -> int:
     """Elements of one layer on one GPU that follow the dense data-parallel group (no experts)."""
-    matrices = attention_matrices(model, tp) + (
-        shared_matrices(model, tp) if experts else mlp_matrices(model, tp)
-    )
-    router = model.params_router if experts else 0
+    matrices, router = mixer_matrices(model, tp, kind), 0
+    if kind.ffn == "dense":
+        matrices += mlp_matrices(model, tp)
+    if kind.ffn == "experts":
+        matrices += shared_matrices(model, tp)
+        router = model.params_router + model.params_latent
+    if kind.mixer == "recurrent" and model.recurrent:
+        router += _ceil(model.recurrent.vector_params, tp)
     return sum(m.params for m in matrices) + router + model.params_layer_norms
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.logits import BF16, FP32, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
+from rlhfsim.specs.model.mixers import DENSE, LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.heads import Head
@@ -66,12 +67,12 @@ def layer_tensors(
     sequence_parallel: bool = False,
     fused: bool = True,
     fused_experts: bool | None = None,
-    experts: bool = False,
+    kind: LayerKind = DENSE,
     imbalance: float = 1.0,
     fp8: bool = False,
     score_length: float = 0.0,
 ) -> LayerTensors:
-    """The tensors of one layer; flash attention leaves no s^2 term.
+    """The tensors of one layer of a kind; flash attention leaves no s^2 term.
 
     `fp8`: matrix products keep their inputs in one byte. `score_length`: keys that a query sees
     where attention is not flash. Fused, scores, softmax and dropout mask then take 5 a s bytes per token
@@ -82,34 +83,38 @@ def layer_tensors(
     h = model.hidden
     norm = _norm(model, h, fused) * s
     saved = {"attention_norm": norm, "attention_input": BF16 * h * s}
-    saved |= _attention(model, tp, fused)
+    saved |= _recurrent(model, tp, fused) if kind.mixer == "recurrent" else {}
+    saved |= _attention(model, tp, fused) if kind.mixer == "attention" else {}
     if model.norms_per_layer > 1:
         saved |= {
             "mlp_norm": norm,
             "mlp_input": BF16 * h * s,
             "output_norms": norm * (model.norms_per_layer - 2),
         }
-    if score_length:
+    experts = kind.ffn == "experts"
+    if score_length and kind.mixer == "attention":
         saved["attention_scores"] = (5 if fused else 8) * heads(model.attention, tp).query * score_length
     by_kernel = fused if fused_experts is None else fused_experts
     if experts and model.moe:
         copies, width = model.moe.top_k * s * etp * imbalance, model.moe.expert_ffn / etp
         saved |= _moe(model, tp, s, by_kernel, copies, width)
         backward, forward = _moe_phases(model, copies, width)
-        widest = copies * (2 * h + 3 * width)
+        widest = copies * (2 * model.expert_width + 3 * width)
+    elif kind.ffn == "none":
+        backward, forward, widest = (Phase(0.0),), 0.0, 0.0
     else:
         saved |= _mlp(model, model.ffn / tp, fused)
         widest = (3 if model.gated else 2) * model.ffn / tp
         backward, forward = _mlp_phases(model, model.ffn / tp), BF16 * widest
     stream = BF16 * h * s
-    attention = BF16 * _attention_width(model, tp)
+    attention = BF16 * _mixer_width(model, tp, kind)
     if fused and (by_kernel or not (experts and model.moe)):
         backward = (Phase(stream + max(attention, BF16 * widest)),)
         forward = BF16 * widest
     if fp8:  # norm outputs and products are kept quantised; the attention output in both forms
         half = ("attention_input", "mlp_input", "mlp_activation", "dispatched")
         saved |= {k: v / 2 for k, v in saved.items() if k.endswith(half)}
-        saved["attention_output"] *= 1.5
+        saved["attention_output"] = 1.5 * saved.get("attention_output", 0.0)
     return LayerTensors(
         saved=saved,
         input=stream,
@@ -142,12 +147,35 @@ def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
         latent = at.kv_lora_rank + (at.qk_rope_head_dim or 0) + 2 * (at.q_lora_rank or 0)
         up = local.query * ((at.qk_nope_head_dim or 0) + local.v_dim)
         saved["latents"] = BF16 * (latent + at.kv_lora_rank) + (0.0 if fused else BF16 * (q + up))
+    if at.output_gate:
+        saved["output_gate"] = BF16 * 2 * out
     if at.qk_norm != "none":
         saved["query_key_norm"] = _norm(model, q + k, fused)
     return saved
 
 
-def _attention_width(model: ModelSpec, tp: int) -> float:
+def _recurrent(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
+    """What enters and leaves the convolution, gates and steps, and the gated norm before the output.
+
+    The states between chunks (a d n every 64 or more tokens) are computed again by the backward kernels.
+    Eager norms keep what `_norm` says. Source: counting; fla `chunk_gated_delta_rule`, Mamba-2's
+    `mamba_split_conv1d_scan_combined`.
+    """
+    block = model.recurrent
+    assert block is not None
+    return {
+        "state_input": BF16 * (block.in_width + block.conv_width) / tp,
+        "state_output": BF16 * block.inner / tp,
+        "state_norm": _norm(model, block.inner, fused) / tp,
+    }
+
+
+def _mixer_width(model: ModelSpec, tp: int, kind: LayerKind) -> float:
+    """Elements per token that stand at once where the tokens are mixed."""
+    if kind.mixer == "recurrent" and model.recurrent:
+        return 2.0 * (model.recurrent.in_width + model.recurrent.inner) / tp
+    if kind.mixer == "none":
+        return 0.0
     local = heads(model.attention, tp)
     return 2 * (local.query + local.kv) * local.qk_dim + 2 * local.query * local.v_dim
 
@@ -176,9 +204,9 @@ def _moe(model: ModelSpec, tp: int, s: float, fused: bool, copies: float, width:
     """
     moe = model.moe
     assert moe is not None
-    saved = {"router": FP32 * 2 * moe.num_experts * s, "dispatched": BF16 * copies * model.hidden}
+    saved = {"router": FP32 * 2 * moe.num_experts * s, "dispatched": BF16 * copies * model.expert_width}
     saved |= {f"expert_{k}": copies * v for k, v in _mlp(model, width, fused).items()}
-    saved["combined"] = BF16 * copies * model.hidden
+    saved["combined"] = BF16 * copies * model.expert_width
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * moe.shared_ffn / tp
         saved |= {f"shared_{k}": v for k, v in _mlp(model, shared, fused).items()}
@@ -193,8 +221,8 @@ def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[Ph
     Source: transformers 5.19, integrations/moe.py, grouped_mm_experts_forward.
     """
     assert model.moe is not None
-    h, activation = model.hidden * copies, BF16 * copies * width
-    matrix = BF16 * model.moe.num_experts * model.hidden * width
+    h, activation = model.expert_width * copies, BF16 * copies * width
+    matrix = BF16 * model.moe.num_experts * model.expert_width * width
     gates, weighted = 2 if model.gated else 1, FP32 if model.moe.fp32_combine else BF16
     backward = (
         Phase(3 * weighted * h),
@@ -298,17 +326,16 @@ def _kept_and_running(
     """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
-    layers, moe_layers = stage_layers(model, pp, stage)
-    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length, compiled)
-    dense_layers = layers - moe_layers
-    running = [t for t, number in ((plain, dense_layers), (sparse, moe_layers)) if number]
+    kinds = stage_layers(model, pp, stage)
+    running = _tensors(model, backend, kinds, tp, etp, sequence_parallel, imbalance, fp8, length, compiled)
+    layers, first = sum(kind.count for kind in kinds), running[0]
     by_operation = recompute == "selective" and backend == "fsdp2"
     if recompute != "full" and not by_operation:
         phases = tuple(phase for tensors in running for phase in tensors.backward)
-        return dense_layers * plain.total + moe_layers * sparse.total, phases
-    kept = plain.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
+        return sum(k.count * t.total for k, t in zip(kinds, running, strict=True)), phases
+    kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
-        Phase(phase.token + tensors.total + plain.input - kept, phase.fixed)
+        Phase(phase.token + tensors.total + first.input - kept, phase.fixed)
         for tensors in running
         for phase in tensors.backward
     )
@@ -356,8 +383,7 @@ def _alive(
     score_length: float,
 ) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
-    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance)
-    running = (t for t, number in ((plain, model.num_dense_layers), (sparse, model.num_moe_layers)) if number)
+    running = _tensors(model, backend, model.kinds, tp, etp, sequence_parallel, imbalance)
     working = max(t.forward for t in running)
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
@@ -370,6 +396,7 @@ def _alive(
 def _tensors(
     model: ModelSpec,
     backend: Backend,
+    kinds: tuple[LayerKind, ...],
     tp: int,
     etp: int,
     sequence_parallel: bool,
@@ -377,8 +404,8 @@ def _tensors(
     fp8: bool = False,
     score_length: float = 0.0,
     compiled: bool = False,
-) -> tuple[LayerTensors, LayerTensors]:
-    """One dense and one MoE layer under a layout; the compiler fuses norms and activations, not experts."""
+) -> list[LayerTensors]:
+    """A layer of each kind under a layout; the compiler fuses norms and activations, not experts."""
     options: dict[str, Any] = {
         "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
         "fused": backend == "megatron" or compiled,
@@ -386,8 +413,10 @@ def _tensors(
         "fp8": fp8,
         "score_length": score_length,
     }
-    plain = layer_tensors(model, tp, **options)
-    if not model.num_moe_layers:
-        return plain, plain
-    sparse = layer_tensors(model, tp, etp, experts=True, imbalance=imbalance, **options)
-    return plain, sparse
+    experts = {"etp": etp, "imbalance": imbalance}
+    return [
+        layer_tensors(
+            model, tp, kind=kind._replace(count=1), **options, **(experts if kind.ffn == "experts" else {})
+        )
+        for kind in kinds
+    ]

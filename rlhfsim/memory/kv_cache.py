@@ -13,7 +13,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlhfsim.kernels.layers import attention_matrices, expert_matrices, heads, mlp_matrices, shared_matrices
+from rlhfsim.kernels.layers import (
+    attention_matrices,
+    expert_matrices,
+    heads,
+    mlp_matrices,
+    recurrent_matrices,
+    shared_matrices,
+)
+from rlhfsim.memory.states import stage_layers
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -25,6 +33,10 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 BF16, FP32 = 2.0, 4.0
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of 64 on every rank (VocabParallelEmbedding)."""
+
+
+STATE_SHARE = 0.9 / 1.9
+"""Most of the pool that states take (`mamba_full_memory_ratio` 0.9 of sgl-project/sglang, server_args.py)."""
 
 
 class KvCapacity(NamedTuple):
@@ -58,16 +70,23 @@ def rollout_weights(
     expert = linear if expert_bytes is None else expert_bytes
     own = BYTES_PER_ELEMENT[layout.attention_precision] if linear_bytes is None else linear_bytes
     t, gpus = layout.tp, layout.tp * layout.attention_dp
-    attention = sum(m.params for m in attention_matrices(model, t))
+    mixers = {
+        "attention": sum(m.params for m in attention_matrices(model, t)),
+        "recurrent": sum(m.params for m in recurrent_matrices(model, t)),
+        "none": 0,
+    }
     plain = sum(m.params for m in mlp_matrices(model, t))
     shared = sum(m.params for m in shared_matrices(model, t))
-    routed = sum(m.params for m in expert_matrices(model, 1)[1:]) / gpus
-    held = -(-model.num_layers // layout.pp)
-    moe_layers = min(model.num_moe_layers, held) if layout.pp > 1 else model.num_moe_layers
-    layers = held * (own * attention + BF16 * model.params_layer_norms)
-    layers += (held - moe_layers) * linear * plain
-    layers += moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
-    return layers + _tables(model, layout) + draft_weights(model, layout)
+    routed = sum(m.params for m in expert_matrices(model, 1)[1:3]) / gpus
+    experts = linear * shared + expert * routed + BF16 * (model.params_router + model.params_latent)
+    ffns = {"dense": linear * plain, "experts": experts, "none": 0.0}
+    vectors = BF16 * model.recurrent.vector_params / t if model.recurrent else 0.0
+    layers = 0.0
+    for kind in stage_layers(model, layout.pp, "last" if layout.pp > 1 else "only"):
+        small = BF16 * model.params_layer_norms + (vectors if kind.mixer == "recurrent" else 0.0)
+        layers += kind.count * (own * mixers[kind.mixer] + ffns[kind.ffn] + small)
+    vision = BF16 * model.params_vision / t
+    return layers + vision + _tables(model, layout) + draft_weights(model, layout)
 
 
 def _tables(model: ModelSpec, layout: RolloutLayout) -> float:
@@ -124,9 +143,10 @@ def forward_bytes(model: ModelSpec, tp: int) -> float:
     """
     local, gates = heads(model.attention, tp), 3 if model.gated else 2
     attention = (local.query + local.kv) * local.qk_dim + 2 * local.query * local.v_dim
-    widest = max(attention, gates * model.ffn / tp if model.num_dense_layers else 0.0)
+    scan = (model.recurrent.in_width + 2 * model.recurrent.inner) / tp if model.recurrent else 0.0
+    widest = max(attention, scan, gates * model.ffn / tp if model.num_dense_layers else 0.0)
     if model.moe:
-        expert = model.moe.top_k * (model.hidden + gates * model.moe.expert_ffn / tp)
+        expert = model.moe.top_k * (model.expert_width + gates * model.moe.expert_ffn / tp)
         shared = gates * model.moe.num_shared_experts * model.moe.shared_ffn / tp
         widest = max(widest, expert + shared)
     return BF16 * (2 * model.hidden + widest)
@@ -153,8 +173,22 @@ def kv_capacity(
     budget = layout.memory_utilization * total_memory
     left = budget - weights - activation_peak - non_torch - graphs
     block = VLLM.block_tokens
-    blocks = max(0.0, left) // (kv_bytes_per_token(model, layout) * block)
+    blocks = max(0.0, left - states_bytes(model, layout, left)) // (kv_bytes_per_token(model, layout) * block)
     return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)
+
+
+def states_bytes(model: ModelSpec, layout: RolloutLayout, pool: float) -> float:
+    """Bytes of `pool` on each GPU for the states of recurrent layers; 0 in a model without any.
+
+        min(max_num_seqs x state / t, 0.47 pool)
+
+    SGLang gives states at most 0.9 of what tokens get (`mamba_full_memory_ratio`); vLLM takes both from one
+    pool as sequences come, so that shorter batches leave it more tokens than this.
+    """
+    if model.recurrent is None:
+        return 0.0
+    shares = min(layout.tp, model.recurrent.num_heads) * layout.pp
+    return min(layout.max_num_seqs * model.state_bytes / shares, STATE_SHARE * max(0.0, pool))
 
 
 class EngineBytes(NamedTuple):

@@ -351,7 +351,7 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
         layout.tp,
         layout.etp,
         sequence_parallel=layout.tp > 1,
-        experts=kind.model.moe is not None,
+        kind=kind.model.kinds[-1]._replace(count=1),
         fp8=kind.fp8,
     )
     return 1.0 - sum(tensors.saved.get(name, 0.0) for name in names) / tensors.total

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from rlhfsim.kernels.layers import layer_expert_params, layer_params
+from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
@@ -102,34 +103,43 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
     t, ranks = layout.tp, layout.shards or layout.dp * layout.cp
-    local, moe_layers = stage_layers(model, layout.pp, stage)
-    plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
+    kinds = stage_layers(model, layout.pp, stage)
+    held = [(kind, layer_params(model, t, kind=kind)) for kind in kinds]
+    moe_layers = sum(kind.count for kind in kinds if kind.ffn == "experts")
     experts, expert_ranks = _expert_shard(model, layout, ranks, whole=backend == "megatron")
     root = root_params(model, t, stage)
-    dense_layer = plain if moe_layers < local else 0
     return Shard(
-        dense=root + (local - moe_layers) * plain + moe_layers * sparse,
+        dense=root + sum(kind.count * each for kind, each in held),
         expert=moe_layers * experts,
         dense_ranks=ranks,
         expert_ranks=expert_ranks,
-        layer=max(dense_layer, sparse + experts if moe_layers else 0),
+        layer=max(each + (experts if kind.ffn == "experts" else 0) for kind, each in held),
         root=root,
-        num_layers=local,
+        num_layers=sum(kind.count for kind in kinds),
     )
 
 
-def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[int, int]:
-    """Layers of a pipeline stage, and those of them with experts.
+@lru_cache(maxsize=4096)
+def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[LayerKind, ...]:
+    """The kinds of layer of a pipeline stage, those with most elements first where they do not divide.
 
-    Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
+    Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first, kinds that
+    alternate keep their share.
     """
-    local = -(-model.num_layers // pp)
-    if model.moe is None:
-        return local, 0
-    if model.moe.period > 1:
-        return local, -(-local * model.num_moe_layers // model.num_layers)
-    dense = 0 if stage == "last" else model.num_dense_layers
-    return local, max(0, min(model.num_moe_layers, local - dense))
+    local, kinds = -(-model.num_layers // pp), model.kinds
+    if len(kinds) == 1 or pp == 1:
+        return tuple(kind._replace(count=min(kind.count, local)) for kind in kinds)
+    if {kind.mixer for kind in kinds} == {"attention"} and model.moe and model.moe.period == 1:
+        dense = 0 if stage == "last" else model.num_dense_layers
+        sparse = max(0, min(model.num_moe_layers, local - dense))
+        counts = {"dense": local - sparse, "experts": sparse}
+        return tuple(kind._replace(count=counts[kind.ffn]) for kind in kinds if counts[kind.ffn])
+    left, dealt = local, []
+    for kind in reversed(kinds):  # experts last in `kinds`
+        count = min(left, -(-local * kind.count // model.num_layers))
+        left -= count
+        dealt.append(kind._replace(count=count))
+    return tuple(kind for kind in reversed(dealt) if kind.count)
 
 
 def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, *, whole: bool) -> tuple[int, int]:
@@ -146,7 +156,7 @@ def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, *, whole: bool) 
 
 @lru_cache(maxsize=65536)
 def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
-    """Elements outside the layers on one GPU of `stage`: embedding, LM head (or value head), norms.
+    """Elements outside the layers on one GPU of `stage`: embedding, head, norms, vision tower.
 
     A tied head stands on the first and on the last pipeline stage.
     """
@@ -157,10 +167,10 @@ def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
     norm = model.extra_norms * model.hidden
     positions = model.learned_positions * model.hidden
     if stage == "first":
-        return table + positions
+        return table + positions + model.params_vision
     if stage == "last":
         return head + norm
-    return table + positions + norm + (0 if tied else head)
+    return table + positions + model.params_vision + norm + (0 if tied else head)
 
 
 @lru_cache(maxsize=4096)
@@ -262,8 +272,9 @@ def lora_params(model: ModelSpec, rank: int) -> int:
     gates = 2 if model.gated else 1
     keys = at.num_kv_heads * at.head_dim
     queries, values = at.num_heads * at.head_dim, at.num_kv_heads * at.value_dim
+    gated = at.query_width
     if at.kv_lora_rank is None:
-        sides = (h + queries) + (h + keys) + (h + values)
+        sides = (h + gated) + (h + keys) + (h + values)
     else:
         down = at.kv_lora_rank + (at.qk_rope_head_dim or 0)
         up = at.num_heads * ((at.qk_nope_head_dim or 0) + at.value_dim)
@@ -271,10 +282,12 @@ def lora_params(model: ModelSpec, rank: int) -> int:
         sides = q + (h + down) + (at.kv_lora_rank + up)
     attention = sides + at.num_heads * at.value_dim + h
     mlp = (gates + 1) * (h + f)
-    total = model.num_layers * attention + model.num_dense_layers * mlp
+    total = model.num_attention_layers * attention + model.num_dense_layers * mlp
+    if model.recurrent:
+        total += model.num_recurrent_layers * (2 * h + model.recurrent.in_width + model.recurrent.inner)
     if model.moe:
         shared = model.moe.num_shared_experts * (gates + 1) * (h + model.moe.shared_ffn)
-        routed = model.moe.num_experts * (gates + 1) * (h + model.moe.expert_ffn)
+        routed = model.moe.num_experts * (gates + 1) * (model.expert_width + model.moe.expert_ffn)
         total += model.num_moe_layers * (shared + routed)
     return rank * total
 

@@ -25,11 +25,14 @@ from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.layers import (
     Matrix,
     attention_matrices,
+    expert_matrices,
     head_matrix,
     heads,
     mlp_matrices,
+    recurrent_matrices,
     shared_matrices,
 )
+from rlhfsim.rollout import untimed
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
 from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
 from rlhfsim.specs.model.model import ModelSpec
@@ -117,11 +120,17 @@ def token_work(
         return step + token_work(device, model, rest, rows, engine).scaled(1 - kept)
     t = layout.tp
     own = "bf16" if layout.attention_precision != layout.precision else linear_precision(layout, engine)
-    block = nothing()
-    for matrix in attention_matrices(model, t):
-        block = block + gemm(device, matrix, rows, own, fused=engine == "vllm")
-    block = block + tp_all_reduce(device, model, rows, t) + _elementwise(device, model, rows)
-    step = block.scaled(float(model.num_layers))
+    step = _elementwise(device, model, rows).scaled(model.launched_layers)
+    mixers = (
+        (model.num_attention_layers, attention_matrices(model, t)),
+        (model.num_recurrent_layers, recurrent_matrices(model, t)),
+    )
+    for count, matrices in mixers:
+        if count:
+            block = tp_all_reduce(device, model, rows, t)
+            for matrix in matrices:
+                block = block + gemm(device, matrix, rows, own, fused=engine == "vllm")
+            step = step + block.scaled(float(count))
     if model.num_dense_layers:
         step = step + _dense(device, model, layout, rows, engine).scaled(float(model.num_dense_layers))
     if model.moe:
@@ -151,15 +160,19 @@ def decode_attention(
     engine: Engine = "vllm",
     tokens: int = 1,
 ) -> EngineStep:
-    """Attention cores of all layers for new tokens of each sequence; windowed layers see their window.
+    """Attention cores and state updates of all layers for new tokens of each sequence.
 
-    Several `tokens` read the cache once and compute each.
+    Windowed layers see their window, sparse ones what their indexer chose. Several `tokens` read the cache
+    once and compute each.
 
     GQA: 4 a d n c FLOP and kappa n c bytes    absorbed MLA: 2 a (2 d_c + d_rope) n c    (G1)
     """
     at, windowed = model.attention, model.attention.num_windowed_layers
-    full = _decode_core(device, model, layout, sequences, context, engine, tokens)
-    step = full.scaled(float(model.num_layers - windowed))
+    seen = context if at.index_topk is None else np.minimum(context, float(at.index_topk))
+    full = _decode_core(device, model, layout, sequences, seen, engine, tokens)
+    step = full.scaled(float(model.num_attention_layers - windowed))
+    step = step + untimed.index(device, model, sequences * context * tokens, sequences * context)
+    step = step + untimed.state_update(device, model, layout.tp, sequences, tokens)
     if windowed and at.sliding_window:
         seen = np.minimum(context, at.sliding_window)
         step = step + _decode_core(device, model, layout, sequences, seen, engine, tokens).scaled(
@@ -215,7 +228,7 @@ def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floa
     everyone = rows * layout.attention_dp
     router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
     step = gemm(device, router, rows, layout.precision)
-    for matrix in shared_matrices(model, layout.tp):
+    for matrix in (*shared_matrices(model, layout.tp), *expert_matrices(model, 1)[3:]):
         step = step + gemm(device, matrix, rows, layout.precision)
     return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)
 
@@ -235,10 +248,10 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
         step = expert_work(device, model, replace(layout, precision="bf16"), tokens)
         return _weight_only_experts(device, model, layout, tokens, step)
     m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
-    params = (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
+    params = (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
     touched = max(1.0, moe.top_k / ep)
     seconds = device.curves.moe(
-        m, model.hidden, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision
+        m, model.expert_width, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision
     )
     return kernel(
         device,
@@ -256,7 +269,7 @@ def _weight_only_experts(
     moe = model.moe
     assert moe is not None
     ep, etp = expert_layout(layout)
-    n, params = np.maximum(tokens, 1.0), (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
+    n, params = np.maximum(tokens, 1.0), (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
     touched = moe.num_experts / ep * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** n)
     return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched)
 
@@ -384,10 +397,10 @@ def overhead(
     `eager_layer_overhead` x L. `rows`: tokens of a step, where a sequence has several.
     """
     alpha = coefficient(device, "decode_step_overhead", engine) * layout.pp
-    layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
+    layers = coefficient(device, "decode_layer_overhead", engine) * model.launched_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
     name = "eager_layer_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
-    launch = device[name] * model.num_layers
+    launch = device[name] * model.launched_layers
     captured = (sequences if rows is None else rows) / layout.pp <= VLLM.graph_limit
     eager = ~np.asarray(layout.cuda_graphs & captured)
     return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import heads
+from rlhfsim.rollout import untimed
 from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, head_work, padded, pipeline_hop, token_work
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
 from rlhfsim.rollout.matrices import ACTIVATION_BYTES
@@ -74,7 +75,8 @@ def group_prefill(
     With a prefix cache and all G samples on one replica, a prompt is computed once per group. Of the
     other G - 1 times `prompt_reuse` is saved: all where the cache is on, none where it is off.
     """
-    saved = device["prompt_reuse"] if shared else 0.0
+    reuse = shared and model.recurrent is None  # a state is no cache that a second sequence could share
+    saved = device["prompt_reuse"] if reuse else 0.0
     prompts = saved * (sequences / samples) + (1.0 - saved) * sequences
     return prefill(device, model, layout, prompts, length, engine=engine)
 
@@ -89,14 +91,18 @@ def prefill_attention(
 ) -> EngineStep:
     """Attention cores of all layers for `prompts` prompts, whatever the chunks.
 
-        2 a (d_k + d_v) (s^2/2 + c s) FLOP a prompt; windowed layers see at most their window
+        2 a (d_k + d_v) (s^2/2 + c s) FLOP a prompt; windowed and sparse layers see at most their window
 
     Chunks of one prompt together see the pairs of the whole prompt; that their smaller query tiles
     run less efficiently is not counted.
     """
     at, windowed = model.attention, model.attention.num_windowed_layers
     full = _prefill_core(device, model, layout, prompts, length, cached)
-    step = full.scaled(float(model.num_layers - windowed))
+    sparse = _pairs(length, cached, at.index_topk) / _pairs(length, cached, None)
+    step = full.scaled(float(model.num_attention_layers - windowed) * sparse)
+    pairs = prompts * _pairs(length, cached, None)
+    step = step + untimed.index(device, model, np.asarray(pairs), np.asarray(prompts * length))
+    step = step + untimed.scan(device, model, layout.tp, prompts * length)
     if windowed and at.sliding_window:
         share = _pairs(length, cached, at.sliding_window) / _pairs(length, cached, None)
         step = step + full.scaled(windowed * share)
@@ -134,7 +140,7 @@ def eager(
 
     max(0, eager_layer_overhead L - gpu) + prefill_overhead
     """
-    launch = coefficient(device, "eager_layer_overhead", engine) * model.num_layers
+    launch = coefficient(device, "eager_layer_overhead", engine) * model.launched_layers
     fixed = coefficient(device, "prefill_overhead", engine)
     return on("overhead", fixed + np.maximum(0.0, launch - np.asarray(gpu_seconds)))
 
@@ -192,10 +198,10 @@ def serving_terms(
         mixed=float(passes.seconds),
         spared=0.0 if alone else chunks * float(base),
         chunks=chunks,
-        layers=float(model.num_layers),
+        layers=model.launched_layers,
         sequences=float(n),
         steps=steps,
-        launch=coefficient(device, "eager_layer_overhead", engine) * model.num_layers,
+        launch=coefficient(device, "eager_layer_overhead", engine) * model.launched_layers,
     )
 
 

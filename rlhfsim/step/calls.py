@@ -261,7 +261,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
     )
     if workload.generates:
         count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
-        layers = setting.models.of(role).num_layers
+        layers = round(setting.models.of(role).launched_layers)
         cost = framework_call(device, cost, launched_layers(placed.layout, layers, count, trained=True))
     return cost.scaled(workload.epochs * bias_of(setting, f"{role}.train", placed.pool))
 
@@ -297,7 +297,7 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
     )
     if workload.generates:
         count = micro_batches(role.layout, sequences, 1, packs)[1]
-        layers = setting.models.of(call.role).num_layers
+        layers = round(setting.models.of(call.role).launched_layers)
         cost = framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))
     return cost.scaled(bias_of(setting, call.name, role.pool))
 

@@ -76,10 +76,10 @@ def _shards(
     shards: int | None,
 ) -> tuple[GradientShard, ...]:
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
-    dense = model.num_dense_layers * layers.layer_params(model, tp, experts=False) + ends / tp
+    ends += model.params_vision * tp
+    dense = sum(kind.count * layers.layer_params(model, tp, kind=kind) for kind in model.kinds) + ends / tp
     routed = 0.0
     if model.num_moe_layers:
-        dense += model.num_moe_layers * layers.layer_params(model, tp, experts=True)
         routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)
     if shards:  # experts are sharded like all else
         copies = group(ranks // shards, shards * tp, domain)

@@ -21,6 +21,7 @@ from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.flop import FLASH_BACKWARD, attended_pairs
 from rlhfsim.kernels.layers import Heads, Matrix
 from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 
 BF16 = 2.0
@@ -40,6 +41,8 @@ OPERATORS = "operators"
 """Recomputation by operator: every second product and all element-wise kernels again, attention kept (PyTorch
 selective activation checkpointing as in torchtitan's `selective`, option `op`)."""
 EVERY_SECOND = 0.5
+SCAN_BACKWARD = 2.5
+"""Backward over forward of a scan: as of attention, its products again and twice as many."""
 WIDE = 128
 """Head width from which the attention kernels run at their full rate."""
 TILE = 128.0
@@ -94,6 +97,10 @@ class Pass(NamedTuple):
     tp: float
     ep: float
     cp: float
+    scan: float = 0.0
+    """Scan of a recurrent layer."""
+    index: float = 0.0
+    """Indexer of sparse attention."""
 
     def plus(self, other: Pass) -> Pass:
         """Sum by part."""
@@ -121,8 +128,8 @@ class Layer(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Layer:
-    """Times of one layer; `experts` chooses the MoE kind.
+def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> Layer:
+    """Times of one layer of a kind.
 
         forward  = sum GEMM(m, n, k) + core + bytes/(B eta) ;  m = T x rows
         backward = sum GEMM(m, k, n) + GEMM(k, n, m) + r core + 2 bytes/(B eta)
@@ -130,19 +137,22 @@ def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Lay
     The backward of y = x w needs dx = dy w^T and dw = x^T dy, two GEMMs of the same size; the flash
     backward has 2.5 times the FLOP at `attention_backward_rate` of the forward's rate (T1).
     """
-    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
+    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind)
     forward, data, weight, by_name = _gemms(device, matrices, work)
     modules = {key: sum(by_name.get(n, 0.0) for n in names) for key, names in MODULES.items()}
-    core = attention(device, model, work)
+    attends = kind.mixer == "attention"
+    core = attention(device, model, work) if attends else 0.0
+    scanned = scan(device, model, work) if kind.mixer == "recurrent" else 0.0
+    indexed = index(device, model, work) if attends else 0.0
     ratio = FLASH_BACKWARD / device["attention_backward_rate"] if work.flash else 2.0
     passes = 1.0 if work.fused else device["eager_traffic"]
-    memory = passes * _traffic(model, matrices, work, experts) / _hbm(device)
-    tp = _tensor_parallel(device, model, work, experts)
-    ep = _expert_parallel(device, model, work) if experts else 0.0
-    cp = _context_parallel(device, model, work)
+    memory = passes * _traffic(model, matrices, work, kind) / _hbm(device)
+    tp = _tensor_parallel(device, model, work, kind)
+    ep = _expert_parallel(device, model, work) if kind.ffn == "experts" else 0.0
+    cp = _context_parallel(device, model, work, kind)
     return Layer(
-        Pass(forward, core, memory, tp, ep, cp),
-        Pass(data + weight, ratio * core, 2 * memory, tp, ep, 2 * cp),
+        Pass(forward, core, memory, tp, ep, cp, scanned, indexed),
+        Pass(data + weight, ratio * core, 2 * memory, tp, ep, 2 * cp, SCAN_BACKWARD * scanned, indexed),
         weight,
         core,
         modules,
@@ -197,12 +207,46 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     seconds *= (length + half * work.cp) / (length + half)
     seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
     seconds *= device["fp8_attention_time"] if work.fp8_attention else 1.0
-    share = at.num_windowed_layers / model.num_layers
+    if at.index_topk is not None and at.index_topk < length:
+        seconds *= attended_pairs(length, at.index_topk) / attended_pairs(length)
+    share = at.num_windowed_layers / model.num_attention_layers
     if not share:
         return seconds
     seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
     io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / _hbm(device)
     return (1 - share) * seconds + share * max(seconds * seen, io)
+
+
+@lru_cache(maxsize=65536)
+def scan(device: Device, model: ModelSpec, work: Work) -> float:
+    """Forward seconds of the scan of one recurrent layer: its model FLOP at `scan_efficiency` of the peak.
+
+    Chunked kernels compute in BF16 whatever the precision of the products; heads are split over tp, and with
+    context parallelism over cp (an all-to-all, see `_context_parallel`).
+    """
+    if model.recurrent is None:
+        return 0.0
+    rate = _peak(device, "bf16") * device["scan_efficiency"]
+    return model.recurrent.scan_flop * work.tokens / work.tp / rate
+
+
+def index(device: Device, model: ModelSpec, work: Work) -> float:
+    """Seconds in which the indexer of sparse attention scores all pairs of one layer, on every GPU of tp.
+
+    In FP8 where the GPU has it, at `indexer_efficiency` of its peak. The backward pass trains the indexer by
+    a loss of its own over the same scores.
+    """
+    at = model.attention
+    if not at.index_num_heads:
+        return 0.0
+    pairs = work.tokens * work.cp / max(1.0, work.length) * attended_pairs(work.length) / work.cp
+    return at.index_flop(pairs) / (_peak(device, "fp8") * device["indexer_efficiency"])
+
+
+def _peak(device: Device, precision: str) -> float:
+    peak = device.profile.peak
+    chosen = next((name for name in (precision, "bf16", "fp16") if name in peak), "fp32")
+    return peak[chosen].value
 
 
 @lru_cache(maxsize=65536)
@@ -250,7 +294,7 @@ def _unfused(device: Device, local: Heads, sequences: float, length: float) -> f
 
 
 @lru_cache(maxsize=65536)
-def adapter_time(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> float:
+def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> float:
     """Forward seconds that adapters (LoRA) beside every matrix of a layer take: memory passes, not FLOP.
 
         rows (k + 3 n) x 2 B: the input read again, the output of the adapter written, read and added
@@ -258,7 +302,7 @@ def adapter_time(device: Device, model: ModelSpec, work: Work, *, experts: bool)
     Eager modules (dropout, casts, scaling) pass more often. Source: counting.
     """
     passes = 1.0 if work.fused else device["eager_traffic"]
-    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
+    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind)
     elements = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices if x.linear)
     return passes * BF16 * elements / _hbm(device)
 
@@ -313,31 +357,35 @@ def _rows(matrix: Matrix, work: Work) -> float:
     return matrix.experts * (each + min(TILE / 2, each / 2))
 
 
-def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts: bool) -> float:
+def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: LayerKind) -> float:
     """Bytes through HBM of everything that is not a GEMM or the attention core, forward.
 
-        norms and residuals 10 h T', rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
+        norms and residuals 5 h T' a block, rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
         MoE: permute and unpermute 4 k h T' and the activation on k rows
+        recurrent: convolution, gates and norm pass three times over what goes in, 3 (2 a d + 2 g n) T
         context parallelism: the sum of partial outputs 3 a d_v T a step of the ring after the first
     in elements of 2 B; eager kernels pass about twice. Quantisation to FP8 is inside the
     timed FP8 products. Source: counting.
     """
     at = model.attention
     local = layers.heads(at, work.tp)
-    norm = 10 * model.hidden * work.held
-    rotary = 4 * (local.query + local.kv) * local.qk_dim * work.tokens
-    elements = norm + rotary + 3 * (work.cp - 1) * local.query * local.v_dim * work.tokens
+    elements = 5.0 * kind.blocks * model.hidden * work.held
+    if kind.mixer == "attention":
+        elements += 4 * (local.query + local.kv) * local.qk_dim * work.tokens
+        elements += 3 * (work.cp - 1) * local.query * local.v_dim * work.tokens
+    elif kind.mixer == "recurrent" and model.recurrent:
+        elements += 3 * model.recurrent.in_width / work.tp * work.tokens
     for matrix in matrices:
         rows = _rows(matrix, work)
         inside = work.fused_experts and matrix.experts > 1
         if matrix.name in ("mlp_up", "expert_up") and not inside:
             elements += (1.5 if model.gated else 2.0) * matrix.n * rows
-    if experts and model.moe:
-        elements += 4 * model.moe.top_k * work.etp * model.hidden * work.held
+    if kind.ffn == "experts" and model.moe:
+        elements += 4 * model.moe.top_k * work.etp * model.expert_width * work.held
     return BF16 * elements
 
 
-def _tensor_parallel(device: Device, model: ModelSpec, work: Work, experts: bool) -> float:
+def _tensor_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:
     """Collectives of one direction: 2 x (AG + RS) of T h with sequence parallelism, else 2 x AR.
 
     A MoE layer whose experts are not cut over tp (etp 1) has them only around the attention and
@@ -348,7 +396,8 @@ def _tensor_parallel(device: Device, model: ModelSpec, work: Work, experts: bool
     ranks = group(work.tp, 1, device.domain)
     size = BF16 * work.tokens * model.hidden
     shared = bool(model.moe and model.moe.num_shared_experts)
-    blocks = 2 if not experts or shared or work.etp > 1 else 1
+    cut = kind.ffn == "dense" or (kind.ffn == "experts" and (shared or work.etp > 1))
+    blocks = (kind.mixer != "none") + cut
     if not work.sequence_parallel:
         return blocks * collectives.all_reduce(device, size, ranks)
     gather = collectives.all_gather(device, size, ranks)
@@ -360,17 +409,24 @@ def _expert_parallel(device: Device, model: ModelSpec, work: Work) -> float:
     if work.ep * work.etp == 1 or model.moe is None:
         return 0.0
     ranks = group(work.ep, work.etp, device.domain)
-    token = BF16 * model.hidden
+    token = BF16 * model.expert_width
     once = collectives.dispatch(
         device, work.held, token, model.moe.top_k, ranks, skew=work.skew, once=work.token_once
     )
     return 2 * once
 
 
-def _context_parallel(device: Device, model: ModelSpec, work: Work) -> float:
-    """Ring of keys and values, forward: g/t (d_k + d_v) s (c-1)/c elements per sequence (T8)."""
-    if work.cp == 1:
+def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:
+    """Ring of keys and values, forward: g/t (d_k + d_v) s (c-1)/c elements per sequence (T8).
+
+    A recurrent layer changes tokens for heads and back (all-to-all, as Megatron's Mamba context parallelism).
+    """
+    if work.cp == 1 or kind.mixer == "none":
         return 0.0
+    if kind.mixer == "recurrent" and model.recurrent:
+        width = (model.recurrent.in_width + model.recurrent.inner) / work.tp
+        moved = BF16 * width * work.tokens * (work.cp - 1) / work.cp
+        return collectives.p2p(device, moved, collectives.crosses(device, work.cp, work.tp))
     local = layers.heads(model.attention, work.tp)
     width = local.kv * (local.qk_dim + local.v_dim)
     size = BF16 * width * work.tokens * (work.cp - 1)

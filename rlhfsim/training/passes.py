@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlhfsim.kernels.device import Device
+from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.software import Graphs, Software
@@ -56,13 +57,12 @@ def passes(
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
-    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
-        if not count:
-            continue
-        raw = roofline.layer(device, _trunk(model), work, experts=experts)
-        least = host_time(device, software.graphs, experts=experts)
+    for kind in model.kinds:
+        count = kind.count
+        raw = roofline.layer(device, _trunk(model), work, kind=kind)
+        least = host_time(device, software.graphs, kind=kind)
         if frozen:
-            raw, least = _adapted(raw, roofline.adapter_time(device, model, work, experts=experts)), 2 * least
+            raw, least = _adapted(raw, roofline.adapter_time(device, model, work, kind=kind)), 2 * least
         behind = _backward(raw, software, recompute, frozen)
         one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
         again = 2.0 if recompute == "full" else 1.0
@@ -124,6 +124,7 @@ def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool
     return back._replace(
         gemm=gemm + half + sum(raw.modules.get(name, 0.0) for name in names),
         attention=back.attention + core,
+        scan=back.scan + (raw.forward.scan if recompute == "selective" else 0.0),
         memory=back.memory + raw.forward.memory * roofline.repeated_traffic(names),
     )
 
@@ -145,7 +146,9 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
         one.memory,
         (1 - gathered) * one.tp,
         (1 - hidden) * one.ep,
-        max(0.0, one.cp - one.attention),
+        max(0.0, one.cp - one.attention - one.scan),
+        one.scan,
+        one.index,
     )
 
 
@@ -186,14 +189,16 @@ def slowed(through: Passes, factor: float) -> Passes:
     )
 
 
-def host_time(device: Device, graphs: Graphs, *, experts: bool) -> float:
+def host_time(device: Device, graphs: Graphs, *, kind: LayerKind) -> float:
     """Seconds the host needs to launch one direction of one layer; the GPU cannot be faster.
 
     Eager Python issues tens of kernels a layer; MoE layers add routing, permutation and the counts
-    that the host waits for. Graphs over attention and router leave the experts; a full graph none.
+    that the host waits for; a block alone is half a layer. Graphs over attention and
+    router leave the experts; a full graph none.
     """
+    experts = kind.ffn == "experts"
     if graphs == "full":
         return 0.0
     if graphs == "partial":
         return device["host_moe_time"] * 0.5 if experts else 0.0
-    return device["host_layer_time"] + (device["host_moe_time"] if experts else 0.0)
+    return device["host_layer_time"] * kind.blocks / 2 + (device["host_moe_time"] if experts else 0.0)

@@ -258,13 +258,19 @@ _KERNELS: tuple[tuple[Resource, str], ...] = (
     ("hbm", "hbm_efficiency"),
 )
 """Resource and coefficient of the first parts of a `Pass`."""
+_UNTIMED: tuple[tuple[Resource, str], ...] = (
+    ("compute", "scan_efficiency"),
+    ("compute", "indexer_efficiency"),
+)
+"""Those of the kernels that nobody timed: the scan of recurrent layers, the indexer of sparse attention."""
 
 
 def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
+    timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.index), strict=True))
     parts = [
         Part(resource, seconds, name, device.inverse_spread(name))
-        for (resource, name), seconds in zip(_KERNELS, shown, strict=False)
+        for (resource, name), seconds in timed
         if seconds > 0
     ]
     if shown.tp > 0:
@@ -327,9 +333,12 @@ def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
     """Trained over all parameters; adapters of rank r add r (n + k) to each n x k matrix."""
     if lora is None:
         return 1.0
-    matrices = layers.layer_matrices(model, experts=model.moe is not None)
-    whole = sum(m.params for m in matrices)
-    return min(1.0, sum(lora.rank * (m.n + m.k) * m.experts for m in matrices) / whole)
+    whole, added = 0, 0
+    for kind in model.kinds:
+        matrices = layers.layer_matrices(model, kind=kind)
+        whole += kind.count * sum(m.params for m in matrices)
+        added += kind.count * sum(lora.rank * (m.n + m.k) * m.experts for m in matrices)
+    return min(1.0, added / whole)
 
 
 def _exchange(step: _Step, through: Passes) -> list[Part]:

@@ -81,13 +81,16 @@ def weights_of(model: ModelSpec) -> Weights:
     matrices = 3 if model.gated else 2
     moe = model.moe
     shared = matrices * moe.num_shared_experts if moe else 0
-    per_moe_layer = (1 + (moe.router_bias if moe else 0) + shared) if moe else 0
+    latent = 2 if model.params_latent else 0
+    per_moe_layer = (1 + (moe.router_bias if moe else 0) + shared + latent) if moe else 0
     routed = moe.num_moe_layers * moe.num_experts if moe else 0
     experts = routed * model.params_expert
     return Weights(
         dense=model.num_params - experts,
         experts=experts,
-        dense_tensors=model.num_layers * (_attention_tensors(model) + model.norms_per_layer)
+        dense_tensors=model.num_attention_layers * _attention_tensors(model)
+        + (model.num_recurrent_layers * model.recurrent.tensors if model.recurrent else 0)
+        + model.num_layers * model.norms_per_layer
         + model.num_dense_layers * matrices
         + model.num_moe_layers * per_moe_layer
         + model.extra_norms

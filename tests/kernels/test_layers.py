@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.kernels import layers
+from rlhfsim.specs.model.mixers import DENSE, EXPERTS
 from rlhfsim.specs.model.presets import preset
 
 LLAMA, QWEN, DEEPSEEK = preset("llama-3-8b"), preset("qwen3-30b-a3b"), preset("deepseek-v3")
@@ -17,7 +18,7 @@ def test_llama_s_qkv_is_4096_by_6144() -> None:
 @pytest.mark.parametrize("model", [LLAMA, QWEN, DEEPSEEK])
 def test_the_matrices_of_a_layer_hold_its_matrix_parameters(model) -> None:
     experts = model.moe is not None
-    held = sum(m.params for m in layers.layer_matrices(model, experts=experts))
+    held = sum(m.params for m in layers.layer_matrices(model, kind=model.kinds[-1]))
     mlp = model.params_layer_dense_mlp
     if experts:
         mlp = model.moe.num_experts * model.params_expert + model.params_shared_expert + model.params_router
@@ -26,8 +27,8 @@ def test_the_matrices_of_a_layer_hold_its_matrix_parameters(model) -> None:
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tensor_parallelism_divides_the_parameters(tp: int) -> None:
-    whole = sum(m.params for m in layers.layer_matrices(LLAMA, experts=False))
-    part = sum(m.params for m in layers.layer_matrices(LLAMA, tp, experts=False))
+    whole = sum(m.params for m in layers.layer_matrices(LLAMA, kind=DENSE))
+    part = sum(m.params for m in layers.layer_matrices(LLAMA, tp, kind=DENSE))
     assert part == whole / tp
 
 
@@ -45,7 +46,7 @@ def test_flop_of_a_moe_layer_do_not_depend_on_expert_parallelism() -> None:
 
 
 def test_only_linear_layers_take_part_in_fp8() -> None:
-    names = {m.name for m in layers.layer_matrices(DEEPSEEK, experts=True) if not m.linear}
+    names = {m.name for m in layers.layer_matrices(DEEPSEEK, kind=EXPERTS) if not m.linear}
     assert names == {"router"}
     assert not layers.head_matrix(DEEPSEEK, 1).linear
 

@@ -10,6 +10,7 @@ from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import layer_tensors
 from rlhfsim.memory.role_bytes import RoleKind, _standing
+from rlhfsim.specs.model.mixers import EXPERTS
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.heads import UNFUSED, Head
@@ -103,9 +104,9 @@ def test_attention_without_flash_keeps_five_bytes_per_score():
 
 
 def test_moe_layer_keeps_top_k_copies():
-    tensors = layer_tensors(QWEN_MOE, 1, experts=True).saved
+    tensors = layer_tensors(QWEN_MOE, 1, kind=EXPERTS).saved
     assert tensors["dispatched"] == 2 * 8 * 2048
-    assert layer_tensors(QWEN_MOE, 1, experts=True, imbalance=2).saved["dispatched"] == 4 * 8 * 2048
+    assert layer_tensors(QWEN_MOE, 1, kind=EXPERTS, imbalance=2).saved["dispatched"] == 4 * 8 * 2048
 
 
 @pytest.mark.parametrize(

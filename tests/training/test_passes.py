@@ -10,6 +10,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.prefill import group_prefill
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
+from rlhfsim.specs.model.mixers import DENSE
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
@@ -110,7 +111,7 @@ def test_recomputation_by_operator_repeats_half_the_products_and_no_attention() 
 
 def test_adapters_pass_over_inputs_and_outputs_of_every_matrix() -> None:
     model, device = resolve_model("llama-2-7b"), _device("h100")
-    ahead = adapter_time(device, model, WORK, experts=False)
+    ahead = adapter_time(device, model, WORK, kind=DENSE)
     widths = 4096 + 3 * 3 * 4096 + 4096 + 3 * 4096 + 4096 + 3 * 2 * 11008 + 11008 + 3 * 4096
     rate = device.profile.hbm.value * device["hbm_efficiency"]
     assert ahead == pytest.approx(WORK.tokens * 2 * widths / rate)

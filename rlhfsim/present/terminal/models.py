@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -33,6 +33,7 @@ def row(spec: ModelSpec, name: str | None) -> dict[str, Any]:
         "num_heads": spec.attention.num_heads,
         "num_kv_heads": spec.attention.num_kv_heads,
         "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "state_bytes": spec.state_bytes,
         "experts": spec.moe.num_experts if spec.moe else None,
     }
 
@@ -57,10 +58,40 @@ def details(spec: ModelSpec, name: str | None) -> dict[str, Any]:
             "expert_ffn": moe.expert_ffn,
             "shared_experts": moe.num_shared_experts,
         },
+        "layer_kinds": [
+            {"layers": count, "kind": words, "params": params} for count, words, params in _kinds(spec)
+        ],
+        "vision_params": spec.params_vision,
         "bf16_bytes": 2.0 * spec.num_params,
         "valid_tp": spec.tp_degrees(min(spec.attention.num_heads, 64)),
         "source": spec.source,
     }
+
+
+def _kinds(spec: ModelSpec) -> Iterator[tuple[int, str, int]]:
+    """The kinds of layer in words, with the elements of one."""
+    for kind in spec.kinds:
+        mixer, params = "", spec.params_layer_norms
+        if kind.mixer == "attention":
+            mixer, params = _attention(spec), params + spec.params_layer_attention
+        elif kind.mixer == "recurrent" and spec.recurrent:
+            mixer, params = spec.recurrent.words, params + spec.params_layer_recurrent
+        if kind.ffn == "dense":
+            params += spec.params_layer_dense_mlp
+        elif kind.ffn == "experts" and spec.moe:
+            params += spec.moe.num_experts * spec.params_expert + spec.params_shared_expert
+            params += spec.params_router + spec.params_latent
+        ffn = {"dense": "MLP", "experts": "experts", "none": ""}[kind.ffn]
+        yield kind.count, " + ".join(word for word in (mixer, ffn) if word), params
+
+
+def _attention(spec: ModelSpec) -> str:
+    at = spec.attention
+    if at.index_topk:
+        return f"sparse attention to {at.index_topk:,} tokens"
+    if at.num_windowed_layers and at.num_windowed_layers < spec.num_attention_layers:
+        return f"attention ({at.num_windowed_layers} layers see {at.sliding_window:,} tokens)"
+    return f"attention to {at.sliding_window:,} tokens" if at.num_windowed_layers else "attention"
 
 
 def count(params: float) -> str:
@@ -100,7 +131,9 @@ def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:
         f"{spec.vocab:,}" + (", tied embeddings" if spec.tied_embeddings else ""),
         "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and "
         f"{spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
-        "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16",
+        "layers": "; ".join(f"{n} x {words}, {count(params)} each" for n, words, params in _kinds(spec)),
+        "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16"
+        + (f", and {units.format(spec.state_bytes, 'byte')} a sequence" if spec.state_bytes else ""),
         "context": f"{spec.max_position:,} tokens" if spec.max_position else "not stated",
         "TP": f"may be {', '.join(map(str, each['valid_tp']))}",
         "source": spec.source or "given",
@@ -111,5 +144,10 @@ def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:
             f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN "
             f"{moe.expert_ffn:,}, "
             f"{moe.num_shared_experts} shared; {count(each['active_params'])} parameters active"
+        )
+    if spec.vision:
+        rows["vision tower"] = (
+            f"{count(spec.params_vision)} parameters; an image of 1024 x 1024 is "
+            f"{spec.vision.tokens(1024, 1024):,} tokens of the prompt"
         )
     return Text(spec.name, style="bold"), labelled(rows)

@@ -64,6 +64,8 @@ class Attention(Hashed):
     """Tokens that a windowed (or chunked, Llama 4) layer can see."""
     num_windowed_layers: int = 0
     """Layers with the window; the others see the whole context."""
+    output_gate: bool = False
+    """Queries bring a gate of their width for the attention's output (Qwen3-Next)."""
     index_num_heads: int = 0
     """DeepSeek sparse attention: heads of the indexer; 0 when attention is dense."""
     index_head_dim: int = 0
@@ -131,18 +133,39 @@ class Attention(Hashed):
 
             MHA, GQA: g (d_k + d_v)        MLA: d_c + d_rope
 
-        Not counted: the indexer's keys in DeepSeek sparse attention (128 FP8 values a layer).
+        The indexer's keys of sparse attention are beside it (`index_bytes`).
         """
         if self.kv_lora_rank is not None:
             return self.kv_lora_rank + (self.qk_rope_head_dim or 0)
         return self.num_kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def index_bytes(self) -> float:
+        """Bytes that one token leaves in the indexer's cache of one layer: FP8 keys, one FP32 scale (132).
+
+        Source: vllm-project/vllm, `DeepseekV32IndexerCache` of model_executor/models/deepseek_v2.py.
+        """
+        return self.index_head_dim + 4.0 * -(-self.index_head_dim // 128)
+
+    @property
+    def query_width(self) -> int:
+        """Outputs of the query projection, the output gate with it."""
+        return self.num_heads * self.head_dim * (2 if self.output_gate else 1)
+
+    def seen(self, context: float) -> float:
+        """Cached tokens that one query attends to in a layer without window: all, or the indexer's choice."""
+        return context if self.index_topk is None else min(context, float(self.index_topk))
+
+    def index_flop(self, pairs: float) -> float:
+        """FLOP with which the indexer scores `pairs` of query and key: 2 heads x width each, in FP8."""
+        return 2.0 * self.index_num_heads * self.index_head_dim * pairs
 
     def matrix_params(self, hidden: int) -> int:
         """Elements of the projection matrices of one layer."""
         out = self.num_heads * self.value_dim * hidden
         if self.kv_lora_rank is None:
             keys = self.num_kv_heads * (self.head_dim + self.value_dim)
-            return hidden * (self.num_heads * self.head_dim + keys) + out + self._indexer(hidden)
+            return hidden * (self.query_width + keys) + out + self._indexer(hidden)
         queries = self.num_heads * self.head_dim
         rank = self.q_lora_rank
         query = hidden * queries if rank is None else rank * (hidden + queries)
@@ -186,6 +209,8 @@ class Moe:
     """Experts that every token visits."""
     shared_ffn: int = 0
     """Intermediate width of one shared expert."""
+    latent: int | None = None
+    """Width of the latent in which routed experts work, between two projections of the layer (Nemotron 3)."""
     shared_gate: bool = False
     """A learned sigmoid gate on the shared expert (Qwen2-MoE)."""
     router_bias: bool = False
@@ -203,4 +228,5 @@ class Moe:
         check("num_moe_layers", self.num_moe_layers, 1, MAX_LAYERS)
         check("num_shared_experts", self.num_shared_experts, 0, MAX_EXPERTS)
         check("shared_ffn", self.shared_ffn, 1 if self.num_shared_experts else 0, MAX_WIDTH)
+        check_optional("latent", self.latent, MAX_WIDTH)
         check("period", self.period, 1, MAX_LAYERS)

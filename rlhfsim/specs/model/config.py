@@ -24,9 +24,11 @@ from rlhfsim.specs.model.blocks import (
     Attention,
     Moe,
 )
-from rlhfsim.specs.model.families import FAMILIES, REFUSED, REFUSED_KEYS, Flag
+from rlhfsim.specs.model.config_keys import ConfigKeys
+from rlhfsim.specs.model.families import FAMILIES, REFUSED, REFUSED_KEYS
+from rlhfsim.specs.model.hybrid_configs import LINEAR, layer_blocks, recurrent
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.model.older_configs import rewrite
+from rlhfsim.specs.model.vision_configs import vision
 
 _NESTED = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -48,9 +50,16 @@ _POSITIONS = (
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "share_expert_dim", "moe_shared_expert_intermediate_size")
 _WINDOW = ("sliding_window", "attention_chunk_size", "window_size")
 _WINDOWED = ("sliding_attention", "chunked_attention", "local_attention")
 _FULL = ("full_attention", "attention", "global_attention", "deepseek_sparse_attention")
+
+
+DESCRIBED = (
+    "rlhfsim describes decoder-only models of MHA, GQA, MLA or DeepSeek sparse attention, gated delta nets "
+    "and Mamba-2, each with one shape throughout"
+)
 
 
 def load_config(path: Path) -> ModelSpec:
@@ -85,69 +94,7 @@ def read_config(source: Source, name: str, *, origin: str = "") -> ModelSpec:
         raise error.at(source.place(config.path)) from error
 
 
-class _Config:
-    """The keys of one transformer with their places."""
-
-    def __init__(self, source: Source, path: tuple[str, ...], data: Mapping[str, Any]) -> None:
-        self.source, self.path = source, path
-        self.kind = str(data.get("model_type") or source.data.get("model_type") or "")[:60]
-        known = FAMILIES.get(self.kind)
-        self.known = known is not None
-        self.family, self.data = rewrite(self.kind, known or FAMILIES["llama"], data)
-
-    def error(self, code: str, message: str, key: str | None, remedy: str) -> RlhfsimError:
-        place = self.source.place(self.path + ((key,) if key else ()))
-        return RlhfsimError(code, message, place=place, help=remedy)
-
-    def value(self, keys: tuple[str, ...]) -> tuple[str, Any]:
-        """The first of several spellings that is present and not null."""
-        for data in (self.data, self.family.defaults):
-            for key in keys:
-                if data.get(key) is not None:
-                    return key, data[key]
-        return keys[0], None
-
-    def optional(self, keys: tuple[str, ...], low: int, high: int) -> int | None:
-        key, value = self.value(keys)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            message = f"{key} must be a whole number from {low} to {high}, got {repr(value)[:40]}"
-            raise self.error("bad-model-shape", message, key, "compare with the published config")
-        return value
-
-    def number(self, keys: tuple[str, ...], high: int = MAX_WIDTH) -> int:
-        value = self.optional(keys, 1, high)
-        if value is None:
-            kind = f" of a {self.kind} model" if self.kind else ""
-            message = f"{' or '.join(map(repr, keys[:2]))}{kind} is missing"
-            raise self.error("missing-key", message, None, f"add {keys[0]} to the config")
-        return value
-
-    def flag(self, flag: Flag) -> bool:
-        if isinstance(flag, bool):
-            return flag
-        key, default = flag
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            message = f"{key} must be true or false, got {repr(value)[:40]}"
-            raise self.error("bad-model-shape", message, key, "write true or false")
-        return value
-
-    def items(self, key: str, length: int) -> list[Any] | None:
-        """A list with one entry per layer."""
-        value = self.data.get(key)
-        if not isinstance(value, list):
-            return None
-        if len(value) != length:
-            message = f"{key} has {len(value)} entries for {length} layers"
-            raise self.error("bad-model-shape", message, key, "give one entry per layer")
-        return value
-
-
-def _open(source: Source) -> _Config:
+def _open(source: Source) -> ConfigKeys:
     """The part of the document that describes the language model."""
     data: Mapping[str, Any] = source.data
     path: tuple[str, ...] = ()
@@ -157,7 +104,7 @@ def _open(source: Source) -> _Config:
             path, data = (key,), data[key]
             _refuse(source, data, path)
             break
-    return _Config(source, path, data)
+    return ConfigKeys(source, path, data)
 
 
 def _refuse(source: Source, data: Mapping[str, Any], path: tuple[str, ...]) -> None:
@@ -165,7 +112,8 @@ def _refuse(source: Source, data: Mapping[str, Any], path: tuple[str, ...]) -> N
     kind = data.get("model_type")
     reason, key = (REFUSED.get(kind) if isinstance(kind, str) else None), "model_type"
     nested = not path and any(isinstance(data.get(k), Mapping) for k in _NESTED)
-    if reason is None and not nested:
+    known = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if reason is None and not nested and not (known and known.recurrent):
         telling = next((k for k in REFUSED_KEYS if data.get(k)), None)
         reason, key = (REFUSED_KEYS[telling], telling) if telling else (None, key)
     if reason is None and data.get("is_encoder_decoder") is True:
@@ -177,16 +125,17 @@ def _refuse(source: Source, data: Mapping[str, Any], path: tuple[str, ...]) -> N
             "unsupported-model",
             f"model type {str(kind)[:60]!r} {reason}",
             place=source.place((*path, key)),
-            help="rlhfsim describes decoder-only transformers with MHA, GQA or MLA and equal layers; "
-            "take the preset of a transformer of this size as a stand-in",
+            help=f"{DESCRIBED}; take the preset of a model of this size as a stand-in",
         )
 
 
-def _model(config: _Config, name: str, origin: str) -> ModelSpec:
+def _model(config: ConfigKeys, name: str, origin: str) -> ModelSpec:
     family = config.family
-    layers, hidden = config.number(_LAYERS, MAX_LAYERS), config.number(_HIDDEN)
+    blocks = layer_blocks(config)
+    layers = blocks.layers if blocks else config.number(_LAYERS, MAX_LAYERS)
+    hidden = config.number(_HIDDEN)
     positions = config.optional(_POSITIONS, 1, MAX_POSITION)
-    moe = _moe(config, layers)
+    moe = _moe(config, blocks.experts if blocks else None, layers)
     return ModelSpec(
         name=name,
         num_layers=layers,
@@ -203,13 +152,16 @@ def _model(config: _Config, name: str, origin: str) -> ModelSpec:
         learned_positions=_learned_positions(config),
         max_position=positions,
         moe=moe,
+        recurrent=recurrent(config, layers, blocks),
+        num_dense=blocks.dense if blocks else None,
+        vision=vision(config.source.data.get("vision_config"), config.source.data, hidden),
         embed_dim=_embed_dim(config, hidden),
         lm_head_bias=config.flag(family.lm_head_bias),
         source=origin,
     )
 
 
-def _tied(config: _Config) -> bool:
+def _tied(config: ConfigKeys) -> bool:
     key = "tie_word_embeddings"
     outer = config.source.data.get(key)
     if config.data.get(key) is None and outer is None and not config.known:
@@ -223,17 +175,17 @@ def _tied(config: _Config) -> bool:
     return config.flag((key, default))
 
 
-def _learned_positions(config: _Config) -> int:
+def _learned_positions(config: ConfigKeys) -> int:
     more = config.family.positions
     return 0 if more is None else config.number(_POSITIONS, MAX_POSITION) + more
 
 
-def _embed_dim(config: _Config, hidden: int) -> int | None:
+def _embed_dim(config: ConfigKeys, hidden: int) -> int | None:
     width = config.optional(("word_embed_proj_dim",), 1, MAX_WIDTH)
     return None if width == hidden else width
 
 
-def _ffn(config: _Config, hidden: int, moe: Moe | None) -> int:
+def _ffn(config: ConfigKeys, hidden: int, moe: Moe | None) -> int:
     width = config.optional(_FFN, 1, MAX_WIDTH)
     if width is None and config.family.ffn_multiple:
         return config.family.ffn_multiple * hidden
@@ -242,7 +194,7 @@ def _ffn(config: _Config, hidden: int, moe: Moe | None) -> int:
     return config.number(_FFN)
 
 
-def _attention(config: _Config, layers: int, hidden: int, positions: int | None) -> Attention:
+def _attention(config: ConfigKeys, layers: int, hidden: int, positions: int | None) -> Attention:
     heads, family = config.number(_HEADS), config.family
     window, windowed = _window(config, layers, positions)
     common = Attention(
@@ -253,6 +205,7 @@ def _attention(config: _Config, layers: int, hidden: int, positions: int | None)
         out_bias=config.flag(family.out_bias),
         qk_norm=family.qk_norm if config.flag(family.qk_norm_if) else "none",
         sinks=family.sinks,
+        output_gate=config.flag(family.output_gate),
         sliding_window=window,
         num_windowed_layers=windowed,
         index_num_heads=config.optional(("index_n_heads",), 1, MAX_WIDTH) or 0,
@@ -269,7 +222,7 @@ def _attention(config: _Config, layers: int, hidden: int, positions: int | None)
     )
 
 
-def _latent(config: _Config, common: Attention) -> Attention:
+def _latent(config: ConfigKeys, common: Attention) -> Attention:
     nope, rope = config.number(("qk_nope_head_dim",)), config.number(("qk_rope_head_dim",))
     return replace(
         common,
@@ -283,7 +236,7 @@ def _latent(config: _Config, common: Attention) -> Attention:
     )
 
 
-def _head_dim(config: _Config, hidden: int, heads: int) -> int:
+def _head_dim(config: ConfigKeys, hidden: int, heads: int) -> int:
     width = config.optional(_HEAD_DIM, 1, MAX_WIDTH)
     if width is None and hidden % heads:
         message = f"{heads} heads do not divide the hidden size {hidden}, and head_dim is missing"
@@ -291,7 +244,7 @@ def _head_dim(config: _Config, hidden: int, heads: int) -> int:
     return width or hidden // heads
 
 
-def _window(config: _Config, layers: int, positions: int | None) -> tuple[int | None, int]:
+def _window(config: ConfigKeys, layers: int, positions: int | None) -> tuple[int | None, int]:
     """Width of the window and number of layers that have one."""
     windowed = _windowed_layers(config, layers)
     width = config.optional(_WINDOW, 1, MAX_POSITION)
@@ -308,14 +261,15 @@ def _window(config: _Config, layers: int, positions: int | None) -> tuple[int | 
     return width, windowed
 
 
-def _windowed_layers(config: _Config, layers: int) -> int:
+def _windowed_layers(config: ConfigKeys, layers: int) -> int:
     kinds = config.items("layer_types", layers)
     if kinds is not None:
-        odd = next((k for k in kinds if k not in (*_WINDOWED, *_FULL)), None)
+        linear = LINEAR if config.family.recurrent else ()
+        odd = next((k for k in kinds if k not in (*_WINDOWED, *_FULL, *linear)), None)
         if odd is not None:
             message = f"layer type {repr(odd)[:40]} is neither full nor windowed attention"
             raise config.error(
-                "unsupported-model", message, "layer_types", "only full and windowed attention"
+                "unsupported-model", message, "layer_types", "only full, windowed and linear attention"
             )
         return sum(k in _WINDOWED for k in kinds)
     rule: str | int = config.family.window if config.flag(config.family.window_if) else "none"
@@ -335,14 +289,15 @@ def _windowed_layers(config: _Config, layers: int) -> int:
             return layers - layers // int(rule)
 
 
-def _moe(config: _Config, layers: int) -> Moe | None:
+def _moe(config: ConfigKeys, known: int | None, layers: int) -> Moe | None:
+    """The experts of `known` layers, or of those that the keys name."""
     family = config.family
     experts = config.optional(_EXPERTS, 0, MAX_EXPERTS)
-    moe_layers, period = _moe_layers(config, layers) if experts else (0, 1)
+    moe_layers, period = _moe_layers(config, layers) if experts and known is None else (known or 0, 1)
     if not experts or not moe_layers:
         return None
     width = config.number(_FFN if family.experts_from_ffn else ("moe_intermediate_size",))
-    shared_width = config.optional(("shared_expert_intermediate_size", "share_expert_dim"), 0, MAX_WIDTH)
+    shared_width = config.optional(_SHARED_WIDTH, 0, MAX_WIDTH)
     shared = config.optional(_SHARED, 0, MAX_EXPERTS)
     shared = family.shared_experts if shared is None else shared
     return Moe(
@@ -352,6 +307,7 @@ def _moe(config: _Config, layers: int) -> Moe | None:
         num_moe_layers=moe_layers,
         num_shared_experts=shared,
         shared_ffn=(shared_width or width) if shared else 0,
+        latent=config.optional(("moe_latent_size",), 1, MAX_WIDTH),
         shared_gate=family.shared_gate and bool(shared),
         router_bias=config.flag(family.router_bias),
         fp32_combine=family.fp32_combine,
@@ -359,7 +315,7 @@ def _moe(config: _Config, layers: int) -> Moe | None:
     )
 
 
-def _moe_layers(config: _Config, layers: int) -> tuple[int, int]:
+def _moe_layers(config: ConfigKeys, layers: int) -> tuple[int, int]:
     """Number of layers with experts, and every how many layers they come."""
     kinds = config.items("mlp_layer_types", layers)
     if kinds is not None:

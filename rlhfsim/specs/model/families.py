@@ -52,6 +52,10 @@ class Family:
     shared_gate: bool = False
     shared_experts: int = 0
     """Shared experts where no key gives their number."""
+    output_gate: Flag = False
+    """Queries bring a gate for the attention's output."""
+    recurrent: Literal["gated_delta_net", "mamba2"] | None = None
+    """What its layers with a state of constant size are."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of the configuration class that checkpoints of this type rely on."""
 
@@ -72,6 +76,24 @@ _PLAIN = Family()
 _LLAMA = Family(**_ATTENTION, mlp_bias=("mlp_bias", False))
 _QWEN2 = Family(qkv_bias=("qkv_bias", True), **_WINDOWS)
 _QWEN3 = Family(**_ATTENTION, qk_norm="head", fp32_combine=False, **_WINDOWS)
+_HYBRID: dict[str, Any] = {
+    **_ATTENTION,
+    "qk_norm": "head",
+    "norm": "offset_rmsnorm",
+    "fp32_combine": False,
+    "output_gate": ("attn_output_gate", True),
+    "recurrent": "gated_delta_net",
+    "shared_gate": True,
+    "defaults": {
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "full_attention_interval": 4,
+    },
+}
 _DEEPSEEK = Family(**_ATTENTION)
 _DEEPSEEK_V3 = Family(**_ATTENTION, router_bias=True)
 _GEMMA: dict[str, Any] = {**_ATTENTION, "tied": True, "norm": "offset_rmsnorm"}
@@ -108,6 +130,16 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), _QWEN2),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), shared_gate=True, shared_experts=1, fp32_combine=False),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), _QWEN3),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), Family(**_HYBRID, shared_experts=1)),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), Family(**_HYBRID)),
+    "nemotron_h": Family(
+        gated=False,
+        mlp_bias=("mlp_bias", False),
+        norms_per_layer=1,
+        router_bias=True,
+        recurrent="mamba2",
+        defaults={"conv_kernel": 4, "head_dim": 128, "n_groups": 8, "ssm_state_size": 128},
+    ),
     **dict.fromkeys(("deepseek", "deepseek_v2"), _DEEPSEEK),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"), _DEEPSEEK_V3),
     "dots1": Family(qkv_bias=("attention_bias", False), qk_norm="head", router_bias=True),
@@ -184,7 +216,7 @@ FAMILIES: Mapping[str, Family] = {
     "grok-1": Family(norms_per_layer=4, experts_from_ffn=True),
 }
 
-_LINEAR = "mixes attention with linear attention or state-space layers"
+_LINEAR = "mixes attention with linear attention or state-space layers of a kind that is not described here"
 _ENCODER = "is an encoder, not a decoder-only language model"
 _VISION = "is a vision or audio model without a language decoder"
 _SEQ2SEQ = "is an encoder-decoder"
@@ -198,9 +230,8 @@ def _all(names: str, reason: str) -> dict[str, str]:
 
 REFUSED: Mapping[str, str] = {
     **_all(
-        "nemotron_h jamba zamba zamba2 bamba falcon_h1 granitemoehybrid qwen3_next qwen3_5 qwen3_5_text "
-        "qwen3_5_moe qwen3_5_moe_text kimi_linear kimi_k3 minimax minimax_text_01 minimax_m1 lfm2 "
-        "lfm2_moe recurrent_gemma olmo_hybrid bailing_moe_linear",
+        "jamba zamba zamba2 bamba falcon_h1 granitemoehybrid kimi_linear kimi_k3 minimax minimax_text_01 "
+        "minimax_m1 lfm2 lfm2_moe recurrent_gemma olmo_hybrid bailing_moe_linear",
         _LINEAR,
     ),
     **_all("mamba mamba2 falcon_mamba rwkv rwkv7 xlstm", _SSM),

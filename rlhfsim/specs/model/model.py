@@ -1,8 +1,8 @@
 """What a language model is made of: shapes, exact parameter counts, KV-cache bytes.
 
 Counts are those of the checkpoint: every matrix, bias, norm and learned position, tied matrices
-once. Left out: multi-token-prediction modules (DeepSeek-V3's checkpoint holds one more layer),
-vision and audio towers, rotary tables and other buffers without gradient.
+once, and of a vision tower that is described. Left out: multi-token-prediction modules (DeepSeek-V3's
+checkpoint holds one more layer), audio towers, rotary tables and other buffers without gradient.
 
 What frameworks pad, so that their tensors are larger than these counts: the vocabulary (Megatron
 to a multiple of 128 tp, vLLM to 64 tp), and the FFN width where a quantised kernel asks for it.
@@ -28,8 +28,10 @@ from rlhfsim.specs.model.blocks import (
     check,
     check_optional,
 )
+from rlhfsim.specs.model.mixers import LayerKind, Recurrent
+from rlhfsim.specs.model.vision import Vision
 
-__all__ = ["Attention", "ModelSpec", "Moe", "Norm"]
+__all__ = ["Attention", "LayerKind", "ModelSpec", "Moe", "Norm", "Recurrent", "Vision"]
 
 Norm = Literal["rmsnorm", "offset_rmsnorm", "layernorm", "layernorm_without_bias", "without_weights"]
 """Kind of normalisation; `offset_rmsnorm` multiplies by 1 + weight in FP32 (Gemma), the last two are
@@ -47,7 +49,7 @@ _NORM_VECTORS: Mapping[Norm, int] = {
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Hashed):
-    """A decoder-only transformer."""
+    """A decoder-only language model: a sequence of kinds of layer between embedding and LM head."""
 
     name: str
     """Preset name, or what the user called the file."""
@@ -76,6 +78,12 @@ class ModelSpec(Hashed):
     max_position: int | None = None
     """Longest context the checkpoint was made for, tokens; absent where the config does not say."""
     moe: Moe | None = None
+    recurrent: Recurrent | None = None
+    """Layers with a state of constant size in place of attention; the others attend."""
+    num_dense: int | None = None
+    """Layers with an ordinary MLP, where they are not just those without experts (Nemotron-H)."""
+    vision: Vision | None = None
+    """What turns images into tokens."""
     embed_dim: int | None = None
     """Width of the embedding where it is projected to `hidden` and back (OPT-350M: 512)."""
     lm_head_bias: bool = False
@@ -99,6 +107,9 @@ class ModelSpec(Hashed):
         check("num_windowed_layers", self.attention.num_windowed_layers, 0, self.num_layers)
         if self.moe:
             check("num_moe_layers", self.moe.num_moe_layers, 1, self.num_layers)
+        if self.recurrent:
+            check("num_recurrent_layers", self.recurrent.num_layers, 1, self.num_layers - 1)
+        check("num_dense_layers", self.num_dense_layers, 0, self.num_layers)
 
     @property
     def num_moe_layers(self) -> int:
@@ -108,7 +119,52 @@ class ModelSpec(Hashed):
     @property
     def num_dense_layers(self) -> int:
         """Layers with an ordinary MLP."""
-        return self.num_layers - self.num_moe_layers
+        return self.num_layers - self.num_moe_layers if self.num_dense is None else self.num_dense
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Layers with a state of constant size."""
+        return self.recurrent.num_layers if self.recurrent else 0
+
+    @property
+    def one_block_layers(self) -> bool:
+        """Mixer and FFN are layers of their own (Nemotron-H)."""
+        return self.num_dense is not None
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with an attention block, windowed ones among them."""
+        others = self.num_recurrent_layers
+        if self.one_block_layers:
+            others += self.num_dense_layers + self.num_moe_layers
+        return self.num_layers - others
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layer with their numbers, dense ones first; windowed layers count as attention."""
+        attention, recurrent = self.num_attention_layers, self.num_recurrent_layers
+        dense, sparse = self.num_dense_layers, self.num_moe_layers
+        if self.one_block_layers:
+            kinds = (
+                LayerKind(recurrent, "recurrent", "none"),
+                LayerKind(attention, "attention", "none"),
+                LayerKind(dense, "none", "dense"),
+                LayerKind(sparse, "none", "experts"),
+            )
+        else:
+            both = dense * recurrent // self.num_layers
+            kinds = (
+                LayerKind(both, "recurrent", "dense"),
+                LayerKind(dense - both, "attention", "dense"),
+                LayerKind(recurrent - both, "recurrent", "experts"),
+                LayerKind(attention - dense + both, "attention", "experts"),
+            )
+        return tuple(kind for kind in kinds if kind.count)
+
+    @property
+    def launched_layers(self) -> float:
+        """Layers of two blocks that a host launches: a block alone is half of one."""
+        return self.num_layers / 2 if self.one_block_layers else float(self.num_layers)
 
     @property
     def embedding_width(self) -> int:
@@ -126,6 +182,11 @@ class ModelSpec(Hashed):
         return (1 if self.value_head else self.vocab) * self.embedding_width
 
     @property
+    def params_vision(self) -> int:
+        """Elements of the vision tower; 0 without one."""
+        return self.vision.num_params if self.vision else 0
+
+    @property
     def params_layer_attention(self) -> int:
         """Elements of one attention block with its biases and inner norms."""
         return self.attention.matrix_params(self.hidden) + self.attention.vector_params(self.hidden)
@@ -141,9 +202,25 @@ class ModelSpec(Hashed):
         return self._mlp(self.ffn)
 
     @property
+    def params_layer_recurrent(self) -> int:
+        """Elements of one recurrent block; 0 without any."""
+        block = self.recurrent
+        return block.matrix_params(self.hidden) + block.vector_params if block else 0
+
+    @property
+    def expert_width(self) -> int:
+        """Width at which routed experts take tokens in: a latent where they have one, else `hidden`."""
+        return (self.moe.latent if self.moe else None) or self.hidden
+
+    @property
     def params_expert(self) -> int:
         """Elements of one routed expert; 0 in a dense model."""
-        return self._mlp(self.moe.expert_ffn) if self.moe else 0
+        return self._mlp(self.moe.expert_ffn, self.expert_width) if self.moe else 0
+
+    @property
+    def params_latent(self) -> int:
+        """Elements of one layer's projections to the latent of its routed experts and back."""
+        return 2 * self.hidden * self.expert_width if self.moe and self.moe.latent else 0
 
     @property
     def params_shared_expert(self) -> int:
@@ -182,7 +259,9 @@ class ModelSpec(Hashed):
         """
         dense = self._mlp_matrix(self.ffn) * self.num_dense_layers
         projections = 2 * self.embed_dim * self.hidden if self.embed_dim else 0
-        attention = self.num_layers * self.attention.matrix_params(self.hidden)
+        attention = self.num_attention_layers * self.attention.matrix_params(self.hidden)
+        if self.recurrent:
+            attention += self.num_recurrent_layers * self.recurrent.matrix_params(self.hidden)
         return attention + dense + self._moe_matrix() + projections + self.params_lm_head
 
     def _moe_matrix(self) -> int:
@@ -191,21 +270,23 @@ class ModelSpec(Hashed):
         moe = self.moe
         shared = moe.num_shared_experts * self._mlp_matrix(moe.shared_ffn)
         gate = self.hidden if moe.shared_gate else 0
-        routed = moe.top_k * self._mlp_matrix(moe.expert_ffn)
+        routed = moe.top_k * self._mlp_matrix(moe.expert_ffn, self.expert_width) + self.params_latent
         return moe.num_moe_layers * (shared + gate + routed + moe.num_experts * self.hidden)
 
-    def _mlp_matrix(self, ffn: int) -> int:
-        return (3 if self.gated else 2) * self.hidden * ffn
+    def _mlp_matrix(self, ffn: int, width: int | None = None) -> int:
+        return (3 if self.gated else 2) * (width or self.hidden) * ffn
 
-    def _mlp(self, ffn: int) -> int:
+    def _mlp(self, ffn: int, width: int | None = None) -> int:
         bias = (2 if self.gated else 1) * ffn + self.hidden if self.mlp_bias else 0
-        return self._mlp_matrix(ffn) + bias
+        return self._mlp_matrix(ffn, width) + bias
 
     def _params(self, experts: int) -> int:
-        block = self.params_layer_attention + self.params_layer_norms
         moe = experts * self.params_expert + self.params_shared_expert + self.params_router
+        moe += self.params_latent
         layers = (
-            self.num_layers * block
+            self.num_attention_layers * self.params_layer_attention
+            + self.num_recurrent_layers * self.params_layer_recurrent
+            + self.num_layers * self.params_layer_norms
             + self.num_dense_layers * self.params_layer_dense_mlp
             + self.num_moe_layers * moe
         )
@@ -214,11 +295,19 @@ class ModelSpec(Hashed):
         projections = 2 * self.embed_dim * self.hidden if self.embed_dim else 0
         tied = self.tied_embeddings and not self.value_head
         head = (0 if tied else self.params_lm_head) + (self.vocab if self.lm_head_bias else 0)
-        return self.params_embedding + positions + projections + layers + norms + head
+        ends = self.params_embedding + positions + projections + norms + head
+        return ends + layers + self.params_vision
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2) -> float:
         """Bytes that one token adds to the KV cache of the whole model, windows not yet full (kappa)."""
-        return self.num_layers * self.attention.kv_elements * bytes_per_element
+        at = self.attention
+        each = at.kv_elements * bytes_per_element + at.index_bytes
+        return self.num_attention_layers * each
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes that one sequence keeps in recurrent layers, however long it is."""
+        return self.num_recurrent_layers * self.recurrent.state_bytes if self.recurrent else 0.0
 
     def kv_bytes_per_token_per_gpu(self, tp: int, bytes_per_element: float = 2) -> float:
         """Bytes of KV cache per token on each of `tp` GPUs.
@@ -231,11 +320,12 @@ class ModelSpec(Hashed):
         return self.kv_bytes_per_token(bytes_per_element) / shares
 
     def kv_bytes(self, context: int, bytes_per_element: float = 2) -> float:
-        """KV cache of one sequence of `context` tokens; windowed layers keep their window only."""
+        """Cache of one sequence of `context` tokens with its state; windowed layers keep their window."""
         windowed = self.attention.num_windowed_layers
         in_window = min(context, self.attention.sliding_window or context)
-        tokens = (self.num_layers - windowed) * context + windowed * in_window
-        return tokens * self.attention.kv_elements * bytes_per_element
+        tokens = (self.num_attention_layers - windowed) * context + windowed * in_window
+        each = self.attention.kv_elements * bytes_per_element + self.attention.index_bytes
+        return tokens * each + self.state_bytes
 
     def with_value_head(self) -> ModelSpec:
         """The critic or reward model on this trunk: one scalar output in place of the LM head."""
@@ -249,18 +339,42 @@ class ModelSpec(Hashed):
         share = self.attention.num_windowed_layers * num_layers / self.num_layers
         attention = replace(self.attention, num_windowed_layers=round(share))
         name = f"{self.name}-{num_layers}l"
-        if not self.moe:
-            return replace(self, name=name, num_layers=num_layers, attention=attention)
-        moe_layers = (
-            num_layers - self.num_dense_layers if self.moe.period == 1 else num_layers // self.moe.period
+        recurrent, dense = self.recurrent, self.num_dense
+        if recurrent:
+            count = min(num_layers - 1, round(recurrent.num_layers * num_layers / self.num_layers))
+            recurrent = replace(recurrent, num_layers=count) if count > 0 else None
+        if dense is not None:
+            dense = round(dense * num_layers / self.num_layers)
+        cut = replace(
+            self,
+            name=name,
+            num_layers=num_layers,
+            attention=attention,
+            moe=None,
+            recurrent=recurrent,
+            num_dense=dense,
         )
-        moe = replace(self.moe, num_moe_layers=moe_layers) if moe_layers > 0 else None
-        return replace(self, name=name, num_layers=num_layers, attention=attention, moe=moe)
+        if not self.moe:
+            return cut
+        if self.one_block_layers:
+            moe_layers = round(self.num_moe_layers * num_layers / self.num_layers)
+        elif self.moe.period == 1:
+            moe_layers = num_layers - self.num_dense_layers
+        else:
+            moe_layers = num_layers // self.moe.period
+        return replace(cut, moe=replace(self.moe, num_moe_layers=moe_layers) if moe_layers > 0 else None)
 
     def tp_degrees(self, most: int) -> list[int]:
         """Tensor-parallel degrees up to `most` that split no head."""
-        heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        return [t for t in range(1, most + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)]
+        return [t for t in range(1, most + 1) if self._splits(t)]
+
+    def _splits(self, tp: int) -> bool:
+        """Whether `tp` GPUs share heads evenly; key/value heads and groups are copied beyond their number."""
+        heads, groups = [self.attention.num_heads], [self.attention.num_kv_heads]
+        if self.recurrent:
+            heads.append(self.recurrent.num_heads)
+            groups.append(self.recurrent.num_groups)
+        return not any(n % tp for n in heads) and not any(n % tp and tp % n for n in groups)
 
     def check_tp(self, tp: int) -> None:
         """Refuse a tensor-parallel degree that would split a head.
@@ -271,7 +385,7 @@ class ModelSpec(Hashed):
             RlhfsimError: `tp` divides neither the query heads nor agrees with the key/value heads.
         """
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        if tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
+        if tp < 1 or not self._splits(tp):
             raise RlhfsimError(
                 "tp-does-not-divide-heads",
                 f"tensor parallelism {tp} does not divide the {heads} heads "

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.loading import Source
-from rlhfsim.specs.model.config import load_config, read_config
+from rlhfsim.specs.model.config import DESCRIBED, load_config, read_config
 from rlhfsim.specs.model.model import ModelSpec
 
 _ENDING = re.compile(
@@ -49,8 +49,7 @@ def resolve_model(name: str) -> ModelSpec:
         raise RlhfsimError(
             "unsupported-model",
             f"{name[:80]} {reason}",
-            help="rlhfsim describes decoder-only transformers with MHA, GQA or MLA and equal "
-            "layers; take a transformer of this size as a stand-in",
+            help=f"{DESCRIBED}; take a model of this size as a stand-in",
         )
     raise unknown_name("model", name[:80], {*preset_names(), *aliases()})
 

@@ -64,6 +64,9 @@ def draft_of(model: ModelSpec, speculation: Speculation) -> ModelSpec | None:
         name=f"{model.name}-{speculation.method}",
         num_layers=1,
         attention=attention,
+        recurrent=None,
+        num_dense=None,
+        vision=None,
         moe=None if kept is None else replace(kept, num_moe_layers=1, period=1),
         vocab=model.vocab if speculation.method == "mtp" else min(model.vocab, EAGLE_VOCAB),
     )
