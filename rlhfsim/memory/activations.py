@@ -155,16 +155,17 @@ def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
 
 
 def _recurrent(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
-    """What enters and leaves the convolution, gates and steps, and the gated norm before the output.
+    """What enters the convolution and (gated delta net) leaves it, gates, steps, and the gated norm's two sides.
 
     The states between chunks (a d n every 64 or more tokens) are computed again by the backward kernels.
-    Eager norms keep what `_norm` says. Source: counting; fla `chunk_gated_delta_rule`, Mamba-2's
-    `mamba_split_conv1d_scan_combined`.
+    Eager norms keep what `_norm` says. Source: counting; fla `chunk_gated_delta_rule`; Mamba-2's
+    `mamba_split_conv1d_scan_combined`, which computes the convolution again.
     """
     block = model.recurrent
     assert block is not None
+    kept = 0 if block.kind == "mamba2" and fused else block.conv_width
     return {
-        "state_input": BF16 * (block.in_width + block.conv_width) / tp,
+        "state_input": BF16 * (block.in_width + kept) / tp,
         "state_output": BF16 * block.inner / tp,
         "state_norm": _norm(model, block.inner, fused) / tp,
     }
@@ -328,11 +329,11 @@ def _kept_and_running(
     length = 0.0 if recompute == "selective" else score_length
     kinds = stage_layers(model, pp, stage)
     running = _tensors(model, backend, kinds, tp, etp, sequence_parallel, imbalance, fp8, length, compiled)
-    layers, first = sum(kind.count for kind in kinds), running[0]
+    layers, first = sum(kind.layers for kind in kinds), running[0]
     by_operation = recompute == "selective" and backend == "fsdp2"
     if recompute != "full" and not by_operation:
         phases = tuple(phase for tensors in running for phase in tensors.backward)
-        return sum(k.count * t.total for k, t in zip(kinds, running, strict=True)), phases
+        return sum(k.layers * t.total for k, t in zip(kinds, running, strict=True)), phases
     kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
         Phase(phase.token + tensors.total + first.input - kept, phase.fixed)
@@ -416,7 +417,7 @@ def _tensors(
     experts = {"etp": etp, "imbalance": imbalance}
     return [
         layer_tensors(
-            model, tp, kind=kind._replace(count=1), **options, **(experts if kind.ffn == "experts" else {})
+            model, tp, kind=kind._replace(layers=1), **options, **(experts if kind.ffn == "experts" else {})
         )
         for kind in kinds
     ]

@@ -84,7 +84,7 @@ def rollout_weights(
     layers = 0.0
     for kind in stage_layers(model, layout.pp, "last" if layout.pp > 1 else "only"):
         small = BF16 * model.params_layer_norms + (vectors if kind.mixer == "recurrent" else 0.0)
-        layers += kind.count * (own * mixers[kind.mixer] + ffns[kind.ffn] + small)
+        layers += kind.layers * (own * mixers[kind.mixer] + ffns[kind.ffn] + small)
     vision = BF16 * model.params_vision / t
     return layers + vision + _tables(model, layout) + draft_weights(model, layout)
 

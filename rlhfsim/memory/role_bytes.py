@@ -329,10 +329,17 @@ def _calls(
     return standing, score, _extra(standing.gathered, buffers, backward, waste)
 
 
+_ACTIVATION = ("mlp_activation_input", "mlp_activation")
 _DROPPED: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("mlp_activation_input", "mlp_activation"),
+    "mlp": _ACTIVATION,
     "mla_up_proj": ("query_key_value",),
     "moe_act": ("expert_mlp_activation",),
+    "moe": (
+        "router",
+        "dispatched",
+        "combined",
+        *(f"{owner}_{tensor}" for owner in ("expert", "shared") for tensor in _ACTIVATION),
+    ),
     "layernorm": ("attention_input", "mlp_input"),
 }
 """Module of Megatron's selective recomputation -> saved tensors that it computes again."""
@@ -346,15 +353,19 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
     names = [tensor for module in software.recomputed for tensor in _DROPPED.get(module, ())]
     if not names or layout.recompute == "full":
         return 1.0
-    tensors = activations.layer_tensors(
-        kind.model,
-        layout.tp,
-        layout.etp,
-        sequence_parallel=layout.tp > 1,
-        kind=kind.model.kinds[-1]._replace(count=1),
-        fp8=kind.fp8,
-    )
-    return 1.0 - sum(tensors.saved.get(name, 0.0) for name in names) / tensors.total
+    dropped = total = 0.0
+    for one in kind.model.kinds:
+        tensors = activations.layer_tensors(
+            kind.model,
+            layout.tp,
+            layout.etp,
+            sequence_parallel=layout.tp > 1,
+            kind=one._replace(layers=1),
+            fp8=kind.fp8,
+        )
+        dropped += one.layers * sum(tensors.saved.get(name, 0.0) for name in names)
+        total += one.layers * tensors.total
+    return 1.0 - dropped / total
 
 
 def _extra(gathered: float, buffers: float, held: Activations, waste: float) -> Extra:

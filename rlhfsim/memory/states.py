@@ -105,17 +105,17 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
     t, ranks = layout.tp, layout.shards or layout.dp * layout.cp
     kinds = stage_layers(model, layout.pp, stage)
     held = [(kind, layer_params(model, t, kind=kind)) for kind in kinds]
-    moe_layers = sum(kind.count for kind in kinds if kind.ffn == "experts")
+    moe_layers = sum(kind.layers for kind in kinds if kind.ffn == "experts")
     experts, expert_ranks = _expert_shard(model, layout, ranks, whole=backend == "megatron")
     root = root_params(model, t, stage)
     return Shard(
-        dense=root + sum(kind.count * each for kind, each in held),
+        dense=root + sum(kind.layers * each for kind, each in held),
         expert=moe_layers * experts,
         dense_ranks=ranks,
         expert_ranks=expert_ranks,
         layer=max(each + (experts if kind.ffn == "experts" else 0) for kind, each in held),
         root=root,
-        num_layers=sum(kind.count for kind in kinds),
+        num_layers=sum(kind.layers for kind in kinds),
     )
 
 
@@ -128,18 +128,18 @@ def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[LayerKind, ..
     """
     local, kinds = -(-model.num_layers // pp), model.kinds
     if len(kinds) == 1 or pp == 1:
-        return tuple(kind._replace(count=min(kind.count, local)) for kind in kinds)
+        return tuple(kind._replace(layers=min(kind.layers, local)) for kind in kinds)
     if {kind.mixer for kind in kinds} == {"attention"} and model.moe and model.moe.period == 1:
         dense = 0 if stage == "last" else model.num_dense_layers
         sparse = max(0, min(model.num_moe_layers, local - dense))
         counts = {"dense": local - sparse, "experts": sparse}
-        return tuple(kind._replace(count=counts[kind.ffn]) for kind in kinds if counts[kind.ffn])
+        return tuple(kind._replace(layers=counts[kind.ffn]) for kind in kinds if counts[kind.ffn])
     left, dealt = local, []
     for kind in reversed(kinds):  # experts last in `kinds`
-        count = min(left, -(-local * kind.count // model.num_layers))
+        count = min(left, -(-local * kind.layers // model.num_layers))
         left -= count
-        dealt.append(kind._replace(count=count))
-    return tuple(kind for kind in reversed(dealt) if kind.count)
+        dealt.append(kind._replace(layers=count))
+    return tuple(kind for kind in reversed(dealt) if kind.layers)
 
 
 def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, *, whole: bool) -> tuple[int, int]:

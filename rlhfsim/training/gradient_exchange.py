@@ -77,7 +77,7 @@ def _shards(
 ) -> tuple[GradientShard, ...]:
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
     ends += model.params_vision * tp
-    dense = sum(kind.count * layers.layer_params(model, tp, kind=kind) for kind in model.kinds) + ends / tp
+    dense = sum(kind.layers * layers.layer_params(model, tp, kind=kind) for kind in model.kinds) + ends / tp
     routed = 0.0
     if model.num_moe_layers:
         routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)

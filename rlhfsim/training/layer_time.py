@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.device import Device, group
@@ -99,7 +99,7 @@ class Pass(NamedTuple):
     cp: float
     scan: float = 0.0
     """Scan of a recurrent layer."""
-    index: float = 0.0
+    indexer: float = 0.0
     """Indexer of sparse attention."""
 
     def plus(self, other: Pass) -> Pass:
@@ -243,10 +243,9 @@ def index(device: Device, model: ModelSpec, work: Work) -> float:
     return at.index_flop(pairs) / (_peak(device, "fp8") * device["indexer_efficiency"])
 
 
-def _peak(device: Device, precision: str) -> float:
+def _peak(device: Device, precision: Literal["bf16", "fp8"]) -> float:
     peak = device.profile.peak
-    chosen = next((name for name in (precision, "bf16", "fp16") if name in peak), "fp32")
-    return peak[chosen].value
+    return next(peak[p] for p in (precision, "bf16", "fp16", "fp32") if p in peak).value
 
 
 @lru_cache(maxsize=65536)

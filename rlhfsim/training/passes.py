@@ -58,7 +58,7 @@ def passes(
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
     for kind in model.kinds:
-        count = kind.count
+        count = kind.layers
         raw = roofline.layer(device, _trunk(model), work, kind=kind)
         least = host_time(device, software.graphs, kind=kind)
         if frozen:
@@ -148,7 +148,7 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
         (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention - one.scan),
         one.scan,
-        one.index,
+        one.indexer,
     )
 
 

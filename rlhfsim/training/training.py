@@ -267,7 +267,7 @@ _UNTIMED: tuple[tuple[Resource, str], ...] = (
 
 def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
-    timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.index), strict=True))
+    timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.indexer), strict=True))
     parts = [
         Part(resource, seconds, name, device.inverse_spread(name))
         for (resource, name), seconds in timed
@@ -336,8 +336,8 @@ def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
     whole, added = 0, 0
     for kind in model.kinds:
         matrices = layers.layer_matrices(model, kind=kind)
-        whole += kind.count * sum(m.params for m in matrices)
-        added += kind.count * sum(lora.rank * (m.n + m.k) * m.experts for m in matrices)
+        whole += kind.layers * sum(m.params for m in matrices)
+        added += kind.layers * sum(lora.rank * (m.n + m.k) * m.experts for m in matrices)
     return min(1.0, added / whole)
 
 

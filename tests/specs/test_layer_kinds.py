@@ -58,7 +58,7 @@ def test_a_latent_narrows_the_routed_experts_only():
 def test_the_matrices_of_all_kinds_hold_the_active_matrix_parameters(model: ModelSpec):
     used = 0.0
     for kind in model.kinds:
-        used += kind.count * sum(
+        used += kind.layers * sum(
             m.flop_per_token / 2 for m in layer_matrices(model, ep=model.moe.num_experts, kind=kind)
         )
     gates = model.num_moe_layers * (model.hidden if model.moe.shared_gate else 0)
@@ -80,11 +80,11 @@ def test_tensors_are_named_as_in_the_checkpoint():
 
 
 def test_stages_of_a_pipeline_share_alternating_kinds():
-    assert [(k.count, k.mixer) for k in stage_layers(NEXT, 4, "first")] == [
+    assert [(k.layers, k.mixer) for k in stage_layers(NEXT, 4, "first")] == [
         (9, "recurrent"),
         (3, "attention"),
     ]
-    assert sum(k.count for k in stage_layers(NANO, 4, "last")) == 13
+    assert sum(k.layers for k in stage_layers(NANO, 4, "last")) == 13
 
 
 def test_flop_of_the_core_follow_the_kind_of_layer():

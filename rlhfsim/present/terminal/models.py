@@ -82,7 +82,7 @@ def _kinds(spec: ModelSpec) -> Iterator[tuple[int, str, int]]:
             params += spec.moe.num_experts * spec.params_expert + spec.params_shared_expert
             params += spec.params_router + spec.params_latent
         ffn = {"dense": "MLP", "experts": "experts", "none": ""}[kind.ffn]
-        yield kind.count, " + ".join(word for word in (mixer, ffn) if word), params
+        yield kind.layers, " + ".join(word for word in (mixer, ffn) if word), params
 
 
 def _attention(spec: ModelSpec) -> str:

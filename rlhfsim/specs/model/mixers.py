@@ -22,7 +22,7 @@ BF16 = 2.0
 class LayerKind(NamedTuple):
     """Layers that are alike."""
 
-    count: int
+    layers: int
     mixer: Mixer
     """What mixes the tokens: the model's attention (full, windowed, sparse), its recurrent block, nothing."""
     ffn: Ffn

@@ -159,7 +159,7 @@ class ModelSpec(Hashed):
                 LayerKind(recurrent - both, "recurrent", "experts"),
                 LayerKind(attention - dense + both, "attention", "experts"),
             )
-        return tuple(kind for kind in kinds if kind.count)
+        return tuple(kind for kind in kinds if kind.layers)
 
     @property
     def launched_layers(self) -> float:

@@ -249,6 +249,8 @@ def _models() -> dict[str, ModelSpec]:
 
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
+    if re.search(r"\bOOM\b", row.text("notes") or ""):
+        raise Skip("the run ended out of memory: what it printed before is no peak")
     setting = setting_of(row)
     peak = training_peak(row, setting)
     return _outcome(

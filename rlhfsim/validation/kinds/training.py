@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.specs.model.presets import preset, preset_name
 from rlhfsim.step.calls import train_cost
 from rlhfsim.step.measured import Conditions
 from rlhfsim.validation import assumptions
@@ -51,8 +52,12 @@ def part_of(row: Row) -> str:
     """`fit` for the (publisher, model) pairs whose MD5 says so, `report` for the others.
 
     The pair decides, not the row: variants of one experiment stay together, over all pages of one
-    repository.
+    repository. Models with layers whose kernels nobody timed (`Recurrent`) are in no fit: what is wrong with
+    our estimate of a scan is not to be found in the speed of a matrix product.
     """
+    known = preset_name(row.text("model_config_key") or row.text("model") or "")
+    if known and preset(known).recurrent:
+        return "report"
     key = f"{row.source.split('@')[0]}|{row.text('model_config_key') or row.text('model')}"
     return "fit" if int(hashlib.md5(key.encode()).hexdigest(), 16) % FIT_SHARE == 0 else "report"
 
