@@ -242,8 +242,13 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
             raise bad_option(
                 f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
-    if request.runs and (lacks := request.runs.lacks_workload(request.workload, request.backend)):
-        others = [x.name for x in frameworks() if not x.lacks_workload(request.workload)]
+    lacks = request.runs and (
+        request.runs.lacks_workload(request.workload, request.backend)
+        or request.runs.lacks_kinds(models.actor, request.backend)
+    )
+    if request.runs and lacks:
+        able = [x for x in frameworks() if not x.lacks_kinds(models.actor)]
+        others = [x.name for x in able if not x.lacks_workload(request.workload)]
         raise bad_option(
             f"{request.runs.title} does not run {lacks.what}",
             f"{lacks.remedy}; or design for another framework: --framework {' or '.join([*others, ANY])}",

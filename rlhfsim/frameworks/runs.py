@@ -74,6 +74,8 @@ FEATURES: Mapping[str, str] = {
     "BF16 gradients": "leave out workload.gradients",
     "FP32 gradient sums": "leave out workload.gradients",
     "AMD GPUs": "use NVIDIA GPUs",
+    "gated delta net or Mamba-2 layers": "take a model whose layers all attend",
+    "sparse attention": "take a model without an indexer",
     "FP8 training": "set workload.train_precision: bf16",
     "micro-batches by tokens": "give micro_batch in place of pack_tokens",
 }
@@ -152,6 +154,8 @@ class Runs:
 
     def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
         """What of a model's layout is not run; a type that is not known (None) is judged by its shape."""
+        if (lacks := self.lacks_kinds(model)) is not None:
+            return lacks
         if layout.pp == 1 or self.pipeline_types is None:
             return None
         known = model.moe is None if model_type is None else model_type in self.pipeline_types
@@ -162,6 +166,10 @@ class Runs:
             what = f"tp {layout.tp} inside pipeline stages, which splits a key-value head of {model.name}"
             return Lacks(code="pipeline-heads-not-run", what=what, remedy="use a tp that divides both")
         return None
+
+    def lacks_kinds(self, model: ModelSpec, backend: Backend | None = None) -> Lacks | None:
+        """What of a model's kinds of layer is not run."""
+        return self._first(_model_features(model), backend)
 
     def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
         """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
@@ -307,6 +315,13 @@ def runner_of(backend: Backend, vendors: frozenset[str] = frozenset()) -> Runs |
 
 
 # --- what a plan asks for -----------------------------------------------------------------------------
+
+
+def _model_features(model: ModelSpec) -> Iterator[str]:
+    if model.recurrent:
+        yield "gated delta net or Mamba-2 layers"
+    if model.attention.index_topk:
+        yield "sparse attention"
 
 
 def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:

@@ -155,7 +155,7 @@ def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
 
 
 def _recurrent(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
-    """What enters the convolution and (gated delta net) leaves it, gates, steps, and the gated norm's two sides.
+    """What enters the convolution and (gated delta net) leaves it, and both sides of the gated norm.
 
     The states between chunks (a d n every 64 or more tokens) are computed again by the backward kernels.
     Eager norms keep what `_norm` says. Source: counting; fla `chunk_gated_delta_rule`; Mamba-2's

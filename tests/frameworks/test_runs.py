@@ -18,7 +18,7 @@ from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions
 from rlhfsim.specs.hardware.profiles import parse_cluster
-from rlhfsim.specs.model.presets import published_type, resolve_model
+from rlhfsim.specs.model.presets import preset, published_type, resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -66,6 +66,14 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     adapters = ours.lacks_layout("deepspeed", Layout(tp=2, dp=4), replace(GRPO, lora=Lora()), "actor")
     assert adapters is not None
     assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
+
+
+def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
+    hybrid, sparse = preset("qwen3-next-80b-a3b"), preset("deepseek-v3.2")
+    assert framework("rlhfsim").lacks_kinds(hybrid).what == "gated delta net or Mamba-2 layers"
+    assert framework("rlhfsim").lacks_model(Layout(dp=1), sparse, "deepseek_v32").what == "sparse attention"
+    assert framework("nemo-rl").lacks_kinds(hybrid) is None
+    assert framework("verl").lacks_kinds(preset("qwen3-8b")) is None
 
 
 def test_a_feature_may_hold_for_some_backends_only() -> None:

@@ -53,6 +53,8 @@ RUNS = Runs(
     features=known_by(
         "run on GPUs",
         "one step off",
+        "gated delta net or Mamba-2 layers",
+        "sparse attention",
         "staleness above 1",
         "partial rollouts",
         "dynamic sampling",

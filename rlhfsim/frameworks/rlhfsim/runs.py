@@ -26,6 +26,8 @@ _NOT_RUN = {
     "LoRA on a 4-bit base",
     "LoRA with tensor or pipeline parallelism",
     "BF16 gradients",  # DeepSpeed's are; FSDP2 reduces in FP32
+    "gated delta net or Mamba-2 layers",  # its packs would leak a state from one sample into the next
+    "sparse attention",
     "AMD GPUs",  # the pinned wheels are for CUDA
 }
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them

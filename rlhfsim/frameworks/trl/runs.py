@@ -55,6 +55,7 @@ RUNS = Runs(
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",
+        "gated delta net or Mamba-2 layers",
         "rollout tensor parallelism",
         "rollout pipeline parallelism",
         "rollout replicas across nodes",
