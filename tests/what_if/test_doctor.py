@@ -27,6 +27,8 @@ VERL = {
     "data.max_response_length": 2048,
     f"{ACTOR}.ppo_mini_batch_size": 64,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+    f"{ROLL}.log_prob_micro_batch_size_per_gpu": 4,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 4,
     f"{ACTOR}.use_kl_loss": True,
     f"{ROLL}.n": 8,
     f"{ROLL}.tensor_model_parallel_size": 2,

@@ -13,6 +13,7 @@ from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, sho
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+ALWAYS = (f"{ACTOR}.ppo_micro_batch_size", f"{ROLL}.log_prob_micro_batch_size")
 BUDGETS = (
     f"{ACTOR}.ppo_max_token_len_per_gpu",
     f"{ROLL}.log_prob_max_token_len_per_gpu",
@@ -25,6 +26,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in a configuration of verl."""
     longest = (run.max_prompt or 0) + (run.max_response or 0)
     yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
+    yield from _unsaid_micro_batches(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
         yield Finding(
@@ -49,6 +51,24 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             "a node, beside what is offloaded",
             keys=(f"{ROLL}.engine_kwargs.vllm.swap_space",),
             remedy="0 where nothing is swapped",
+        )
+
+
+def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Micro-batches without a default: verl has none where no token budget rules."""
+    needed = [] if s.flag(f"{ACTOR}.use_dynamic_bsz") else [*ALWAYS]
+    if needed and run.kl:
+        needed.append(f"{REF}.log_prob_micro_batch_size")
+    if run.algorithm == "ppo" and not s.flag("critic.use_dynamic_bsz", default=not needed):
+        needed.append("critic.ppo_micro_batch_size")
+    unsaid = [f"{key}_per_gpu" for key in needed if not s.says(key, f"{key}_per_gpu")]
+    if unsaid:
+        yield Finding(
+            what="verl has no micro-batch of its own and nothing says one, so that it refuses to start: "
+            + ", ".join(unsaid),
+            keys=tuple(unsaid),
+            remedy=f"{ACTOR}.use_dynamic_bsz=True, or the micro-batches",
+            stops=True,
         )
 
 
