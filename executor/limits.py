@@ -65,6 +65,11 @@ class TimeLimits:
         return max(self.settings.call_s or 0.0, self._stored(self.state_bytes))
 
     @property
+    def checkpoint_cost(self) -> float:
+        """Seconds that saving all roles is thought to take before one was saved."""
+        return max(1.0, self.state_bytes / BYTES_PER_S)
+
+    @property
     def state_bytes(self) -> float:
         """Of all trained roles in a checkpoint."""
         return STATE_BYTES * sum(m.params for m in self.plan.models if m.role in TRAINED)

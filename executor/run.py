@@ -18,6 +18,7 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
 from executor.coordination.run_folder import RunFiles, settings_hash
+from executor.coordination.saving import SaveTimes, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import Rules, WorkerGroups
@@ -154,27 +155,34 @@ class Run:
         recorder, evaluation = workers.recorder, self.job.settings.evaluation
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
         evaluations = {steps.start: self._evaluated(workers, steps.start)} if evaluation.problems else {}
+        times = self._save_times()
         start = last = time.time()
         recorder.fresh()
         recorder.readings()
-        for learned in self._learned(loop, workers, steps):
-            row = (
-                metrics.iteration_metrics(learned, time.time() - last, recorder.fresh(), recorder.readings())
-                | self._planned_memory()
-            )
-            rows.append(row)
-            self._data.add({s.group for s in learned.samples})
-            trackers.log(learned.step, row)
-            self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
-            self._detect(detectors, rows)
-            done = learned.step + 1
-            if evaluation.problems and self._due(done, evaluation.every):
-                evaluations[done] = self._evaluated(workers, done)
-            self._checkpoint(workers, done, rows)
-            if self.watch is not None and done % self.watch.every == 0:
-                so_far = self._trace(recorder, start, range(steps.start, done))
-                self.listener.phase(self.watch.look(so_far, rows))
-            last = time.time()
+        with stop_requests(self.listener.phase) as stop:
+            for learned in self._learned(loop, workers, steps):
+                row = (
+                    metrics.iteration_metrics(
+                        learned, time.time() - last, recorder.fresh(), recorder.readings()
+                    )
+                    | self._planned_memory()
+                )
+                done = learned.step + 1
+                if evaluation.problems and self._due(done, evaluation.every):
+                    row["evaluation/accuracy"] = evaluations[done] = self._evaluated(workers, done)
+                rows.append(row)
+                self._data.add({s.group for s in learned.samples})
+                trackers.log(learned.step, row)
+                self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
+                self._detect(detectors, rows)
+                if times.due(done) or stop.number is not None:
+                    self._save(workers, done, rows, times)
+                if done < steps.stop:
+                    stop.follow()
+                if self.watch is not None and done % self.watch.every == 0:
+                    so_far = self._trace(recorder, start, range(steps.start, done))
+                    self.listener.phase(self.watch.look(so_far, rows))
+                last = time.time()
         trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
@@ -213,10 +221,18 @@ class Run:
     def _due(self, done: int, every: int) -> bool:
         return done == self.job.settings.iterations or (every > 0 and done % every == 0)
 
-    def _checkpoint(self, workers: WorkerGroups, done: int, rows: list[Row]) -> None:
-        keep = self.job.settings.checkpoints
-        if self.job.fakes is not None or not self._due(done, keep.every):
+    def _save_times(self) -> SaveTimes:
+        return SaveTimes(
+            every=self.job.settings.checkpoints.every,
+            iterations=self.job.settings.iterations,
+            nodes=len({node for role in self.job.plan.gpu_map for node in role.nodes}),
+            cost_s=self.job.limits.checkpoint_cost,
+        )
+
+    def _save(self, workers: WorkerGroups, done: int, rows: list[Row], times: SaveTimes) -> None:
+        if self.job.fakes is not None:
             return
+        began = time.monotonic()
         progress = checkpoints.RunProgress(
             iteration=done,
             weight_version=workers.version,
@@ -226,7 +242,9 @@ class Run:
             metrics=tuple(rows),
         )
         identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
-        checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep.keep)
+        keep = self.job.settings.checkpoints.keep
+        checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep)
+        times.saved(time.monotonic() - began)
 
     def _evaluated(self, workers: WorkerGroups, done: int) -> float:
         """Share of held-out problems whose greedy response gets the full rule reward."""

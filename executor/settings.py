@@ -131,8 +131,8 @@ class Sampling:
 class Checkpoints:
     """When state is saved."""
 
-    every: Annotated[int, Field(ge=0)] = 0
-    """Iterations between checkpoints; 0: only at the end."""
+    every: Annotated[int, Field(ge=0)] | None = None
+    """Iterations between checkpoints; 0: only at the end; None: by time, from failures and its cost."""
     keep: Count = 2
     """Newest ones that stay."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -27,6 +28,12 @@ GATHER_BYTES = 256 * 2**20
 FILE_BYTES = 4 * 2**30
 """Of one of its files; a larger tensor has its own."""
 FORMAT = 2
+BESIDE_WEIGHTS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
+    "generation_config.json",
+)
+"""Files of the folder that the role began with, as they were."""
 
 
 class Saved(Protocol):
@@ -129,7 +136,7 @@ def _put_random(state: Mapping[str, Any]) -> None:
 
 
 def export(saved: Saved, folder: Path) -> None:
-    """A model folder as transformers and vLLM load it, without tokenizer; a collective.
+    """A model folder as transformers and vLLM load it, with tokenizer and generation config; a collective.
 
     Rank 0 holds the tensors of one file at a time. A model larger than that is in several, with an index.
     """
@@ -151,6 +158,9 @@ def export(saved: Saved, folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     if dist.get_rank() == 0:
         saved.model.config.save_pretrained(folder)
+        for name in BESIDE_WEIGHTS:
+            if (Path(saved.spec.model) / name).is_file():
+                shutil.copyfile(Path(saved.spec.model) / name, folder / name)
 
 
 def _on_host(saved: Saved) -> Iterator[tuple[Named, int]]:
