@@ -18,7 +18,7 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
 from executor.coordination.run_folder import RunFiles, settings_hash
-from executor.coordination.saving import SaveTimes, stop_requests
+from executor.coordination.saving import SaveTimes, mtbf, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import Rules, WorkerGroups
@@ -225,7 +225,7 @@ class Run:
         return SaveTimes(
             every=self.job.settings.checkpoints.every,
             iterations=self.job.settings.iterations,
-            nodes=len({node for role in self.job.plan.gpu_map for node in role.nodes}),
+            mtbf_s=mtbf(self.job.plan),
             cost_s=self.job.limits.checkpoint_cost,
         )
 

@@ -17,11 +17,20 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-NODE_MTBF_S = 6_300 * 3600.0
-"""Seconds between failures of one node of 8 GPUs: 419 unexpected interruptions of 2,048 nodes in 54 days
-(Llama 3, arXiv 2407.21783, section 3.3.4). Other clusters: 3,700 and 10,300 h (6.50 and 2.34 failures a
-thousand node-days, arXiv 2410.21680)."""
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.profiles import load_profile
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def mtbf(plan: Plan) -> float:
+    """Mean seconds between failures of the whole job, by the published rate in its profile."""
+    try:
+        profile = load_profile(plan.hardware[0].profile)
+    except RlhfsimError:  # of the machine where the plan was made
+        profile = load_profile("h100-sxm")
+    return float(profile.coefficient("mtbf_per_gpu").value) / sum(part.gpus for part in plan.hardware)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +40,8 @@ class SaveTimes:
     every: int | None
     """Iterations; 0: only the last one; None: by time."""
     iterations: int
-    nodes: int
+    mtbf_s: float
+    """Mean seconds between failures of the whole job."""
     cost_s: float
     """Of a save; predicted until one was made."""
     _since: float = field(default_factory=lambda: time.monotonic())
@@ -39,7 +49,7 @@ class SaveTimes:
     @property
     def interval_s(self) -> float:
         """Between two saves by time."""
-        return math.sqrt(2 * self.cost_s * NODE_MTBF_S / self.nodes)
+        return math.sqrt(2 * self.cost_s * self.mtbf_s)
 
     def due(self, done: int) -> bool:
         """After `done` iterations."""
@@ -76,7 +86,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """The first Ctrl-C or SIGTERM is a request, the second one acts at once; beside the main thread both do."""
+    """The first Ctrl-C or SIGTERM is a request, the second one acts at once; in another thread both do."""
     request, before = StopRequest(), dict[int, Any]()
 
     def restore() -> None:

@@ -9,12 +9,12 @@ import signal
 import pytest
 
 from executor.coordination import saving
-from executor.coordination.saving import NODE_MTBF_S, SaveTimes, stop_requests
+from executor.coordination.saving import SaveTimes, stop_requests
 
 
 def test_saves_come_by_iterations_or_only_at_the_end() -> None:
     def ends(every: int) -> list[int]:
-        times = SaveTimes(every=every, iterations=7, nodes=1, cost_s=1.0)
+        times = SaveTimes(every=every, iterations=7, mtbf_s=1.0, cost_s=1.0)
         return [done for done in range(1, 8) if times.due(done)]
 
     assert (ends(0), ends(3)) == ([7], [3, 6, 7])
@@ -25,16 +25,15 @@ def test_by_time_they_follow_what_one_costs_and_how_often_the_job_fails(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(saving.time, "monotonic", lambda: now)
-    times = SaveTimes(every=None, iterations=1000, nodes=8, cost_s=60.0)
-    assert times.interval_s == pytest.approx(math.sqrt(2 * 60 * NODE_MTBF_S / 8))
-    assert 5 * 3600 < times.interval_s < 6 * 3600
+    times = SaveTimes(every=None, iterations=1000, mtbf_s=8e5, cost_s=60.0)
+    assert times.interval_s == pytest.approx(math.sqrt(2 * 60 * 8e5))
     assert not times.due(1)
-    now += times.interval_s
+    now += times.interval_s + 1
     assert times.due(2)
     times.saved(15.0)
     assert not times.due(3)
-    assert times.interval_s == pytest.approx(math.sqrt(2 * 15 * NODE_MTBF_S / 8))
-    now += times.interval_s
+    assert times.interval_s == pytest.approx(math.sqrt(2 * 15 * 8e5))
+    now += times.interval_s + 1
     assert times.due(4)
 
 
