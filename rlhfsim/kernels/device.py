@@ -92,3 +92,10 @@ class Device:
     def inverse_spread(self, name: str) -> tuple[float, float]:
         """P10 and P90 of what is divided by a coefficient, relative to its value."""
         return self._inverses[name]
+
+    def borrowed(self, spread: tuple[float, float]) -> tuple[float, float]:
+        """The interval of kernels: wider where their times are another GPU's and no run was on this one."""
+        if not self.curves.borrowed or self.profile.calibration is not None:
+            return spread
+        widen = float(self.curves.borrowed.get("widen", 1.0))
+        return spread[0] / widen, spread[1] * widen

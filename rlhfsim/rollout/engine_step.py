@@ -87,7 +87,8 @@ def cost_of(device: Device, seconds: dict[Resource, float]) -> Cost:
 def _part(device: Device, resource: Resource, seconds: float) -> Part:
     name = _RESTS_ON.get(resource, "hbm_efficiency")
     own = resource in ("network", "overhead")
-    return part(resource, seconds, name, spread=device.spread(name) if own else CURVE_SPREAD)
+    spread = device.spread(name) if own else device.borrowed(CURVE_SPREAD)
+    return part(resource, seconds, name, spread=spread)
 
 
 def nothing() -> EngineStep:

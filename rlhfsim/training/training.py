@@ -269,7 +269,7 @@ def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
     timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.indexer), strict=True))
     parts = [
-        Part(resource, seconds, name, device.inverse_spread(name))
+        Part(resource, seconds, name, device.borrowed(device.inverse_spread(name)))
         for (resource, name), seconds in timed
         if seconds > 0
     ]

@@ -8,16 +8,33 @@ from dataclasses import replace
 import pytest
 
 import rlhfsim
+from rlhfsim.kernels.devices import device_of
 from rlhfsim.plan import Plan
 from rlhfsim.present.known import borrowed_text, known, nearest_text
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, cost_of
+from rlhfsim.specs.hardware.calibrated import Provenance
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.measured import COEFFICIENTS, spread
+from rlhfsim.training.layer_time import Pass
+from rlhfsim.training.training import work_parts
 
 RULES = Reward(model=None, rules=Rules())
+SOME_RUN = Provenance(
+    base="mi300x",
+    date="2026-01-01",
+    device="MI300X",
+    interconnect="xGMI",
+    runs=("a",),
+    data=3,
+    drift=Coefficient(value=0.2, low=0.1, high=0.4, source="prior"),
+    region={},
+)
 
 
 def planned(gpu: str = "h100_sxm") -> Plan:
@@ -82,6 +99,22 @@ def test_a_gpu_that_nobody_measured_is_farther_away(plan: Plan) -> None:
 )
 def test_a_gpu_that_was_never_timed_says_so(gpu: str, words: str) -> None:
     assert words in (borrowed_text(load_profile(gpu)) or "")
+
+
+def test_intervals_of_borrowed_kernel_times_are_as_much_wider_as_the_answer_says() -> None:
+    own, lent = (
+        device_of(NodeGroup(profile=load_profile(g), gpus=8, gpus_per_node=8)) for g in ("h100", "mi300x")
+    )
+    measured = replace(lent, profile=replace(lent.profile, calibration=SOME_RUN))
+    low, high = CURVE_SPREAD
+    for resource in ("compute", "hbm", "nvlink"):
+        spreads = [cost_of(device, {resource: 1.0}).parts[0].spread for device in (own, lent, measured)]
+        assert spreads == [(low, high), (low / 1.5, high * 1.5), (low, high)]
+    parts = [
+        work_parts(device, Layout(), Pass(1.0, 0.0, 0.0, 0.0, 0.0, 0.0), 1.0)[0].spread
+        for device in (own, lent)
+    ]
+    assert parts[1] == pytest.approx((parts[0][0] / 1.5, parts[0][1] * 1.5))
 
 
 def test_a_gpu_with_its_own_tables_says_nothing() -> None:

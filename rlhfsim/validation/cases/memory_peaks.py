@@ -37,6 +37,7 @@ MOONLIGHT_MOMENTS = 4.0
 src/megatron/bridge/recipes/moonlight/moonlight_16b.py)."""
 BRIDGE_LORA_RANK = 32
 """Default dim of Megatron-Bridge's LoRA (src/megatron/bridge/peft/lora.py)."""
+AT_START = "allocated after start, before the first step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,7 @@ def training_peak(row: Row, setting: Setting) -> PredictedPeak:
     """The peak that the row's framework printed, of the row's plan."""
     stages = memory.stages(setting.placement.actor.layout)
     if before_first_step(row):
-        held = max(sum(_at_start(setting, role, stage) for role in _roles(setting)) for stage in stages)
-        return _total([("states", held, "state_spread")], "allocated after start, before the first step")
+        return _start(setting)
     waste = "reserved" in (row.text("notes") or "") and not _core(row)
     peaks = [_peak(bytes_of(setting, "actor", stage), fragmented=waste) for stage in stages]
     return max(peaks, key=lambda p: p.bytes)
@@ -82,11 +82,10 @@ def _peak(held: RoleBytes, *, fragmented: bool) -> PredictedPeak:
     return _total(parts, "max reserved" if fragmented else "max allocated")
 
 
-def _total(parts: Iterable[tuple[str, float, str]], which: str) -> PredictedPeak:
-    """The sum of (name, bytes, coefficient) with the interval of independent errors."""
+def _total(parts: Iterable[tuple[str, float, str]], which: str, others: Iterable[Item] = ()) -> PredictedPeak:
+    """The sum of (name, bytes, coefficient) and of `others` with the interval of independent errors."""
     coefficients = common_coefficients()
-    parts = list(parts)
-    items = []
+    parts, items = list(parts), list(others)
     for _, size, name in parts:
         c = coefficients[name]
         items.append(Item(value=size, low=size * c.low / c.value, high=size * c.high / c.value))
@@ -108,11 +107,23 @@ def before_first_step(row: Row) -> bool:
     return after_start or (framework.startswith("verl Megatron") and row.text("pp") == "2")
 
 
-def _roles(setting: Setting) -> list[str]:
-    """Trained roles, and the reference unless it waits on the host."""
-    reference = setting.placement.reference
+def _start(setting: Setting) -> PredictedPeak:
+    """The fullest stage before the first step: trained roles, and a frozen reference that no column places.
+
+    Three logs of verl differ in it alone: none of it on the GPU, its BF16 weights, or twice as much in FP32.
+    """
+    placement = setting.placement
+    trained = ["actor", *(["critic"] if placement.critic is not None else [])]
+    reference = placement.reference
     frozen = ["reference"] if reference is not None and reference.residency == "resident" else []
-    return ["actor", *(["critic"] if setting.placement.critic is not None else []), *frozen]
+    peaks = []
+    for stage in memory.stages(placement.actor.layout):
+        held, more = (sum(_at_start(setting, role, stage) for role in roles) for roles in (trained, frozen))
+        peak = _total(
+            [("states", held, "state_spread")], AT_START, [Item(value=more, low=0.0, high=2 * more)]
+        )
+        peaks.append(replace(peak, detail={**peak.detail, "states": held + more}))
+    return max(peaks, key=lambda p: p.bytes)
 
 
 def _at_start(setting: Setting, role: str, stage: Stage) -> float:
