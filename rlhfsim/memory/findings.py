@@ -1,4 +1,4 @@
-"""What of a ledger its user should know: logits of a micro-batch, and states that wait in host memory."""
+"""What of a ledger its user should know: logits, what a sleeping engine keeps, states in host memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,36 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.units import format
+from rlhfsim.units import MIB, format
 
 LARGE = 0.2
 """Share of a GPU above which logits are worth a word."""
 ROUNDED = 2.0
 """Most bytes that pinned host memory takes for each byte that is asked for: torch's caching host allocator
 rounds every block up to a power of two (aten/src/ATen/core/CachingHostAllocator.h)."""
+
+RETAINED = (2440 * MIB, 7392 * MIB)
+"""Bytes that nvidia-smi showed of a sleeping vLLM with tensor parallelism: 2,440 or 7,392 MiB at TP 2 by
+commit (774 MiB at TP 1; NVIDIA-NeMo/RL issue 223, vLLM 0.8), 6,962 to 7,121 MiB at TP 8 (vllm-project/vllm issue
+47654, 0.23). Sleep unmaps weights and KV cache alone (vLLM pull request 45623)."""
+
+
+def sleep_findings(memory: Ledger, placement: Placement) -> Iterator[Finding]:
+    """Where a sleeping engine may keep more than training leaves it beside what the ledger counts of it."""
+    rollout = placement.rollout
+    if rollout is None or not rollout.sleep_level or rollout.layout.tp == 1:
+        return
+    trained = [p for p in memory.phases if p.name.endswith(".train") and p.pool == rollout.pool]
+    for phase in sorted(trained, key=lambda p: p.capacity - p.bytes)[:1]:
+        counted = sum(entry.bytes for entry in phase.entries if entry.role == "rollout")
+        left = phase.capacity - phase.bytes
+        if 0 <= left < RETAINED[1] - counted:
+            yield Finding(
+                what=f"asleep, an engine with tensor parallelism {rollout.layout.tp} kept "
+                f"{format(RETAINED[0], 'byte')} to {format(RETAINED[1], 'byte')} of a GPU in other people's "
+                f"runs; {format(counted, 'byte')} are counted, {phase.name} leaves {format(left, 'byte')}",
+                remedy="compare with nvidia-smi while it sleeps; without tensor parallelism it keeps least",
+            )
 
 
 def logits_findings(memory: Ledger, placement: Placement, workload: Workload) -> Iterator[Finding]:

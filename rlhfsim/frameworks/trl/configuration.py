@@ -51,7 +51,9 @@ def launched_by(said: Said) -> Mapping[str, Any]:
     """Values of the shipped configuration of accelerate that a command names, and the trainer it starts."""
     named = PurePosixPath(str(said.values.get("accelerate_config") or said.values.get("config_file"))).stem
     started = re.search(r"\b(?:trl (rloo|dpo|kto)\b|(RLOO|PPO|DPO|KTO)(?:Config|Trainer)\b)", said.text)
-    trainer = {"trainer": f"{(started[1] or started[2]).upper()}Trainer"} if started else {}
+    trainer: dict[str, Any] = {}
+    if started:
+        trainer["trainer"] = f"{(started[1] or started[2]).upper()}Trainer"
     rank = said.values.get("LoraConfig.r", 8 if "LoraConfig(" in said.text else None)
     if rank and said.values.get("peft_config"):
         trainer |= {"use_peft": True, "lora_r": rank}

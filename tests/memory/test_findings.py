@@ -1,0 +1,58 @@
+"""What a sleeping engine keeps, said where training leaves less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlhfsim.memory.components import MemoryEntry
+from rlhfsim.memory.findings import RETAINED, sleep_findings
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.units import GIB
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str = "actor.train"
+    pool: str = "all"
+    capacity: float = 80 * GIB
+    entries: tuple[MemoryEntry, ...] = ()
+
+    @property
+    def bytes(self) -> float:
+        return sum(entry.bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    phases: tuple[Phase, ...] = field(default=())
+
+
+def ledger(training: float) -> Ledger:
+    sizes = (("actor", "activations", training), ("rollout", "framework", 2 * GIB))
+    entries = tuple(MemoryEntry(role=r, component=c, bytes=b, low=b, high=b) for r, c, b in sizes)
+    return Ledger(phases=(Phase(entries=entries),))
+
+
+def placement(tp: int, sleep: int) -> Placement:
+    return Placement(
+        pools=(ResourcePool(name="all", start=0, gpus=8),),
+        actor=RolePlacement(pool="all", layout=Layout(dp=8, zero=3)),
+        rollout=RolloutPlacement(pool="all", layout=RolloutLayout(tp=tp, dp=8 // tp), sleep=sleep),
+        weight_path="ipc",
+        backend="fsdp2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("training", "tp", "sleep", "found"),
+    [(75 * GIB, 2, 2, True), (60 * GIB, 2, 2, False), (75 * GIB, 1, 2, False), (75 * GIB, 2, 0, False)],
+)
+def test_a_sleeping_engine_is_named_where_training_leaves_less_than_others_saw(
+    training: float, tp: int, sleep: int, found: bool
+) -> None:
+    told = list(sleep_findings(ledger(training), placement(tp, sleep)))
+    assert bool(told) == found
+    assert RETAINED[0] < RETAINED[1]
