@@ -20,8 +20,8 @@ rounds every block up to a power of two (aten/src/ATen/core/CachingHostAllocator
 
 RETAINED = (2440 * MIB, 7392 * MIB)
 """Bytes that nvidia-smi showed of a sleeping vLLM with tensor parallelism: 2,440 or 7,392 MiB at TP 2 by
-commit (774 MiB at TP 1; NVIDIA-NeMo/RL issue 223, vLLM 0.8), 6,962 to 7,121 MiB at TP 8 (vllm-project/vllm issue
-47654, 0.23). Sleep unmaps weights and KV cache alone (vLLM pull request 45623)."""
+commit (774 MiB at TP 1; NVIDIA-NeMo/RL issue 223, vLLM 0.8), 6,962 to 7,121 MiB at TP 8 (vLLM issue 47654,
+0.23). Sleep unmaps weights and KV cache alone (vLLM pull request 45623)."""
 
 
 def sleep_findings(memory: Ledger, placement: Placement) -> Iterator[Finding]:
