@@ -44,7 +44,8 @@ Examples:
   rlhfsim whatif responses-4x-longer --set workload.model=8b --set cluster.node_groups.0.gpus=16
   rlhfsim whatif spot-prices --only 'spot*' --out whatif.json
   rlhfsim whatif my-scenario.yaml --csv points.csv --jobs 8
-"""
+
+Shipped scenarios: """ + ", ".join(scenario_names())
 
 
 @click.command(epilog=EPILOG)

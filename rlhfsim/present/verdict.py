@@ -19,6 +19,11 @@ SIZE = re.compile(r"[\d.]+[bt](-a\d+b)?")
 """An alias that says a size and no model."""
 
 
+def is_size(name: str) -> bool:
+    """Whether a name leaves open which model of its size is meant."""
+    return SIZE.fullmatch(name.strip().lower()) is not None
+
+
 def cautions(plan: Plan) -> Iterator[str]:
     """What is asked of a model or an algorithm that it was not made for."""
     work = plan.workload
@@ -39,8 +44,6 @@ def cautions(plan: Plan) -> Iterator[str]:
 def assumed(plan: Plan) -> Iterator[str]:
     """Values that stand in for those of the user's own run and move the step."""
     work = plan.workload
-    given = {m.path.strip(): m.name for m in plan.models if SIZE.fullmatch(m.path.strip().lower())}
-    yield from (f"{path} is {name}" for path, name in given.items())
     twins = ["critic"] * (work.has_critic and work.critic == SAME)
     twins += ["reward model"] * (work.has_reward_model and work.reward.model == SAME)
     if twins:

@@ -28,7 +28,7 @@ from rlhfsim.what_if.work import By, StepWork, work_of
 Leaf = str | float | bool | None
 DERIVED = frozenset({"shape_hash", "params", "active_params"})
 """Fields that follow from others of the plan: the others are shown."""
-LABELS = ("name", "role")
+LABELS = ("role", "name")
 """Fields by which items of a list are told apart."""
 LEAST = 0.005
 """Relative change below which two outcomes count as equal: less than half a per cent."""

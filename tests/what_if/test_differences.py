@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rlhfsim.api import estimate, simulate_file
 from rlhfsim.cli.diff import diff as command
 from rlhfsim.plan import Plan, write_plan
+from rlhfsim.present.folded import folded, joined, summary
 from rlhfsim.simulation.summary import SimulationOptions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -22,7 +23,7 @@ from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlace
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import write_trace
-from rlhfsim.what_if.differences import Side, changes, diff, leaves, predicted, read_side
+from rlhfsim.what_if.differences import ChangedField, Side, changes, diff, leaves, predicted, read_side
 
 
 def made(zero: int = 3, prompts: int = 64) -> Plan:
@@ -145,7 +146,7 @@ def test_the_command_shows_it_and_says_the_same_to_machines(plan: Plan, tmp_path
     paths = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
     shown = CliRunner(env={"COLUMNS": "100"}).invoke(command, paths)
     assert shown.exit_code == 0, shown.output
-    assert "actor.layout.zero" in shown.output
+    assert "{actor,reference}.layout.zero" in shown.output
     assert max(map(len, shown.output.splitlines()[1:])) <= 100
     told = json.loads(CliRunner().invoke(command, [*paths, "--json"]).output)
     assert told["schema"] == "rlhfsim.diff/1"
@@ -157,3 +158,30 @@ def test_nothing_changed_is_said(plan: Plan, tmp_path: Path) -> None:
     write_plan(tmp_path / "a.json", plan)
     shown = CliRunner().invoke(command, [str(tmp_path / "a.json")] * 2)
     assert "nothing changed" in shown.output
+
+
+def test_what_changed_alike_is_one_row_and_the_difference_one_sentence(plan: Plan) -> None:
+    changed = diff(side(plan), side(made(zero=2, prompts=128)))
+    assert [(c.path, c.before, c.after) for c in folded(changed.choice)] == [
+        ("{actor,reference}.layout.zero", 3, 2)
+    ]
+    said = summary(changed)
+    assert said.startswith("step ")
+    assert "hybrid as before; NOT THE SAME WORK (prompts): per sample" in said
+    same_work = summary(diff(side(plan), side(made(zero=2))))
+    assert "; most in " in same_work
+    assert "WORK" not in same_work
+
+
+def test_a_role_that_is_gone_is_one_row_and_hashes_follow_what_they_are_of() -> None:
+    def change(path: str, before: object, after: object) -> ChangedField:
+        return ChangedField(path=path, before=before, after=after)  # type: ignore[arg-type]
+
+    gone = [change(f"critic.layout.{name}", 1, None) for name in ("tp", "pp", "dp")]
+    hardware = [change("hardware.profile", "a", "b"), change("hardware.profile_hash", "x", "y")]
+    assert [(c.path, c.before, c.after) for c in folded([*hardware, *gone])] == [
+        ("hardware.profile", "a", "b"),
+        ("critic", "all 3 fields", None),
+    ]
+    assert joined(["a.x.b", "a.y.b"]) == "a.{x,y}.b"
+    assert joined(["a.b", "c.d.e"]) == "a.b, c.d.e"

@@ -80,7 +80,7 @@ def _first(
     yield ""
     yield first.phases(plan, width)
     yield ""
-    yield first.tight(ranked(answer, rows), None)
+    yield first.tight(ranked(answer, width, rows), None)
 
 
 def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tuple[str, str]]:

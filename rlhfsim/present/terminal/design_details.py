@@ -76,7 +76,7 @@ def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Part
         yield "memory", [memory_chart(plan, width)]
     if wants(detail, "proof"):
         break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
-        yield "proof", [ranking(answer), considered(answer)]
+        yield "proof", [ranking(answer, width), considered(answer)]
         yield "what would change the choice", [indented(Text(text)) for text in break_evens]
     if wants(detail, "sure"):
         yield "how sure", [labelled(known(plan)), view.sureness(plan, width)]

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.present.changes import mark, mark_of
+from rlhfsim.present.folded import folded, summary
 from rlhfsim.present.tables import Fit, grid, table
 from rlhfsim.present.terminal.console import drawn
 from rlhfsim.present.words import percent as likely
@@ -26,6 +27,7 @@ def report(difference: Difference, width: int) -> Iterator[RenderableType]:
     if difference.empty:
         yield Text("nothing changed")
         return
+    yield Text(summary(difference))
     for title, rows in (("asked", difference.question), ("chosen", difference.choice)):
         if rows:
             yield ""
@@ -42,6 +44,7 @@ def _title(side: Side) -> str:
 
 def fields(title: str, rows: Sequence[ChangedField], width: int) -> RenderableType:
     """Fields of the question or of the choice."""
+    rows = folded(rows)
     cells = ((mark_of(c), c.path, _leaf(c.before, c.path), _leaf(c.after, c.path)) for c in rows)
     styles = [STYLES[mark_of(c)] for c in rows]
     return drawn(grid(("", title, ">before", ">after"), cells, fit=_fit(title), styles=styles), width)

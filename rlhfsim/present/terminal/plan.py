@@ -22,6 +22,7 @@ from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, added, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labelled, resource_text
+from rlhfsim.present.verdict import is_size
 from rlhfsim.present.words import RESOURCES, fixed, percent, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -49,13 +50,15 @@ def task(plan: Plan) -> str:
     """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB (8 nodes of 8), DeepSpeed`."""
     names = {m.role: m.name for m in plan.models}
     actor = names["actor"]
+    size = next((f" ({m.path})" for m in plan.models if m.role == "actor" and is_size(m.path)), "")
     others = ", ".join(f"{role} {name}" for role, name in names.items() if name != actor)
     beside = f" with {others}" if others else ""
     adapters = plan.workload.lora
     on = " on 4 bit" if adapters and adapters.base == "nf4" else ""
     lora = f", LoRA rank {adapters.rank}{on}" if adapters else ""
     backend = BACKENDS[plan.placement.backend].title
-    return f"{plan.workload.algorithm.upper()} of {actor}{beside}{lora} on {hardware_text(plan)}, {backend}"
+    what = f"{plan.workload.algorithm.upper()} of {actor}{size}{beside}{lora}"
+    return f"{what} on {hardware_text(plan)}, {backend}"
 
 
 def hardware_text(plan: Plan) -> str:
@@ -66,8 +69,10 @@ def hardware_text(plan: Plan) -> str:
             title = load_profile(h.profile).title
         except RlhfsimError:
             title = h.profile
-        nodes = -(-h.gpus // h.gpus_per_node)
-        shape = f"{nodes} nodes of {h.gpus_per_node}" if nodes > 1 else "one node"
+        nodes, rest = divmod(h.gpus, h.gpus_per_node)
+        shape = f"{words.plural(nodes, 'node')} of {h.gpus_per_node}" if nodes else ""
+        shape += f"{' and ' if nodes else ''}one of {rest}" if rest else ""
+        shape = "one node" if nodes + bool(rest) == 1 else shape
         kinds.append(f"{h.gpus:,} x {title} ({shape})")
     thin = f", fabric {plan.oversubscription:g}:1" if plan.oversubscription > 1 else ""
     return " and ".join(kinds) + thin
@@ -218,7 +223,7 @@ def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
         titles = ["role", "GPUs", "layout", ">micro-batch", "recompute", "between calls", "precision"]
         fit = {">micro-batch": WORDS, "recompute": WORDS, "between calls": REST}
     else:
-        titles = ["role", "GPUs", "layout", ">micro\nbatch", "re-\ncompute", "between calls", ""]
+        titles = ["role", "GPUs", "layout", ">micro\nbatch", "re-\ncompute", "between calls", "dtype"]
         fit = dict.fromkeys(titles[1:-1], WORDS)
     rows = (
         (name, _where(plan, role), _layout(role), *_role_cells(plan, name, role))

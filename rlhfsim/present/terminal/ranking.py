@@ -11,19 +11,19 @@ from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.tables import WORDS, TableData, grid
 from rlhfsim.present.terminal.choices import short_kind
-from rlhfsim.present.terminal.console import filled
+from rlhfsim.present.terminal.console import NARROW, WIDTH, filled
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.simplest import CLOSE
 
 
-def ranking(answer: Design) -> RenderableType:
+def ranking(answer: Design, width: int = WIDTH) -> RenderableType:
     """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    return filled(table, ranked(answer))  # no figure is cut
+    return filled(table, ranked(answer, width))  # no figure is cut
 
 
-def ranked(answer: Design, most: int | None = None) -> TableData:
+def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
     """The chosen plan, the best, and the best that was met of every other kind.
 
     In `most` rows without the best where that is of the kind of the chosen one.
@@ -31,10 +31,20 @@ def ranked(answer: Design, most: int | None = None) -> TableData:
     assert answer.chosen is not None
     assert answer.best is not None
     plans = [answer.best, *answer.runners_up]
-    titles = (">#", "plan", "actor", "rollout", ">step", ">P10-P90", ">tok/s/GPU", ">memory", ">USD")
-    rows = [(str(i), *_row(plan)) for i, plan in enumerate(plans, start=1)]
+    wide = width >= NARROW
+    titles = [
+        ">#",
+        "plan",
+        "actor",
+        "rollout",
+        ">step",
+        *[">P10-P90", ">tok/s/GPU"] * wide,
+        ">memory",
+        ">USD",
+    ]
+    rows = [(str(i), *_row(plan, wide=wide)) for i, plan in enumerate(plans, start=1)]
     if answer.simpler:
-        rows.insert(0, ("*", *_row(answer.chosen)))
+        rows.insert(0, ("*", *_row(answer.chosen, wide=wide)))
         if most is not None and short_kind(answer.best) == short_kind(answer.chosen):
             del rows[1]
     rows = rows[:most]
@@ -42,14 +52,13 @@ def ranked(answer: Design, most: int | None = None) -> TableData:
     return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
 
 
-def _row(plan: Plan) -> list[str]:
+def _row(plan: Plan, *, wide: bool) -> list[str]:
     p = plan.prediction
     return [
         short_kind(plan),
         *words.layout_labels(plan),
         format(p.step_s, "s"),
-        f"{significant(p.low_s)}-{significant(p.high_s)}",
-        significant(p.tokens_per_s_per_gpu),
+        *[f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu)] * wide,
         f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
         "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
     ]
