@@ -32,7 +32,6 @@ START = "gpus=64&model=70b&algorithm=grpo&prompts=256&samples=8&response-len=2k&
 ELSEWHERE = ("--out", "--json", "--help", "-h", "--why-not", "--gains", "--pareto", "--detail")
 """Options of `rlhfsim design` that the page has no use for."""
 _FILE = re.compile(r"[/\\]|\.(ya?ml|json)\b|file=", re.IGNORECASE)
-_TEMPLATES = {"deadline": "--require=time_of_run<{}", "budget": "--require=cost_of_run<{}"}
 _LABELS = {
     "gpus": "GPUs",
     "gpu": "Kind of GPU",
@@ -50,7 +49,7 @@ _LABELS = {
     "allow": "May compete too",
     "more": "More options of rlhfsim design",
 }
-_HINTS = {"deadline": "7d", "budget": "50000 USD", "more": "--max-staleness 2 --fix actor.tp=8"}
+_HINTS = {"deadline": "7d", "budget": "50kUSD", "more": "--max-staleness 2 --fix actor.tp=8"}
 
 
 @click.command(epilog=EPILOG)
@@ -128,7 +127,7 @@ def parsed(fields: Question, *, files: bool) -> dict[str, Any]:
     Raises:
         RlhfsimError: a bad value, an option that is not known or of no use here, or a file.
     """
-    words = arguments(fields, FIELDS)
+    words = arguments(fields)
     if not files and (named := next(filter(_FILE.search, words), None)):
         raise bad_option(f"{named[:60]!r} names a file", "files are read only where --host is this machine")
     for word in words:
@@ -147,8 +146,8 @@ def _fields() -> Mapping[str, Field]:
 
 def _field(name: str, label: str, param: click.Parameter | None) -> Field:
     if param is None:
-        return Field(name=name, label=label, hint=_HINTS[name], option=_TEMPLATES.get(name, ""))
-    hint = str(param.default) if isinstance(param.default, str | int) else ""
+        return Field(name=name, label=label, hint=_HINTS[name])
+    hint = str(param.default) if isinstance(param.default, str | int) else _HINTS.get(name, "")
     if isinstance(param.type, OneOf):
         several: Kind = "several" if isinstance(param.type, Several) else "one"
         return Field(name=name, label=label, hint=hint, kind=several, offered=param.type.names)

@@ -7,7 +7,7 @@ sized    the same, and the best plans of other numbers of GPUs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,9 +15,12 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import basis
 from rlhfsim.present.sizes import NONE, Sizes, other_sizes
+from rlhfsim.present.words import seconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, Verdict, verdicts
 from rlhfsim.what_if.design import Design, design
+from rlhfsim.what_if.risk.choice import outlook_of
+from rlhfsim.what_if.risk.odds import Odds, odds
 
 FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
@@ -47,7 +50,9 @@ class Answer:
     plan: Plan | None = None
     """None: nothing fits, or the question cannot be answered."""
     verdicts: tuple[Verdict, ...] = ()
-    """Every target against the plan."""
+    """Every target against the plan; with probabilities once it is proven."""
+    odds: Odds | None = None
+    """Of the run; None where neither its length nor a target is given, and in the first stage."""
     steps: int | None = None
     missing: tuple[str, ...] = ()
     """Where there is no plan: what is missing, and what would mend that."""
@@ -80,10 +85,19 @@ def failed(error: RlhfsimError) -> Answer:
 
 def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
     plan = answer.told
-    return Answer(
-        stage=stage,
-        plan=plan,
-        verdicts=verdicts(asked.targets, plan, asked.steps) if plan else (),
-        steps=asked.steps,
-        missing=tuple(filter(None, (answer.shortage, answer.remedy))) if plan is None else (),
-    )
+    if plan is None:
+        return Answer(stage=stage, missing=tuple(_missing(answer)))
+    found = None
+    if stage != "first" and (asked.targets or asked.steps):
+        found = odds(asked.targets, outlook_of(answer, plan, asked.steps))
+    judged = found.verdicts if found else verdicts(asked.targets, plan, asked.steps)
+    return Answer(stage=stage, plan=plan, verdicts=judged, odds=found, steps=asked.steps)
+
+
+def _missing(answer: Design) -> Iterator[str]:
+    """What is missing, and each change that would mend it."""
+    if answer.shortage:
+        yield answer.shortage
+    for remedy in answer.remedies:
+        other = ", which is other work" if remedy.other_work else ""
+        yield f"with {remedy.change} it fits, and a step takes {seconds(remedy.step_s)}{other}"

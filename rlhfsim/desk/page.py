@@ -196,7 +196,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
         if not data["question"]:
             raise PreventUpdate
         asking = Asking(question=data["question"], base=data[BASE])
-        return look(asking, page, seen, fields=fields, searches=searches)
+        return look(asking, page, seen, searches=searches)
 
     @app.callback(
         Output("plan-file", "data"),
@@ -209,9 +209,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
         return no_update if answer is None else plan_file(answer)
 
 
-def look(
-    asking: Asking, page: str, seen: str, *, fields: Fields, searches: Searches
-) -> tuple[Any, Any, int, str]:
+def look(asking: Asking, page: str, seen: str, *, searches: Searches) -> tuple[Any, Any, int, str]:
     """The answer's components, what they show, milliseconds to the next look, and the link.
 
     `seen` is what the page shows already: nothing is sent again.
@@ -225,7 +223,7 @@ def look(
     link, pause = to_search(asking), REST_MS if final else POLL_MS
     if shows == seen:
         return no_update, no_update, pause, link
-    view = answer_view(answer, command(asking.question, fields), base, pinned=bool(pinned))
+    view = answer_view(answer, command(asking.question), base, pinned=bool(pinned))
     return view, shows, pause, link
 
 

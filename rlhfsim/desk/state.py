@@ -24,14 +24,12 @@ class Field:
     """One field of the page."""
 
     name: str
-    """The option of `rlhfsim design` without its dashes, or the name of a template."""
+    """The option of `rlhfsim design` without its dashes; `more`: any others, as they are typed."""
     label: str
     hint: str = ""
     """What stands in the empty field: the option's default."""
     kind: Kind = "text"
     offered: tuple[str, ...] = ()
-    option: str = ""
-    """Another option that the value is written into: `--require=time_of_run<{}`."""
 
 
 Question = dict[str, str]
@@ -82,7 +80,7 @@ def to_search(state: State) -> str:
     return f"?{urlencode({**state.question, **base})}"
 
 
-def arguments(question: Question, names: Mapping[str, Field]) -> list[str]:
+def arguments(question: Question) -> list[str]:
     """Options of `rlhfsim design` that ask this question.
 
     Raises:
@@ -90,9 +88,7 @@ def arguments(question: Question, names: Mapping[str, Field]) -> list[str]:
     """
     words: list[str] = []
     for name, text in question.items():
-        if option := names[name].option:
-            words.append(option.format(text))
-        elif name == "more":
+        if name == "more":
             try:
                 words += shlex.split(text)
             except ValueError as error:
@@ -105,9 +101,9 @@ def arguments(question: Question, names: Mapping[str, Field]) -> list[str]:
     return words
 
 
-def command(question: Question, names: Mapping[str, Field]) -> str:
+def command(question: Question) -> str:
     """What to type for the same answer in plan.json."""
-    return shlex.join(["rlhfsim", "design", *arguments(question, names), "--out", "plan.json"])
+    return shlex.join(["rlhfsim", "design", *arguments(question), "--out", "plan.json"])
 
 
 def wrong(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from dash import html
 
@@ -16,13 +17,15 @@ from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html.content import Block, Changed, Code, Listing
+from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.html.page import MARKS
+from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.plan import mark as mark_of_plan
 from rlhfsim.present.pages.plan import subtitle, verdict
 from rlhfsim.present.pages.plan import tiles as tiles_of
-from rlhfsim.search.requirements import shown
-from rlhfsim.what_if.differences import Side, diff, predicted
+from rlhfsim.present.terminal.odds import summary
+from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
 
 SEARCHING = "Searching: the first answer comes within two seconds."
 
@@ -35,7 +38,8 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
         return [state_of(answer), *_missing(answer)]
     parts = [state_of(answer), headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer)]
     if pinned:
-        parts.append(block(against(base, answer)))
+        first, *more = map(block, against(base, answer))
+        parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
     figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
     reasons = [block(item) for item in _reasons(answer)]
     again = block(Code(title="The same answer in plan.json", text=command))
@@ -88,21 +92,23 @@ def _missing(answer: Answer) -> Iterator[Component]:
 
 
 def targets(answer: Answer) -> Iterator[Component]:
-    """Every target: met or missed, and what the plan reaches."""
-    if not answer.verdicts:
-        return
+    """Every target: met or missed, how likely, and what the plan reaches; then the run with its intervals."""
     met = all(v.met for v in answer.verdicts)
-    lines = tuple(
-        f"{'met' if v.met else 'missed'}: {v.requirement.text}; it is {shown(v.requirement, v.actual)}"
-        for v in answer.verdicts
-    )
-    yield block(
-        Listing(
-            title="Every target is met" if met else "A target is missed",
-            items=lines,
-            mark="good" if met else "bad",
-        )
-    )
+    lines = [_target(v) for v in answer.verdicts]
+    if answer.odds:
+        lines.append(words.capital(summary(answer.odds, answer.steps)))
+    if not answer.verdicts:
+        title, kind = "The run", "plain"
+    else:
+        title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
+    if lines:
+        yield block(Listing(title=title, items=tuple(lines), mark=cast(Mark, kind)))
+
+
+def _target(v: Verdict) -> str:
+    likely = "" if v.probability is None else f"; met with a probability of {words.percent(v.probability)}"
+    kept = "Met" if v.met else "Missed"
+    return f"{kept}: {v.requirement.text}; it is {shown(v.requirement, v.actual)}{likely}"
 
 
 # --- figures ----------------------------------------------------------------------------------------
@@ -131,30 +137,44 @@ def _reasons(answer: Answer) -> Iterator[Block]:
 # --- against the pinned answer ----------------------------------------------------------------------
 
 
-def against(base: Answer | None, answer: Answer) -> Block:
-    """What differs from the pinned answer."""
+FIRST = ("step", "price of a step", "peak GPU memory", "probability of running out of memory")
+"""Figures of the outcome that are shown at once; phases wait behind a summary."""
+
+
+def against(base: Answer | None, answer: Answer) -> list[Block]:
+    """What differs from the pinned answer: what comes out, what was asked, then the rest."""
     title = "Against the pinned question"
     if base is None or base.plan is None or answer.plan is None:
         text = "its answer is being searched" if base is None else "nothing fits there"
-        return Changed(title=title, lines=(("", text),))
-    sides = (
-        Side(title=t, plan=p, outcome=predicted(p), measured=False)
-        for t, p in (("pinned", base.plan), ("now", answer.plan))
-    )
-    found = diff(*sides)
-    lines = [
-        (mark_of(c), f"{_words(c.path)}: {leaf_text(c.before)} -> {leaf_text(c.after)}")
-        for c in (*found.question, *found.choice)
+        return [Changed(title=title, lines=(("", text),))]
+    plans = {"pinned": base.plan, "now": answer.plan}
+    found = diff(*(Side(title=t, plan=p, outcome=predicted(p), measured=False) for t, p in plans.items()))
+    if found.empty:
+        return [Changed(title=title, lines=(("", "nothing differs"),))]
+    work = [
+        ("!", f"other work ({words.listed([_words(w) for w in found.other_work])}): compared by the piece")
     ]
-    for figure in found.outcome:
-        by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
-        lines.append(
-            (
-                mark(figure.before, figure.after),
-                f"{figure.name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}",
-            )
-        )
-    return Changed(title=title, lines=tuple(lines) or (("", "nothing differs"),))
+    outcome = {f.name: _outcome(f) for f in found.outcome}
+    at_once = [line for name, line in outcome.items() if name in FIRST or ", per " in name]
+    rest = [
+        *map(_field, found.choice),
+        *(line for name, line in outcome.items() if outcome[name] not in at_once),
+    ]
+    first = (*(work if found.other_work else []), *at_once, *map(_field, found.question))
+    more = [Changed(title="What else differs", lines=tuple(rest))] if rest else []
+    return [Changed(title=title, lines=first), *more]
+
+
+def _field(change: ChangedField) -> tuple[str, str]:
+    return mark_of(
+        change
+    ), f"{input_name(change.path)}: {leaf_text(change.before)} -> {leaf_text(change.after)}"
+
+
+def _outcome(figure: ChangedFigure) -> tuple[str, str]:
+    by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
+    text = f"{figure.name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
+    return mark(figure.before, figure.after), text
 
 
 def _words(path: str) -> str:

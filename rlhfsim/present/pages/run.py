@@ -128,7 +128,7 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     yield section("plan", "The plan that ran", *plan, appendix=True)
     elsewhere = "How right such predictions were elsewhere"
     yield section("calibration", elsewhere, figures_trust.scatter(), appendix=True)
-    tables = assumed.unknowns(known), *assumed.tables(known)
+    tables: tuple[Block, ...] = assumed.unknowns(known), *assumed.tables(known)
     yield section("assumptions", "Assumptions and sources", *tables, appendix=True)
     yield section(
         "reproduce",
