@@ -125,6 +125,9 @@ promise_options = together(
     option("--budget", Number(0, MAX_BUDGET, "usd"), "The run of --steps N costs no more: 50kUSD."),
 )
 """What a run must keep; the plan that most likely does is chosen among those near the fastest."""
+confidence_option = option(
+    "--confidence", Number(0.5, 0.999), "Probability with which each target must be met: 90%.", default=0.8
+)
 PROMISES: dict[str, tuple[str, Dimension]] = {
     "deadline": ("time_of_run", "s"),
     "budget": ("cost_of_run", "usd"),

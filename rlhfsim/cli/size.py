@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.constraints import constrained, constraint_options, requirements
+from rlhfsim.cli.constraints import confidence_option, constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
     backend_options,
     build_workload,
@@ -43,6 +43,7 @@ EPILOG = """\b
 Examples:
   rlhfsim size --model 70b --require 'step_time<120s'
   rlhfsim size --model 8b --gpu h100,h200,a100-80 --require 'cost_of_run<500' --steps 1000 --objective cost
+  rlhfsim size --model 8b --require 'time_of_run<7d' --steps 1000 --confidence 90%
   rlhfsim size --model 8b --gpu h100,h200 --max-gpus 64 --pareto
 """
 
@@ -63,13 +64,14 @@ Examples:
     "--objective", OneOf("objective", ("gpus", "cost")), "Fewest GPUs, or least USD per step.", default="gpus"
 )
 @constraint_options
+@confidence_option
 @flag("--pareto", "Instead: every size that no other one beats in GPUs, time and money.")
 @option("--out", PATH, "Write the plan of the answer.")
 @json_option
 @click.pass_context
 def size(ctx: click.Context, /, **given: Any) -> None:
     """Find the fewest or cheapest GPUs that meet targets."""
-    profiles = _profiles(given["gpu"], given["price"])
+    profiles = kinds_of(given["gpu"], given["price"])
     request = _request(given, profiles)
     if given["pareto"]:
         trials = fronts(request, profiles, given["max_gpus"])
@@ -83,19 +85,25 @@ def size(ctx: click.Context, /, **given: Any) -> None:
             "no target to meet", "give --require 'step_time<120s', or --pareto to see every size"
         )
     answer = search_size(
-        request, profiles, targets, aim=given["objective"], max_gpus=given["max_gpus"], steps=given["steps"]
+        request,
+        profiles,
+        targets,
+        aim=given["objective"],
+        max_gpus=given["max_gpus"],
+        steps=given["steps"],
+        confidence=given["confidence"],
     )
     if answer.best is not None and answer.best.plan is not None and given["out"]:
         write_plan(given["out"], answer.best.plan)
     emit(
         given["as_json"],
-        lambda: size_dict(answer, targets, given["steps"]),
-        lambda: show(console(), answer, targets, given["steps"]),
+        lambda: size_dict(answer, targets, given["confidence"]),
+        lambda: show(console(), answer, targets, given["confidence"]),
     )
     ctx.exit(0 if answer.best is not None else 1)
 
 
-def _profiles(text: str, price: float | str | None) -> list[Profile]:
+def kinds_of(text: str, price: float | str | None) -> list[Profile]:
     """The kinds named, at the prices of a market where one is named."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -125,11 +133,11 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
             price=None if isinstance(given["price"], str) else given["price"],
         )
     request = constrained(base, given)
-    _check_roles(request, models_of(request.workload))
+    check_roles(request, models_of(request.workload))
     return request
 
 
-def _check_roles(request: Request, models: Models) -> None:
+def check_roles(request: Request, models: Models) -> None:
     """What can be said about fixed roles without a size: the role exists, and TP splits its heads."""
     roles = roles_of(request, models)
     for role in (*request.fix, *(x.role for x in request.limits if x.field != "hardware")):

@@ -37,11 +37,15 @@ from rlhfsim.step.calls import sequences_of
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
+from rlhfsim.what_if.risk.odds import Odds, odds, sure
+from rlhfsim.what_if.risk.run import outlook
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
 REFINED = 3
 """Sizes between the last that misses and the first that meets the targets that are tried too."""
+LARGER = 2
+"""Sizes beyond the fewest GPUs that are looked at for a faster and cheaper one."""
 SURE = 3.0
 """Standard deviations that the mean of drawn lengths may lie below its expectation."""
 
@@ -61,6 +65,8 @@ class Trial:
     """Longest step that would have helped; inf without one."""
     plan: Plan | None = None
     """Its best plan, where one was found."""
+    odds: Odds | None = None
+    """Of that plan, where a confidence was asked for."""
     certificate: Certificate | None = None
 
     @property
@@ -92,6 +98,9 @@ class Sizing:
     """The best size of each kind that meets the targets, the best first."""
     trials: tuple[Trial, ...]
     break_even: tuple[BreakEvenPrice, ...]
+    larger: Trial | None = None
+    """A larger cluster of the same kind that is faster and costs less a step; looked for where the fewest
+    GPUs are asked for."""
 
 
 # --- sizes ------------------------------------------------------------------------------------------
@@ -154,11 +163,17 @@ def size(
     aim: Aim = "gpus",
     max_gpus: int = 512,
     steps: int | None = None,
+    confidence: float | None = None,
 ) -> Sizing:
-    """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets."""
+    """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets.
+
+    `confidence`: with at least this probability each; None: by the plan's own figures.
+    """
     wanted = narrowed(request, requirements)
     trials = [
-        t for profile in profiles for t in _trials_of(wanted, profile, requirements, aim, max_gpus, steps)
+        t
+        for profile in profiles
+        for t in _trials_of(wanted, profile, requirements, aim, max_gpus, steps, confidence)
     ]
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.outcome == "meets"), key=lambda t: _rank(t, aim)):
@@ -169,7 +184,22 @@ def size(
         per_gpu=ranked,
         trials=tuple(trials),
         break_even=tuple(_break_even_prices(ranked)),
+        larger=_larger(wanted, ranked[0], profiles, max_gpus) if ranked and aim == "gpus" else None,
     )
+
+
+def _larger(request: Request, best: Trial, profiles: Sequence[Profile], max_gpus: int) -> Trial | None:
+    """The first of the next sizes with a plan that is faster and costs less."""
+    profile = next(p for p in profiles if p.name == best.gpu)
+    _, seconds, usd = best.values
+    beyond = [n for n in sizes(profile.node.gpus, max_gpus) if n > best.gpus][:LARGER]
+    for sized in (resized(request, profile, gpus) for gpus in beyond):
+        rate = usd_per_step(sized.cluster, 1.0, request.price)
+        if rate:
+            trial = attempt(sized, (), min(seconds, usd / rate), None)
+            if trial.plan is not None:
+                return trial
+    return None
 
 
 def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
@@ -184,6 +214,7 @@ def _trials_of(
     aim: Aim,
     max_gpus: int,
     steps: int | None,
+    confidence: float | None,
 ) -> Iterator[Trial]:
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
     tokens = tokens_of(request.workload)
@@ -193,7 +224,7 @@ def _trials_of(
         target = most_seconds(sized, requirements, tokens, steps)
         rate = usd_per_step(sized.cluster, 1.0) or 1.0
         limit = min(target, cheapest / rate) if aim == "cost" else target
-        trial = attempt(sized, requirements, limit, steps)
+        trial = attempt(sized, requirements, limit, steps, confidence)
         worse = limit < target and trial.outcome in ("too slow", "skipped")
         return replace(trial, outcome="no better") if worse else trial
 
@@ -221,7 +252,13 @@ def between(low: int, high: int, per_node: int) -> list[int]:
     return inner[::stride]
 
 
-def attempt(request: Request, requirements: Sequence[Requirement], limit: float, steps: int | None) -> Trial:
+def attempt(
+    request: Request,
+    requirements: Sequence[Requirement],
+    limit: float,
+    steps: int | None,
+    confidence: float | None = None,
+) -> Trial:
     """One size: skipped by its floor, or searched for plans of at most `limit` seconds."""
     cluster, models = request.cluster, models_of(request.workload)
     floor = floor_seconds(request, models)
@@ -235,8 +272,12 @@ def attempt(request: Request, requirements: Sequence[Requirement], limit: float,
         slow = result.certificate.bounded > 0  # what the limit, not memory, excluded
         return replace(trial, outcome="too slow" if slow else "does not fit")
     plan = plan_of(result.best, request.workload, models, cluster, request.price)
-    meets = all(v.met for v in verdicts(requirements, plan, steps))
-    return replace(trial, outcome="meets" if meets else "misses", plan=plan)
+    if confidence is None:
+        meets = all(v.met for v in verdicts(requirements, plan, steps))
+        return replace(trial, outcome="meets" if meets else "misses", plan=plan)
+    known = odds(requirements, outlook(plan, cluster, steps, usd_per_hour=request.price))
+    meets = all(sure(v, confidence) for v in known.verdicts)
+    return replace(trial, outcome="meets" if meets else "misses", plan=plan, odds=known)
 
 
 def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:

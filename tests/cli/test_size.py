@@ -61,6 +61,18 @@ def test_a_target_out_of_reach_exits_with_1_and_shows_what_was_tried() -> None:
     assert json.loads(run("--require", "step_time<1ms", "--json").output)["best"] is None
 
 
+def test_a_higher_confidence_asks_for_more(tmp_path: Path) -> None:
+    step = json.loads(run("--require", "step_time<1h", "--json").output)["best"]["step_s"]
+    target = f"step_time<{1.3 * step}s"
+    low, high = (
+        json.loads(run("--require", target, "--confidence", c, "--json").output) for c in ("50%", "95%")
+    )
+    assert low["best"]["gpus"] == 1
+    assert low["requirements"][0]["probability"] >= 0.5
+    assert high["best"] is None or high["requirements"][0]["probability"] >= 0.95
+    assert {"misses", "too slow"} & {t["outcome"] for t in high["tried"]}
+
+
 def test_the_front_lists_sizes() -> None:
     result = run("--pareto", "--json")
     assert result.exit_code == 0

@@ -17,7 +17,7 @@ from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.risk.step import DRAWS
 
 
-def _likely(probability: float) -> str:
+def likely(probability: float) -> str:
     """Every draw, or none, is not certainty."""
     return percent(min(max(probability, 1 / DRAWS), 1 - 1 / DRAWS))
 
@@ -30,7 +30,7 @@ def targets(verdicts: Sequence[Verdict]) -> RenderableType:
             f"  {v.requirement.text}",
             met if v.met else missed,
             shown(v.requirement, v.actual),
-            f"probability {_likely(v.probability)}" if v.probability is not None else "",
+            f"probability {likely(v.probability)}" if v.probability is not None else "",
         )
         for v in verdicts
     )
@@ -44,9 +44,9 @@ def summary(odds: Odds, steps: int | None) -> str:
         scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
         time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
         parts.append(f"failures and restarts counted {time}{_money(odds)}")
-    parts.append(f"it fits with a probability of {_likely(odds.fits)}")
+    parts.append(f"it fits with a probability of {likely(odds.fits)}")
     asked = sum(v.probability is not None for v in odds.verdicts)
-    parts += [f"and meets all targets with {_likely(odds.together)}"] if asked else []
+    parts += [f"and meets all targets with {likely(odds.together)}"] if asked else []
     return "; ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
 
 

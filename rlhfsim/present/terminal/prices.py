@@ -40,8 +40,8 @@ def listing(known: Prices) -> Sequence[RenderableType]:
 
 def sheet(gpu: str, markets: Mapping[Market, Price]) -> Sequence[RenderableType]:
     """One GPU with the source of each price."""
-    rows = {m: f"{ranged(markets[m])} USD/h, {markets[m].date}: {markets[m].source}" for m in markets}
-    return Text(gpu, style="bold"), labelled({**rows})
+    rows = {str(m): f"{ranged(markets[m])} USD/h, {markets[m].date}: {markets[m].source}" for m in markets}
+    return Text(gpu, style="bold"), labelled(rows)
 
 
 def prices_dict(known: Prices) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rlhfsim.present.tables import WORDS, fields, grid
+from rlhfsim.present.terminal import odds as odds_view
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn, indented
-from rlhfsim.present.words import layout_labels
+from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
-from rlhfsim.search.requirements import Requirement, shown, verdicts
+from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.sizing import Sizing, Trial
 
@@ -33,9 +34,9 @@ MEANINGS = {
 # --- for people -------------------------------------------------------------------------------------
 
 
-def show(console: Console, answer: Sizing, targets: Sequence[Requirement], steps: int | None) -> None:
+def show(console: Console, answer: Sizing, targets: Sequence[Requirement], confidence: float) -> None:
     """Print the answer, what was tried, and the plan."""
-    wanted = ", ".join(t.text for t in targets)
+    wanted = f"{', '.join(t.text for t in targets)} with a probability of {percent(confidence)}"
     if answer.best is None or answer.best.plan is None:
         largest = max((t.gpus for t in answer.trials), default=0)
         nothing = Text("no size meets the targets: ", style="bold red")
@@ -45,8 +46,8 @@ def show(console: Console, answer: Sizing, targets: Sequence[Requirement], steps
         return
     best, plan = answer.best, answer.best.plan
     console.print(Text(f"{best.gpus:,} x {best.gpu}", style="bold green") + Text(f" for {wanted}"))
-    for v in verdicts(targets, plan, steps):
-        console.print(f"  {v.requirement.text}: {shown(v.requirement, v.actual)}", highlight=False)
+    assert best.odds is not None
+    console.print(odds_view.targets(best.odds.verdicts))
     console.rule("what was tried", align="left", style="dim")
     console.print(_trials(answer))
     for line in _notes(answer):
@@ -57,10 +58,16 @@ def show(console: Console, answer: Sizing, targets: Sequence[Requirement], steps
 
 
 def _trials(answer: Sizing) -> RenderableType:
-    titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", "")
-    rows = ((*_cells(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
+    titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", ">likely", "")
+    rows = ((*_cells(trial), _least(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
     styles = ["bold green" if trial is answer.best else "" for trial in answer.trials]
     return drawn(grid(titles, rows, fit={"": WORDS}, styles=styles), None)
+
+
+def _least(trial: Trial) -> str:
+    """Probability of the target that is the least likely."""
+    chances = [v.probability for v in trial.odds.verdicts if v.probability is not None] if trial.odds else []
+    return odds_view.likely(min(chances)) if chances else ""
 
 
 def _cells(trial: Trial) -> list[str]:
@@ -76,6 +83,13 @@ def _cells(trial: Trial) -> list[str]:
 
 
 def _notes(answer: Sizing) -> Iterator[str]:
+    if answer.larger is not None and answer.larger.plan is not None and answer.best is not None:
+        gpus, seconds, usd = answer.larger.values
+        _, before, paid = answer.best.values
+        yield (
+            f"{gpus:,.0f} x {answer.larger.gpu} are faster and cheaper: {format(seconds, 's')} and "
+            f"{significant(usd)} USD a step, in place of {format(before, 's')} and {significant(paid)} USD"
+        )
     yield "a larger cluster is not always faster, so every size is searched for itself"
     for even in answer.break_even:
         price, now = (format(x, "usd/h") for x in (even.usd_per_hour, even.now))
@@ -96,15 +110,19 @@ def show_front(console: Console, trials: Sequence[Trial]) -> None:
 # --- for machines -----------------------------------------------------------------------------------
 
 
-def size_dict(answer: Sizing, targets: Sequence[Requirement], steps: int | None) -> dict[str, Any]:
+def size_dict(answer: Sizing, targets: Sequence[Requirement], confidence: float) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
     best = answer.best
-    met = verdicts(targets, best.plan, steps) if best is not None and best.plan is not None else ()
+    met = best.odds.verdicts if best is not None and best.odds is not None else ()
     return {
         "schema": SCHEMA,
         "best": _trial_dict(best) if best is not None else None,
-        "requirements": [{"text": v.requirement.text, **fields(v, "actual", "met")} for v in met]
-        or [{"text": t.text, "actual": None, "met": False} for t in targets],
+        "requirements": [
+            {"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in met
+        ]
+        or [{"text": t.text, "actual": None, "met": False, "probability": None} for t in targets],
+        "confidence": confidence,
+        "larger": _trial_dict(answer.larger, plan=False) if answer.larger else None,
         "per_gpu": [_trial_dict(t) for t in answer.per_gpu],
         "tried": [_trial_dict(t, plan=False) for t in answer.trials],
         "break_even": [
@@ -126,5 +144,6 @@ def _trial_dict(trial: Trial, *, plan: bool = True) -> dict[str, Any]:
         "limit_s": trial.limit_s if math.isfinite(trial.limit_s) else None,
         "step_s": best.prediction.step_s if best else None,
         "usd_per_step": best.prediction.usd_per_step if best else None,
+        "odds": odds_view.odds_dict(trial.odds),
         **({"plan": plan_dict(best)} if plan and best else {}),
     }

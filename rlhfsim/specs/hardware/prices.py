@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator
 
-from rlhfsim.errors import RlhfsimError
+from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import Price
 from rlhfsim.specs.hardware.profile_files import PRICES, folders
 from rlhfsim.specs.loading import convert, parse_yaml, read_text
@@ -72,15 +72,18 @@ def price_of(gpu: str, market: Market = DEFAULT) -> Price | None:
     return prices().get(gpu, {}).get(market)
 
 
-def market_price(gpu: str, market: Market) -> Price:
+def market_price(gpu: str, market: str) -> Price:
     """Rent on a market that was asked for.
 
     Raises:
-        RlhfsimError: no public offer is known there.
+        RlhfsimError: an unknown market, or no public offer is known there.
     """
     known = prices().get(gpu, {})
-    if market in known:
-        return known[market]
+    for name, price in known.items():
+        if name == market:
+            return price
+    if market not in MARKETS:
+        raise unknown_name("market", market, MARKETS)
     others = [f"--price {m}" for m in MARKETS if m in known]
     raise RlhfsimError(
         "unknown-price",

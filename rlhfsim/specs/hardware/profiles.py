@@ -20,7 +20,7 @@ import yaml
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, NodeGroup, Price, Profile
-from rlhfsim.specs.hardware.prices import Market, given, market_price, price_of
+from rlhfsim.specs.hardware.prices import given, market_price, price_of
 from rlhfsim.specs.hardware.profile_files import COMMON, aliases, find_profile, folders, profile_names
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
@@ -219,7 +219,7 @@ def parse_cluster(
     rollout_gpu: str | Path | Profile | None = None,
     oversubscription: float = 1.0,
     nic: float | None = None,
-    price: float | Market | None = None,
+    price: float | str | None = None,
 ) -> Cluster:
     """A cluster of one pool, or of a training pool (first) and a rollout pool.
 
@@ -248,7 +248,7 @@ def node_group(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     nic: float | None = None,
-    price: float | Market | None = None,
+    price: float | str | None = None,
 ) -> NodeGroup:
     """Nodes of one profile; `nic` and `price` replace the profile's."""
     profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
@@ -270,7 +270,7 @@ def node_group(
     return NodeGroup(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
 
 
-def _priced(profile: Profile, nic: float | None, price: float | Market | None) -> Profile:
+def _priced(profile: Profile, nic: float | None, price: float | str | None) -> Profile:
     if nic is not None:
         if not (math.isfinite(nic) and nic >= 1):
             raise RlhfsimError("bad-value", f"nic bandwidth is {nic}", help=units.hint("byte/s"))

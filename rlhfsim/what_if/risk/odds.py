@@ -50,6 +50,13 @@ def odds(requirements: Sequence[Requirement], look: Outlook) -> Odds:
     )
 
 
+def sure(verdict: Verdict, confidence: float) -> bool:
+    """Whether a target is met with this probability; bytes and what is certain by the plan's own figures."""
+    if verdict.probability is None or verdict.requirement.quantity == "memory":
+        return verdict.met
+    return verdict.probability >= confidence
+
+
 def quantiles(drawn: Floats) -> tuple[float, float, float]:
     """P10, median and P90."""
     low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9)).tolist()
@@ -73,14 +80,6 @@ def together(requirements: Sequence[Requirement], look: Outlook) -> float:
         elif (met := _met(one, look)) is not None:
             all_met &= met
     return bytes_met * float(np.mean(all_met))
-
-
-def quantile_of(one: Requirement, look: Outlook, confidence: float) -> float | None:
-    """The value that the plan keeps with this probability, on the side that the requirement asks for."""
-    drawn = _drawn(one.quantity, look)
-    if drawn is None:
-        return None
-    return float(np.quantile(drawn, confidence if one.most is not None else 1 - confidence))
 
 
 def _met(one: Requirement, look: Outlook) -> NDArray[np.bool_] | None:

@@ -1,0 +1,123 @@
+"""`rlhfsim choose`: one table across kinds of GPUs, sizes, backends and frameworks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from rlhfsim.cli.constraints import (
+    confidence_option,
+    constrained,
+    constraint_options,
+    promise_options,
+    requirements,
+)
+from rlhfsim.cli.inputs import (
+    FRAMEWORKS,
+    build_workload,
+    oversubscription_option,
+    rent_option,
+    workload_options,
+)
+from rlhfsim.cli.params import OneOf, Words, bad_option, emit, json_option, on_command_line, option
+from rlhfsim.cli.size import check_roles, kinds_of
+from rlhfsim.frameworks.runs import ANY, framework
+from rlhfsim.present.terminal.choose import choose_dict, report
+from rlhfsim.present.terminal.console import console
+from rlhfsim.search.request import Request
+from rlhfsim.search.requirements import Requirement
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster
+from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.what_if.choose import choose as search_choose
+from rlhfsim.what_if.choose import questions
+from rlhfsim.what_if.sizing import resized
+
+EPILOG = """\b
+Examples:
+  rlhfsim choose --model 32b --algorithm grpo --gpu h100,h200,b200,a100-80,mi300x --gpus 8..128
+  rlhfsim choose --model 8b --gpu h100,l40s --gpus 8..16 --steps 1000 --deadline 7d --budget 5kUSD
+  rlhfsim choose --model 8b --gpu h100 --gpus 8..32 --framework verl --require 'step_time<60s' --json
+"""
+
+
+@click.command(epilog=EPILOG)
+@option("--gpu", Words("NAME,..."), "Kinds of GPUs: names or aliases, or YAML files.", default="h100-sxm")
+@option("--gpus", Words("LOW..HIGH"), "Sizes: 8..128, or one number.", default="8..64")
+@option(
+    "--framework", OneOf("framework", FRAMEWORKS), f"Who runs the plan: {', '.join(FRAMEWORKS)}.", default=ANY
+)
+@oversubscription_option
+@rent_option()
+@workload_options
+@constraint_options
+@promise_options
+@confidence_option
+@json_option
+@click.pass_context
+def choose(ctx: click.Context, /, **given: Any) -> None:
+    """Compare kinds of GPUs, sizes and backends: step, cost, probability, what runs it."""
+    least, most = _sizes(given["gpus"])
+    profiles = kinds_of(given["gpu"], given["price"])
+    request = _request(given, profiles[0])
+    targets: tuple[Requirement, ...] = ()
+    for profile in profiles:  # each must have a price where a target is money
+        targets = requirements(given, resized(request, profile, least))
+    asked = list(questions(request, profiles, least, most))
+    if not asked:
+        raise bad_option(f"--gpus {given['gpus']}: no size of these GPUs lies there", "as in --gpus 8..64")
+    with _progress(len(asked)) as tick:
+        options = search_choose(asked, targets, given["steps"], confidence=given["confidence"], progress=tick)
+    emit(
+        given["as_json"],
+        lambda: choose_dict(options, given["confidence"]),
+        lambda: report(options, targets, given["steps"]),
+    )
+    ctx.exit(0 if options[0].meets else 1)
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    """`8..128` as two ends."""
+    low, dots, high = text.partition("..")
+    ends = (low.strip(), high.strip() if dots else low.strip())
+    if not all(end.isdecimal() and len(end) < 7 for end in ends):
+        raise bad_option(f"--gpus {text[:40]!r} is not LOW..HIGH", "as in --gpus 8..128")
+    least, most = map(int, ends)
+    if not 1 <= least <= most <= MAX_GPUS:
+        raise bad_option(f"--gpus {text[:40]}: out of range", f"1 to {MAX_GPUS:,}, the smaller number first")
+    return least, most
+
+
+def _request(given: dict[str, Any], profile: Any) -> Request:
+    """The question on one GPU of the first kind; each candidate replaces the cluster."""
+    name = given["framework"]
+    with on_command_line():
+        base = Request(
+            cluster=Cluster(
+                node_groups=(node_group(profile, 1),), oversubscription=given["oversubscription"]
+            ),
+            workload=build_workload({**given, "gpus": 1}),
+            framework=name,
+            backend="deepspeed" if name == ANY else next(iter(framework(name).trainers)),
+            price=None if isinstance(given["price"], str) else given["price"],
+        )
+    request = constrained(base, given)
+    check_roles(request, models_of(request.workload))
+    return request
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[], object] | None]:
+    """A bar on a terminal that somebody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("designing", total=count)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,74 @@
+"""`rlhfsim choose` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlhfsim.cli.choose import choose
+from rlhfsim.errors import RlhfsimError
+
+SMALL = [
+    "--model",
+    "qwen2.5-0.5b",
+    "--algorithm",
+    "grpo",
+    "--prompts",
+    "32",
+    "--samples",
+    "4",
+    "--gpus",
+    "1..2",
+]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(choose, [*SMALL, *arguments])
+
+
+def test_candidates_stand_on_one_table_with_probabilities_and_their_front() -> None:
+    asked = ("--gpu", "h100,l4", "--steps", "10", "--deadline", "1d", "--budget", "1kUSD", "--gpus", "1")
+    result = run(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.output)["candidates"]
+    assert {(r["gpu"], r["gpus"]) for r in rows} == {("h100_sxm", 1), ("l4", 1)}
+    assert {r["backend"] for r in rows} == {"deepspeed", "fsdp2", "megatron"}
+    fitting = [r for r in rows if r["plan"]]
+    assert all("probability" in v for r in fitting for v in r["requirements"])
+    assert all(r["run_by"] for r in fitting if r["on_front"])
+    values = [(r["plan"]["step_s"], r["plan"]["usd_per_step"]) for r in fitting]
+    for row, mine in zip(fitting, values, strict=True):
+        beaten = any(
+            other != mine and other[0] <= mine[0] and other[1] <= mine[1]
+            for r, other in zip(fitting, values, strict=True)
+            if r["run_by"]
+        )
+        assert not (row["on_front"] and beaten)
+    assert rows[0]["meets"]
+    costs = [r["plan"]["usd_per_step"] for r in fitting if r["meets"] and r["run_by"]]
+    assert costs == sorted(costs)
+
+
+def test_the_table_is_no_wider_than_the_terminal_and_one_framework_has_its_trainers() -> None:
+    result = run("--gpu", "h100", "--framework", "rlhfsim", "--require", "step_time<1h", "--gpus", "1")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 100
+    assert "megatron" not in result.output
+    assert "step kept" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--gpus", "8..x"),
+        ("--gpus", "8..4"),
+        ("--gpu", "h10"),
+        ("--deadline", "7d"),
+        ("--gpu", "l4", "--price", "spot"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_clear_error(arguments: tuple[str, ...]) -> None:
+    assert isinstance(run(*arguments).exception, RlhfsimError)
