@@ -247,6 +247,8 @@ class RunnerUp:
     probability_out_of_memory: float
     by_call_s: dict[str, float]
     """The step by call; moves around calls stand as `moves`, instants without work as `waiting`."""
+    gap: float | None = None
+    """Share by which a plan of its kind could still be better; None: not proven, and in older files."""
 
 
 @checked

@@ -45,7 +45,8 @@ from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.what_if.design import Design, variants
+from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.engine import variants
 from rlhfsim.what_if.recalibrated import recalibrated
 from rlhfsim.what_if.risk.choice import likeliest, outlook_of
 from rlhfsim.what_if.risk.odds import odds

@@ -25,7 +25,7 @@ from rlhfsim.search.columns import Floats, Ints, Numbers
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Partition, Skeleton, partitions, splits
+from rlhfsim.search.space import Branch, Partition, Skeleton, may_carry, partitions, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -44,38 +44,21 @@ AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Branch:
-    """A partition with the bounds of its skeletons."""
-
-    partition: Partition
-    sizes: Ints
-    """(n, groups) GPUs."""
-    bound: Floats
-    """Of each skeleton; inf where a role fits nowhere."""
-    legal: list[int]
-    """Plans of each skeleton."""
-    fitting: list[int]
-    """Those whose roles fit by themselves."""
-
-    def skeleton(self, row: int) -> Skeleton:
-        """One of them."""
-        return Skeleton(partition=self.partition, sizes=tuple(self.sizes[row].tolist()))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The best plan and how a search knows."""
 
     best: Candidate | None
     rivals: tuple[Candidate, ...]
-    """The best plan of every other kind that the warm start met; simulated, not proven."""
+    """The best plan of every other kind that was met; simulated, not proven."""
     certificate: Certificate
     pricer: Pricer
     refused: Counter[str]
     """Layouts outside the space, by reason."""
     nearest: tuple[Skeleton, str, float] | None
     """When nothing fits: the skeleton and pool that miss memory by least, and the bytes."""
+    search: Search
+    """For searches over a part of the same space."""
 
 
 class Search:
@@ -92,12 +75,16 @@ class Search:
         only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
         rivals: bool = True,
+        tolerance: float = 0.0,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
         `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
-        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not.
+        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not. The best plan is
+        proven up to `tolerance`: none is shorter by more than that share of it.
         """
+        self._tolerance = tolerance
+        self._known: list[Branch] | None = None
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
@@ -121,6 +108,8 @@ class Search:
     @property
     def threshold(self) -> float:
         """Bounds above it cannot win; nor one that equals the best, once that is simulated."""
+        if self._tolerance:
+            return self.limit * (1 - self._tolerance)
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self) -> Candidate | None:
@@ -133,6 +122,8 @@ class Search:
 
     def _branches(self) -> list[Branch]:
         """Every partition with its splits, all roles priced; a weight path adds nothing to the bounds yet."""
+        if self._known is not None:
+            return self._known
         wanted = [p for p in partitions(self.request, self.models) if not self._only or self._only(p)]
         sizes = [splits(self.request, p) for p in wanted]
         if self._sizes is not None:
@@ -149,7 +140,25 @@ class Search:
                 branches.append(
                     Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
                 )
+        self._known = branches
         return branches
+
+    def part(
+        self,
+        architecture: str | None,
+        only: Callable[[Partition], bool],
+        *,
+        start: Candidate | None,
+        below: float,
+        tolerance: float,
+    ) -> SearchResult:
+        """The best plan of a part of the space that was searched, with all that is known of it."""
+        request = replace(self.request, architecture=architecture or self.request.architecture)
+        other = Search(request, self.models, self.pricer, below=below, rivals=False, tolerance=tolerance)
+        other.subproblems, other.best = self.subproblems.of(request), start
+        other._known = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
+        other._deadline = self._deadline
+        return other.run()
 
     def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
@@ -164,6 +173,7 @@ class Search:
             pricer=self.pricer,
             refused=self.pricer.refused,
             nearest=self.nearest,
+            search=self,
         )
 
     # --- bounds of skeletons -----------------------------------------------------------------------

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.complexity import asks_more
+from rlhfsim.search.request import switches_of
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
 CLEAR = 0.01
@@ -26,13 +28,11 @@ WORDS = {
 """Resource -> what the time goes into."""
 
 
-def kind(plan: Plan) -> str:
-    """Architecture and role placement in words."""
-    return (
-        plan.architecture
-        if plan.role_placement == "colocated"
-        else f"{plan.architecture}, roles {plan.role_placement}"
-    )
+def kind(plan: Plan, asked: Workload | None = None) -> str:
+    """Architecture and role placement in words, and the switches that `asked`, a workload, does not have."""
+    roles = "" if plan.role_placement == "colocated" else f", roles {plan.role_placement}"
+    switches = "" if asked is None else ", ".join(switches_of(asked, plan.workload))
+    return f"{plan.architecture}{roles}{switches and f' with {switches}'}"
 
 
 def best_name(objective: str) -> str:
@@ -40,9 +40,11 @@ def best_name(objective: str) -> str:
     return f"the {'leanest' if objective == 'memory' else 'fastest'} plan"
 
 
-def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], objective: str = "time") -> Iterator[str]:
+def reasons(
+    chosen: Plan, best: Plan, rivals: Sequence[Plan], asked: Workload, objective: str = "time"
+) -> Iterator[str]:
     """What fills the step of the chosen plan, what the best one has more, then the best against each rival of
-    another kind."""
+    another kind; `asked`: the workload without switches."""
     step = chosen.prediction
     by: dict[str, float] = {}
     for phase in step.phases:
@@ -55,11 +57,11 @@ def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], objective: str = "
     yield "its time goes into " + ", ".join(shown)
     if chosen is not best:
         yield _saved(chosen, best, objective)
-    seen = {kind(best)}
+    seen = {kind(best, asked)}
     for rival in rivals:
-        if kind(rival) not in seen:
-            seen.add(kind(rival))
-            yield _against(best, rival, "" if chosen is best else best_name(objective))
+        if (name := kind(rival, asked)) not in seen:
+            seen.add(name)
+            yield _against(best, rival, name, "" if chosen is best else best_name(objective))
 
 
 def _saved(chosen: Plan, best: Plan, objective: str) -> str:
@@ -79,18 +81,18 @@ def _saved(chosen: Plan, best: Plan, objective: str) -> str:
     )
 
 
-def _against(chosen: Plan, rival: Plan, name: str) -> str:
-    """What a rival takes more; `name` of the plan that it is compared with, where that is not clear."""
+def _against(chosen: Plan, rival: Plan, title: str, name: str) -> str:
+    """What a rival, called `title`, takes more; `name` of the plan that it is compared with, if needed."""
     gap = rival.prediction.step_s - chosen.prediction.step_s
     large = [t for t in terms(chosen, rival) if abs(t.more) > CLEAR * chosen.prediction.step_s]
     listed = ", ".join(f"{t.name} {t.more:+.1f} s" for t in large[:MOST_TERMS])
     if gap < CLEAR * chosen.prediction.step_s:
-        return f"{kind(rival)} takes as long{name and f' as {name}'} within {CLEAR:.0%}" + (
+        return f"{title} takes as long{name and f' as {name}'} within {CLEAR:.0%}" + (
             f": {listed}" if listed else ""
         )
     share = f"{gap / chosen.prediction.step_s:.0%}".replace("%", " %")
     than = name and f" than {name}"
-    return f"{kind(rival)} takes {format(gap, 's')} ({share}) more{than}: {listed or 'many small terms'}"
+    return f"{title} takes {format(gap, 's')} ({share}) more{than}: {listed or 'many small terms'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,13 +153,14 @@ def asked_again(plan: Plan, cluster: Cluster) -> Request:
     return Request(cluster=cluster, workload=plan.workload, **given)
 
 
-def runner_up(plan: Plan) -> RunnerUp:
-    """Another plan in short."""
+def runner_up(plan: Plan, asked: Workload, gap: float | None) -> RunnerUp:
+    """Another plan in short; `asked`: the workload without switches, `gap`: how well it is proven."""
     rollout = plan.placement.rollout
     same = ("step_s", "low_s", "high_s", "usd_per_step", "peak_memory_bytes", "capacity_bytes")
     given: dict[str, Any] = {n: getattr(plan.prediction, n) for n in (*same, "probability_out_of_memory")}
     return RunnerUp(
-        label=kind(plan),
+        label=kind(plan, asked),
+        gap=gap,
         actor=plan.placement.actor.layout.label,
         rollout=rollout.layout.label if rollout else None,
         by_call_s=shares(plan),

@@ -218,6 +218,15 @@ def second_pool_for_rollout(request: Request) -> Request:
     return replace(request, limits=(*request.limits, *limits))
 
 
+def switches_of(asked: Workload, workload: Workload) -> tuple[str, ...]:
+    """The switches with which a workload was made from the one that was asked."""
+    return tuple(
+        name
+        for name in SWITCHES
+        if switched(workload, frozenset({name})) == workload and switched(asked, frozenset({name})) != asked
+    )
+
+
 def switched(workload: Workload, switches: Set[str]) -> Workload:
     """The workload with numerics-changing switches turned on."""
     changes: dict[str, dict[str, Any]] = {

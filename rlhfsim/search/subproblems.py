@@ -53,6 +53,17 @@ class Subproblems:
         self._lean: dict[tuple[object, ...], OptionTable] = {}
         self.paths = Paths(request, models, pricer.paths)
 
+    def of(self, request: Request) -> Subproblems:
+        """The same for a request that differs in the architectures that compete, with what is known."""
+        other = Subproblems(request, self.models, self.pricer)
+        other._least, other._pools, other._lean, other.paths = (
+            self._least,
+            self._pools,
+            self._lean,
+            self.paths,
+        )
+        return other
+
     # --- keys -------------------------------------------------------------------------------------
 
     def keys(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> Iterator[Key]:

@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import combinations
 from math import inf
 
-from rlhfsim.plan import BreakEven, Choice, Plan
+from rlhfsim.plan import BreakEven, Choice, Plan, RunnerUp
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.explain import best_name, reasons
+from rlhfsim.search.explain import best_name, kind, reasons
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
-from rlhfsim.search.request import Request, switched
+from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
-from rlhfsim.what_if.engine import Prices, Question, answer
+from rlhfsim.what_if.engine import Prices, Question, answers
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
+from rlhfsim.what_if.rivals import Rival, Rivals
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing_bytes, why_not
 
@@ -43,7 +43,9 @@ class Design:
     simple: bool = True
     """Whether a simpler plan than the best may be chosen."""
     runners_up: tuple[Plan, ...] = ()
-    """The best plan that was met of every other kind; simulated, but not proven to be its best."""
+    """The best plan of every other kind (`what_if.rivals`); without reasons those that were met."""
+    gaps: tuple[float | None, ...] = ()
+    """By which share a plan of the kind of each could still be better; None: not proven."""
     certificate: Certificate
     """Where every plan of the space went."""
     confidence: float | None = None
@@ -87,11 +89,14 @@ class Design:
             reasons=self.reasons,
             break_evens=self.break_evens,
             certificate=searched(self.certificate),
-            runners_up=tuple(map(runner_up, self.runners_up)),
+            runners_up=tuple(map(self._runner_up, self.runners_up, self.gaps)),
             fastest=not self.simple,
-            best=runner_up(self.best) if self.best and self.simpler else None,
+            best=self._runner_up(self.best, self.certificate.gap) if self.best and self.simpler else None,
         )
         return replace(self.chosen, choice=choice)
+
+    def _runner_up(self, plan: Plan, gap: float | None) -> RunnerUp:
+        return runner_up(plan, self.request.workload, gap)
 
 
 def design(
@@ -106,18 +111,19 @@ def design(
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
-    `left_out`: also what each choice would bring that does not compete; it takes as long again. Without
-    `rivals` only those runners-up are named that were met on the way, and the search is shorter. `simple`:
+    `explain`: also the reasons, and the best plan of every other kind up to 1 %. `left_out`: also what each
+    choice would bring that does not compete; it takes as long again. Without `rivals` only those runners-up
+    are named that were met on the way, and the search is shorter. `simple`:
     the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
     where a time limit ended the search, the best that was met is.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
-    searches = list(_searched(request, rivals=rivals))
+    searches = list(answers(Question(request=request, rivals=rivals)))
     certificate = reduce(lambda whole, more: whole.plus(more), (f.certificate for _, f in searches))
     refused = sum((f.refused for _, f in searches), Counter())
-    ranked = _ranked(request, searches)
+    ranked = _ranked(request, searches, prove=explain and rivals)
     if not ranked:
         found = remedies(request) if explain else ()
         return Design(
@@ -132,16 +138,18 @@ def design(
             remedy=found[0].change if found else None,
         )
     plans = [
-        plan_of(c, workload, models_of(workload), request.cluster, request.price)
-        for workload, c in ranked[: RUNNERS_UP + 1]
+        plan_of(r.candidate, r.workload, models_of(r.workload), request.cluster, request.price)
+        for r in ranked[: RUNNERS_UP + 1]
     ]
-    workload, best = ranked[0]
+    workload, best = ranked[0].workload, ranked[0].candidate
     prices = Prices(
         request=replace(request, workload=workload),
         pricer=next(f.pricer for w, f in searches if w == workload),
+        variants={w: f.pricer for w, f in searches},
     )
     left = tuple(gains(prices, best)) if left_out else ()
-    same_work = [c for w, c in ranked if w == workload]
+    whynots = tuple(why_not(a, plans[0], best, prices) for a in instead)
+    same_work = [r.candidate for r in ranked if r.workload == workload]
     chosen = plans[0]
     close = simple and certificate.proven
     if close:
@@ -151,17 +159,27 @@ def design(
         chosen=chosen,
         best=plans[0],
         simple=simple,
-        runners_up=tuple(plans[1:]),
+        runners_up=tuple(_exact(plan, request, whynots) or plan for plan in plans[1:]),
+        gaps=tuple(r.gap for r in ranked[1 : RUNNERS_UP + 1]),
         certificate=certificate,
         refused=refused,
-        confidence=_confidence(plans, [c for _, c in ranked[:2]]),
-        reasons=tuple(_reasons(prices.request, chosen, plans, close=close)) if explain else (),
+        confidence=_confidence(plans, [r.candidate for r in ranked[:2]]),
+        reasons=tuple(_reasons(prices.request, request.workload, chosen, plans, close=close))
+        if explain
+        else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,
         fewer=fewer_gpus(prices.request, best) if explain else None,
-        whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
+        whynots=whynots,
     )
+
+
+def _exact(plan: Plan, request: Request, whynots: Sequence[WhyNot]) -> Plan | None:
+    """The exactly proven best plan of the kind of a runner-up, where `--why-not` has asked for that."""
+    exact = (w.plan for w in whynots if w.choice == plan.architecture and w.plan and w.certificate.proven)
+    like = (p for p in exact if kind(p, request.workload) == kind(plan, request.workload))
+    return next((p for p in like if p.prediction.step_s < plan.prediction.step_s), None)
 
 
 def _confidence(plans: Sequence[Plan], candidates: Sequence[Candidate]) -> float | None:
@@ -172,9 +190,11 @@ def _confidence(plans: Sequence[Plan], candidates: Sequence[Candidate]) -> float
     return probability_faster(one, other)
 
 
-def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
-    """`close`: the plans close to the best were looked at."""
-    yield from reasons(chosen, ranked[0], ranked[1:], request.objective)
+def _reasons(
+    request: Request, workload: Workload, chosen: Plan, ranked: Sequence[Plan], *, close: bool
+) -> Iterator[str]:
+    """`workload`: as asked, without switches; `close`: the plans close to the best were looked at."""
+    yield from reasons(chosen, ranked[0], ranked[1:], workload, request.objective)
     its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
     if close and ours < its > BF16_SUMS[0]:
         other = f"this one of {ours:,}" if ours > 1 else "this one in FP32"
@@ -205,35 +225,26 @@ def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
     return plan_of(simple, workload, models_of(workload), request.cluster, request.price)
 
 
-def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, SearchResult]]:
-    """A search for each variant of the workload; a later one must beat the earlier ones."""
-    known = inf
-    for workload in variants(request):
-        result = answer(Question(request=replace(request, workload=workload), below=known, rivals=rivals))
-        if result.best is not None:
-            known = min(known, value(request, result.best)[0])
-        yield workload, result
-
-
-def variants(request: Request) -> Iterator[Workload]:
-    """The workload as asked, and with each allowed switch and all of them."""
-    yield request.workload
-    switches = sorted(request.switches - {"async"})
-    sizes = {1, len(switches)} if switches else set()
-    for size in sorted(sizes):
-        for chosen in combinations(switches, size):
-            yield switched(request.workload, frozenset(chosen))
-
-
 def _ranked(
-    request: Request, searches: list[tuple[Workload, SearchResult]]
-) -> list[tuple[Workload, Candidate]]:
-    """The best plan first, then the best of every other kind that was met, each with its workload."""
-    plans = [(workload, c) for workload, f in searches for c in (f.best, *f.rivals) if c is not None]
-    return sorted(plans, key=lambda plan: value(request, plan[1]))
+    request: Request, searches: Sequence[tuple[Workload, SearchResult]], *, prove: bool
+) -> list[Rival]:
+    """The best plan first, then the best of every other kind: proven, or those that were met."""
+    met = [
+        Rival(workload=workload, candidate=c, gap=None)
+        for workload, result in searches
+        for c in (result.best, *result.rivals)
+        if c is not None
+    ]
+    ranked = sorted(met, key=lambda plan: _value(request, plan.candidate))
+    if not prove or not ranked:
+        return ranked
+    best = ranked[0]
+    others = Rivals(request=request, searches=searches).all(best.workload, best.candidate)
+    once = {(r.workload, r.candidate.placement): r for r in others}
+    return [best, *sorted(once.values(), key=lambda plan: _value(request, plan.candidate))]
 
 
-def value(request: Request, candidate: Candidate) -> tuple[float, float]:
+def _value(request: Request, candidate: Candidate) -> tuple[float, float]:
     """What is minimised, then what decides between equals."""
     pair = candidate.seconds, most_bytes(candidate.ledger)
     return (pair[1], pair[0]) if request.objective == "memory" else pair

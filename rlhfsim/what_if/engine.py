@@ -9,12 +9,13 @@ priced again. Roles that a change leaves alone keep the prices that the first an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, TypeVar
 
 from rlhfsim.search.branch_and_bound import Search, SearchResult
-from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
@@ -22,6 +23,7 @@ from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, Limit, Request, swi
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import keys, put
 
 T = TypeVar("T")
@@ -76,8 +78,8 @@ def setting(name: str, values: Mapping[str, Any]) -> Change:
     """The change that puts values, or functions of what stands there, at dotted paths, in this order."""
 
     def apply(question: Question) -> Question:
-        for path, value in values.items():
-            question = put(question, keys(path), value)
+        for path, given in values.items():
+            question = put(question, keys(path), given)
         return question
 
     return Change(name=name, apply=apply)
@@ -90,9 +92,14 @@ class Prices:
     request: Request
     pricer: Pricer
 
+    variants: Mapping[Workload, Pricer] = field(default_factory=dict)
+    """Prices for other workloads of the same question."""
+
     def kept(self, other: Request) -> Pricer | None:
         """Prices of the roles that another request leaves alone; None where it leaves none."""
-        base = self.request
+        base, pricer = self.request, self.pricer
+        if other.workload != base.workload and other.workload in self.variants:
+            base, pricer = replace(base, workload=other.workload), self.variants[other.workload]
         if (base.backend, base.runs) != (other.backend, other.runs) or base.max_oom < other.max_oom:
             return None
         if (base.left_out ^ other.left_out) & {"offload", "partial-offload", "hsdp", "recompute"}:
@@ -105,7 +112,7 @@ class Prices:
                 return None
             touched |= TOUCHED[switches[0]]
         changed = {role for role in FIXABLE_ROLES if _narrowed(base, role) != _narrowed(other, role)}
-        return self.pricer.again(other, models_of(other.workload), touched | changed)
+        return pricer.again(other, models_of(other.workload), touched | changed)
 
 
 def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tuple[Limit, ...]]:
@@ -120,6 +127,25 @@ def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tup
 def answer(question: Question, prices: Prices | None = None) -> SearchResult:
     """The best plan of a question, with the proof."""
     return _search(question, prices).run()
+
+
+def answers(question: Question, prices: Prices | None = None) -> Iterator[tuple[Workload, SearchResult]]:
+    """A search for each workload that the allowed switches make; a later one must beat the earlier ones."""
+    request, below = question.request, question.below
+    for workload in variants(request):
+        asked = replace(question, request=replace(request, workload=workload), below=below)
+        result = answer(asked, prices)
+        if result.best is not None:
+            below = min(below, value(request, result.best))
+        yield workload, result
+
+
+def variants(request: Request) -> tuple[Workload, ...]:
+    """The workload as asked, and with each allowed switch and all of them."""
+    switches = sorted(request.switches - {"async"})
+    sizes = sorted({1, len(switches)}) if switches else []
+    chosen = (frozenset(some) for size in sizes for some in combinations(switches, size))
+    return tuple(dict.fromkeys([request.workload, *(switched(request.workload, some) for some in chosen)]))
 
 
 def good(question: Question, prices: Prices | None = None) -> Candidate | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import cast
 
@@ -18,7 +19,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.branch_and_bound import SearchResult
-from rlhfsim.search.candidates import Candidate, risk
+from rlhfsim.search.candidates import Candidate, risk, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.excluded import Exclusion, why_excluded
 from rlhfsim.search.explain import Term, terms
@@ -28,10 +29,11 @@ from rlhfsim.search.request import SWITCHES, Limit, Request, switched
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
-from rlhfsim.what_if.engine import Prices, Question, answer, good
+from rlhfsim.what_if.engine import Prices, Question, answers, good
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
@@ -188,13 +190,21 @@ def why_not(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pri
         return _refused(alternative, EMPTY, alternative.refused)
     if question.placement is not None:
         return _given(alternative, chosen, best, prices)
-    result = answer(question, prices)
-    if result.best is None:
-        return _nothing(alternative, result, best, prices)
-    other = _compared(alternative, chosen, result.best, result.certificate)
+    searches = list(answers(question, prices))
+    certificate = reduce(Certificate.plus, (result.certificate for _, result in searches))
+    plans = [(workload, result.best) for workload, result in searches if result.best is not None]
+    if not plans:
+        return _nothing(alternative, searches[0][1], certificate, best, prices)
+    workload, its = min(plans, key=lambda plan: value(question.request, plan[1]))
+    asked = replace(alternative, question=_with(question, workload))
+    other = _compared(asked, chosen, its, certificate)
     if not alternative.exact:
         return other
-    return replace(other, exclusion=_exclusion(question, result.best.placement, best, prices))
+    return replace(other, exclusion=_exclusion(asked.question, its.placement, best, prices))
+
+
+def _with(question: Question, workload: Workload) -> Question:
+    return replace(question, request=replace(question.request, workload=workload))
 
 
 def _compared(alternative: Alternative, chosen: Plan, best: Candidate, certificate: Certificate) -> WhyNot:
@@ -268,9 +278,11 @@ def _refusal(alternative: Alternative, pricer: Pricer) -> str:
     return "no way to share these GPUs allows it"
 
 
-def _nothing(alternative: Alternative, result: SearchResult, best: Candidate, prices: Prices) -> WhyNot:
+def _nothing(
+    alternative: Alternative, result: SearchResult, certificate: Certificate, best: Candidate, prices: Prices
+) -> WhyNot:
     """Where nothing fits: the rule that refuses the choice, or what the nearest plan lacks."""
-    question, certificate = alternative.question, result.certificate
+    question = alternative.question
     if not certificate.space:
         return _refused(alternative, certificate, _refusal(alternative, result.pricer))
     empty = _without_plan(alternative, certificate)

@@ -15,6 +15,7 @@ from rlhfsim.present.terminal.console import drawn
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import Point
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
@@ -33,7 +34,9 @@ EXCLUDED = {
 # --- why not ----------------------------------------------------------------------------------------
 
 
-def whynot_text(other: WhyNot, chosen: Plan, name: str = "the chosen plan") -> Iterator[RenderableType]:
+def whynot_text(
+    other: WhyNot, chosen: Plan, name: str = "the chosen plan", asked: Workload | None = None
+) -> Iterator[RenderableType]:
     """How much worse the best plan with another choice is than the answer, and why; or what does not fit."""
     if other.plan is None:
         yield Text(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
@@ -43,7 +46,7 @@ def whynot_text(other: WhyNot, chosen: Plan, name: str = "the chosen plan") -> I
     rollout = plan.placement.rollout
     engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""
     subject = "this plan" if other.given else "its best plan"
-    yield Text(f"{subject}: {kind(plan)}; actor {plan.placement.actor.layout.label}{engine}")
+    yield Text(f"{subject}: {kind(plan, asked)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
         yield Text(f"that is {name}")
         return
@@ -149,9 +152,9 @@ def front_table(points: Sequence[Point]) -> RenderableType:
     )
 
 
-def short_kind(plan: Plan) -> str:
-    """Architecture and role placement, for a column."""
-    return kind(plan).replace(", roles", ",")
+def short_kind(plan: Plan, asked: Workload | None = None) -> str:
+    """Architecture, role placement and the switches that `asked` does not have, for a column."""
+    return kind(plan, asked).replace(", roles", ",").replace(" with ", ", ")
 
 
 def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -171,13 +174,13 @@ def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
 # --- plans -----------------------------------------------------------------------------------------
 
 
-def plan_dict(plan: Plan) -> dict[str, Any]:
-    """What a list of plans shows of one."""
+def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
+    """What a list of plans shows of one; `asked`: the workload without switches."""
     p, whole = plan.prediction, plan.to_dict()
     return {
         "architecture": plan.architecture,
         "role_placement": plan.role_placement,
-        "kind": kind(plan),
+        "kind": kind(plan, asked),
         **fields(
             p, "step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "capacity_bytes"
         ),

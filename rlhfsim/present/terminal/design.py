@@ -230,7 +230,10 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "known": dict(_known(answer)),
         "chosen": plan_dict(chosen) if chosen else None,
         "best": plan_dict(best) if best and answer.simpler else None,
-        "runners_up": [plan_dict(plan) for plan in answer.runners_up],
+        "runners_up": [
+            {**plan_dict(plan, answer.request.workload), "gap": gap}
+            for plan, gap in zip(answer.runners_up, answer.gaps, strict=True)
+        ],
         "certificate": asdict(answer.certificate),
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,

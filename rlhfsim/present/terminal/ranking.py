@@ -12,8 +12,10 @@ from rlhfsim.present import words
 from rlhfsim.present.tables import WORDS, TableData, grid
 from rlhfsim.present.terminal.choices import short_kind
 from rlhfsim.present.terminal.console import NARROW, WIDTH, filled
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.rivals import TOLERANCE
 from rlhfsim.what_if.simplest import CLOSE
 
 
@@ -24,13 +26,13 @@ def ranking(answer: Design, width: int = WIDTH) -> RenderableType:
 
 
 def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
-    """The chosen plan, the best, and the best that was met of every other kind.
+    """The chosen plan, the best, and the best of every other kind.
 
     In `most` rows without the best where that is of the kind of the chosen one.
     """
     assert answer.chosen is not None
     assert answer.best is not None
-    plans = [answer.best, *answer.runners_up]
+    plans, asked = [answer.best, *answer.runners_up], answer.request.workload
     wide = width >= NARROW
     titles = [
         ">#",
@@ -42,20 +44,20 @@ def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
         ">memory",
         ">USD",
     ]
-    rows = [(str(i), *_row(plan, wide=wide)) for i, plan in enumerate(plans, start=1)]
+    rows = [(str(i), *_row(plan, asked, wide=wide)) for i, plan in enumerate(plans, start=1)]
     if answer.simpler:
-        rows.insert(0, ("*", *_row(answer.chosen, wide=wide)))
-        if most is not None and short_kind(answer.best) == short_kind(answer.chosen):
+        rows.insert(0, ("*", *_row(answer.chosen, asked, wide=wide)))
+        if most is not None and short_kind(answer.best, asked) == short_kind(answer.chosen, asked):
             del rows[1]
     rows = rows[:most]
     styles = ["bold green", *[""] * (len(rows) - 1)] if rows else []
     return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
 
 
-def _row(plan: Plan, *, wide: bool) -> list[str]:
+def _row(plan: Plan, asked: Workload, *, wide: bool) -> list[str]:
     p = plan.prediction
     return [
-        short_kind(plan),
+        short_kind(plan, asked),
         *words.layout_labels(plan),
         format(p.step_s, "s"),
         *[f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu)] * wide,
@@ -94,8 +96,17 @@ def considered(answer: Design) -> Text:
             f"plan 1 is faster than plan 2 with a probability of {likely} (intervals of the coefficients)"
         )
     if answer.runners_up:
-        lines.append("plans 2, 3, ... are the best that were met of every other kind")
+        lines.append(f"plans 2, 3, ... are the best of every other kind{_of_kind(answer)}")
     return Text("\n".join(lines), style="dim")
+
+
+def _of_kind(answer: Design) -> str:
+    """How well that is known of the runners-up."""
+    open_ = [(i, gap) for i, gap in enumerate(answer.gaps, start=2) if gap is None or gap > TOLERANCE]
+    if not open_:
+        return f", proven to {words.percent(TOLERANCE)}"
+    listed = [f"plan {i}" + ("" if gap is None else f" (up to {gap:.1%} better)") for i, gap in open_]
+    return f" that were met; not proven: {', '.join(listed)}"
 
 
 def _recommended(answer: Design) -> str:

@@ -1,0 +1,120 @@
+"""The best plan of every other kind, each searched in its part of the space from the best that was met.
+
+Kinds: each other architecture, however its roles share the GPUs; the architecture of the best plan with roles
+that share them otherwise; and the best plan of each other workload that the allowed switches make. What a
+part may still hold is known: `TOLERANCE` where its search ended, more where a time limit ended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from rlhfsim.search.branch_and_bound import SearchResult
+from rlhfsim.search.candidates import Candidate, judged, value
+from rlhfsim.search.request import Request
+from rlhfsim.search.space import Partition
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
+
+TOLERANCE = 0.01
+"""Share by which the best plan of a kind may be better than the one that is shown."""
+ARCHITECTURES = ("naive", "smart", "hybrid", "disaggregated", "async")
+ROLE_PLACEMENTS = ("colocated", "split", "standalone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """The best plan of a kind."""
+
+    workload: Workload
+    candidate: Candidate
+    gap: float | None
+    """Share by which a plan of its kind could still be better; None: it was met, and nothing is proven."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A kind of plan."""
+
+    architecture: str | None = None
+    role_placement: str | None = None
+    workload: Workload | None = None
+
+    def has(self, workload: Workload, candidate: Candidate) -> bool:
+        """Whether a plan is of this kind."""
+        p = candidate.placement
+        return (
+            self.architecture in (None, p.architecture)
+            and self.role_placement in (None, p.role_placement)
+            and self.workload in (None, workload)
+        )
+
+    def only(self, partition: Partition) -> bool:
+        """Whether a partition has such plans, as far as roles go."""
+        return self.role_placement in (None, partition.role_placement)
+
+
+Searched = tuple[Workload, SearchResult]
+
+
+@dataclass(slots=True, kw_only=True)
+class Rivals:
+    """The kinds of one question that was searched for each of its workloads."""
+
+    request: Request
+    searches: Sequence[Searched]
+    met: dict[Workload, list[Candidate]] = field(default_factory=dict)
+    """Plans of each workload that were met, the last ones first."""
+
+    def all(self, workload: Workload, best: Candidate) -> Iterator[Rival]:
+        """The best plan of every kind that `best` is not of."""
+        for other, result in self.searches:
+            self.met[other] = [c for c in (result.best, *result.rivals) if c is not None]
+        p = best.placement
+        architectures = [None] if self.request.architecture else ARCHITECTURES
+        parts = [Part(architecture=name) for name in architectures if name not in (None, p.architecture)]
+        parts += [
+            Part(architecture=p.architecture, role_placement=name)
+            for name in ROLE_PLACEMENTS
+            if name != p.role_placement
+        ]
+        for other, result in self.searches:
+            if other == workload:
+                continue
+            if result.best is not None and result.certificate.proven:  # nothing of it may have been bounded
+                yield Rival(workload=other, candidate=result.best, gap=0.0)
+            else:
+                parts.append(Part(workload=other))
+        for part in parts:
+            if (rival := self.of(part)) is not None:
+                self.met[rival.workload].insert(0, rival.candidate)
+                yield rival
+
+    def of(self, part: Part) -> Rival | None:
+        """The best plan of a kind over all workloads, up to `TOLERANCE`; None where nothing fits."""
+        spaces = [s for s in self.searches if part.workload in (None, s[0])]
+        starts = [(w, self._start(part, w), result) for w, result in spaces]
+        starts.sort(key=lambda s: inf if s[1] is None else value(self.request, s[1]))
+        best: tuple[Workload, Candidate] | None = None
+        gap, below = TOLERANCE, inf
+        for workload, start, result in starts:
+            if start is not None and value(self.request, start) >= below:
+                start = None
+            found = result.search.part(
+                part.architecture, part.only, start=start, below=below, tolerance=TOLERANCE
+            )
+            if not found.certificate.proven:
+                gap = max(gap, found.certificate.gap)
+            if found.best is not None:
+                best, below = (workload, found.best), value(self.request, found.best)
+        return best and Rival(workload=best[0], candidate=best[1], gap=gap)
+
+    def _start(self, part: Part, workload: Workload) -> Candidate | None:
+        """The best plan of a kind that was met; an asynchronous one simulated to its end."""
+        of_kind = [c for c in self.met[workload] if part.has(workload, c)]
+        start = min(of_kind, key=lambda c: value(self.request, c), default=None)
+        if start is None or not start.placement.schedule.asynchronous:
+            return start
+        return judged(replace(self.request, workload=workload), models_of(workload), start.placement)
