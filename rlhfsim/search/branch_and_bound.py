@@ -16,10 +16,9 @@ from math import inf, prod
 import numpy as np
 
 from rlhfsim.kernels.devices import interned
-from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.candidates import Candidate, judged, value
+from rlhfsim.search.candidates import Candidate, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.columns import Floats, Ints, Numbers
 from rlhfsim.search.pools import PoolTable
@@ -29,8 +28,7 @@ from rlhfsim.search.space import Branch, Partition, Skeleton, may_carry, partiti
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.step.calls import Setting
-from rlhfsim.step.iteration import Known, closed_form, program
+from rlhfsim.step.iteration import Known
 
 WARM_STARTS = 2
 """Skeletons of a kind of plan that the warm start tries."""
@@ -40,6 +38,8 @@ EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
 ABOVE = ((1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1), (1.15, 1.2), (inf,))
 """Times its bound: how far a skeleton is looked at before more of it is; by rounds through all skeletons."""
+MOST_OPENED, FEW = 200, 1_000_000
+"""In a part of the space: skeletons that are opened, and plans of one that is opened whatever its bound."""
 AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
@@ -85,6 +85,8 @@ class Search:
         """
         self._tolerance = tolerance
         self._known: list[Branch] | None = None
+        self._partly = False
+        """Whether it proves no more than is cheap."""
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
@@ -154,17 +156,17 @@ class Search:
     ) -> SearchResult:
         """The best plan of a part of the space that was searched, with all that is known of it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
-        other = Search(request, self.models, self.pricer, below=below, rivals=False, tolerance=tolerance)
+        other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance)
         other.subproblems, other.best = self.subproblems.of(request), start
         other._known = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
-        other._deadline = self._deadline
+        other._deadline, other._partly = self._deadline, True
         return other.run()
 
     def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
         branches = self._branches()
         self._warm_start(branches)
-        left, gap = self._prove(branches)
+        left, gap = self._near(branches) if self._partly else self._prove(branches)
         others = [c for c in self.kinds.values() if c is not self.best]
         return SearchResult(
             best=self.best,
@@ -214,10 +216,20 @@ class Search:
 
     # --- proof ------------------------------------------------------------------------------------
 
-    def _prove(self, branches: list[Branch], rounds: Sequence[Sequence[float]] = ABOVE) -> tuple[int, float]:
-        """Open every skeleton whose bound is better than the best plan; (plans left, gap) at a time limit."""
+    def _near(self, branches: list[Branch]) -> tuple[int, float]:
+        """Open skeletons as far as it is cheap; (plans left, gap)."""
+        if self.limit == inf:
+            return sum(sum(b.fitting) for b in branches), 1.0
+        return self._prove(branches, most=MOST_OPENED)
+
+    def _prove(
+        self, branches: list[Branch], rounds: Sequence[Sequence[float]] = ABOVE, most: float = inf
+    ) -> tuple[int, float]:
+        """Open every skeleton whose bound is better than the best plan; (plans left, gap) where that ends
+        early: at a time limit, after `most` skeletons, or where the rest of one would take too long."""
         if not branches:
             return 0, 0.0
+        opened = 0
         bound = np.concatenate([b.bound for b in branches])
         owner = np.repeat(np.arange(len(branches)), [len(b.bound) for b in branches])
         row = np.concatenate([np.arange(len(b.bound)) for b in branches])
@@ -228,14 +240,23 @@ class Search:
                 branch, at = branches[owner[index]], int(row[index])
                 if bound[index] > self.threshold or bound[index] == inf:
                     break
-                if time.monotonic() > self._deadline:
+                closes = bound[index] * factors[-1] >= self.threshold
+                closes &= factors[-1] < inf or branch.fitting[at] <= FEW
+                if most < inf and factors is not rounds[0] and not closes:
+                    later.append(index)
+                    continue
+                opened += 1
+                if time.monotonic() > self._deadline or opened > most:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-                    return left, 1 - bound[rest[0]] / self.limit if self.best else 1.0
+                    return left, 1 - min(bound[rest]) / self.limit if self.best else 1.0
                 if not self._open(branch, at, factors):
                     later.append(index)
             order = later
-        return 0, 0.0
+        reached = bound[order] * rounds[0][-1]  # the plans below that were looked at
+        rest = [i for i, x in zip(order, reached, strict=True) if x <= self.threshold]
+        left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
+        return left, 1 - float(min(reached)) / self.limit if rest else 0.0
 
     def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool:
         """Every plan of a skeleton, counted, and True; skeletons that stay closed are counted at the end.
@@ -300,7 +321,7 @@ class Search:
             if proves and bound > self.threshold:
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
-            if proves and self._too_slow(placement, prices):
+            if proves and streaming_seconds(self.request, self.models, placement, prices) > self.threshold:
                 continue
             others = self._continuous.setdefault(self._rollout(placement), []) if continuous else []
             if proves and placement not in self._seen and any((x <= learner).all() for x in others):
@@ -317,22 +338,6 @@ class Search:
         assert placement.rollout is not None
         home = placement.pool(placement.rollout.pool)
         return placement.rollout, home.gpus, home.hardware, placement.schedule
-
-    def _too_slow(self, placement: Placement, prices: Known) -> bool:
-        """Whether the closed form of a streaming plan, a tighter bound, already rules it out."""
-        role = placement.rollout
-        if not placement.schedule.streaming or role is None or self.request.objective == "memory":
-            return False
-        profile = self.request.cluster.node_groups[placement.pool(role.pool).hardware].profile
-        kv_tokens = engine_in_plan(self.models, placement, self.request.workload, profile).kv_tokens
-        setting = Setting(
-            models=self.models,
-            placement=placement,
-            workload=self.request.workload,
-            cluster=self.request.cluster,
-        )
-        form = closed_form(program(setting, kv_tokens, prices), placement.schedule)
-        return form.seconds > self.threshold
 
     # --- counting ---------------------------------------------------------------------------------
 

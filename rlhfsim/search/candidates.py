@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.calls import Setting
-from rlhfsim.step.iteration import Iteration
+from rlhfsim.step.iteration import Iteration, Known, closed_form, program
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import format
 
@@ -84,3 +85,14 @@ def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = N
         seed = setting.workload.seed
         return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration
     return simulate(setting, kv_tokens).iteration
+
+
+def streaming_seconds(request: Request, models: Models, placement: Placement, prices: Known) -> float:
+    """The closed form of a streaming plan, a tighter bound than that of its pools; 0 for any other plan."""
+    role = placement.rollout
+    if not placement.schedule.streaming or role is None or request.objective == "memory":
+        return 0.0
+    profile = request.cluster.node_groups[placement.pool(role.pool).hardware].profile
+    kv_tokens = engine_in_plan(models, placement, request.workload, profile).kv_tokens
+    setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
+    return closed_form(program(setting, kv_tokens, prices), placement.schedule).seconds
