@@ -19,6 +19,7 @@ from rlhfsim.cli.params import (
     COMMAND_LINE,
     FILE,
     FOLDER,
+    Several,
     Whole,
     Words,
     bad_option,
@@ -28,7 +29,7 @@ from rlhfsim.cli.params import (
     option,
 )
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.whatif import show
+from rlhfsim.present.terminal.whatif import DETAILS, show
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.what_if.scenarios.designs import default_folder
 from rlhfsim.what_if.scenarios.document import scenario_names
@@ -72,6 +73,12 @@ Shipped scenarios: """ + ", ".join(scenario_names())
 @option("--csv", FILE, "Write the table of points as CSV.", metavar="FILE")
 @option("--parquet", FILE, "Write the table of points as Parquet.", metavar="FILE")
 @option("--out", FILE, "Write the result as JSON, with every plan.", metavar="FILE")
+@option(
+    "--detail",
+    Several("part", DETAILS),
+    f"More than points and break-evens: {', '.join(DETAILS)}.",
+    default="",
+)
 @json_option
 @click.pass_context
 def whatif(ctx: click.Context, /, **given: Any) -> None:
@@ -93,7 +100,11 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(INTERRUPTED)
     for path in files:
         answer.write(path)
-    emit(given["as_json"], answer.to_dict, lambda: show(console(), answer, folder, given["out"]))
+    emit(
+        given["as_json"],
+        answer.to_dict,
+        lambda: show(console(), answer, folder, given["out"], given["detail"]),
+    )
     ctx.exit(0 if answer.base.plan is not None else 1)
 
 

@@ -20,6 +20,7 @@ from small_scenarios import small
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.whatif import whatif
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.present.terminal.first_screen import MOST
 from rlhfsim.specs.hardware.clusters import NodeGroupText
 from rlhfsim.what_if.scenarios.document import (
     Base,
@@ -81,9 +82,10 @@ def run(scenario: Path, *more: str, **env: str) -> Result:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_answer_is_no_wider_than_the_terminal_and_holds_every_part(scenario: Path, width: int) -> None:
-    result = run(scenario, COLUMNS=str(width))
+    result = run(scenario, "--detail", "all", COLUMNS=str(width))
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= width
+    assert len(run(scenario, COLUMNS="100").output.splitlines()) <= MOST
     for word in (
         "small",
         "What if it were larger?",
@@ -101,7 +103,8 @@ def test_the_answer_is_no_wider_than_the_terminal_and_holds_every_part(scenario:
 
 
 def test_changes_show_only_what_is_another_and_mark_another_architecture(scenario: Path) -> None:
-    text = run(scenario).output
+    assert "~ cheap" not in run(scenario).output
+    text = run(scenario, "--detail", "changes").output
     cheap = text[text.index("~ cheap") :]
     cheap = cheap[: cheap.index("\n\n")] if "\n\n" in cheap else cheap.split("405B")[0]
     assert "cluster.node_groups.0.price" in cheap

@@ -16,39 +16,51 @@ from rlhfsim.present.tables import FOLD, REST, Fit, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import NARROW, drawn, filled, indented, new_table
 from rlhfsim.present.terminal.diff import STYLES, percent
+from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.words import layout_labels, signed, span, work_parts
 from rlhfsim.what_if.scenarios.against_base import asked, by, chosen, comes_out, relative
 from rlhfsim.what_if.scenarios.points import short_names, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, WhatIf
 
 FRONT, OTHER, OTHER_WORK = "*", "!", "#"
+DETAILS = ("layouts", "changes", "notes", "all")
+"""What `--detail` adds."""
 MOST_CHANGES = 8
 """Points whose changes are shown one by one; of more only those on the front."""
 UNKNOWN = "-"
 
 
-def show(console: Console, answer: WhatIf, folder: Path | None, out: Path | None) -> None:
-    """Everything, top to bottom."""
+def show(
+    console: Console,
+    answer: WhatIf,
+    folder: Path | None,
+    out: Path | None,
+    detail: frozenset[str] = frozenset(),
+) -> None:
+    """Points, break-evens and what holds for all of them; what `detail` names besides."""
     console.print(Text(answer.title, style="bold"))
     if answer.question:
         console.print(answer.question)
-    for part in _parts(answer, console.width):
+    for part in _parts(answer, console.width, detail):
         console.print(part)
-    for line in _notes(answer):
+    for line in _notes(answer, each=wants(detail, "notes")):
         console.print(indented(Text(line)))
+    if left := [name for name in DETAILS if name != "all" and not wants(detail, name)]:
+        console.print(Text(f"more: --detail {','.join(left)}", style="dim"))
     console.print(Text(_footer(answer, folder), style="dim"))
     if out is None:
         console.print(Text("keep this result with --out whatif.json", style="dim"))
 
 
-def _parts(answer: WhatIf, width: int) -> Iterator[RenderableType]:
+def _parts(answer: WhatIf, width: int, detail: frozenset[str]) -> Iterator[RenderableType]:
     yield _titled("every point with its best plan")
     yield points_table(answer, width)
     yield Text(_legend(answer), style="dim")
-    yield _titled("layouts")
-    yield layouts_table(answer, width)
+    if wants(detail, "layouts"):
+        yield _titled("layouts")
+        yield layouts_table(answer, width)
     shown = _shown(answer)
-    if shown:
+    if shown and wants(detail, "changes"):
         yield _titled("against the base")
         for point in shown:
             yield changes_of(answer.base, point, width)
@@ -156,8 +168,8 @@ def _break_even(even: PointBreakEven) -> RenderableType:
     return indented(Text.assemble((even.question + "\n", "cyan"), even.outcome))
 
 
-def _notes(answer: WhatIf) -> Iterator[str]:
-    """What is assumed, what holds for some points, and what holds for all."""
+def _notes(answer: WhatIf, *, each: bool) -> Iterator[str]:
+    """What is assumed, what holds for all points, and where `each` what holds for some."""
     yield from (f"assumed: {text}" for text in answer.assumptions)
     points: dict[str, list[str]] = {}
     for point in answer.everything:
@@ -165,6 +177,8 @@ def _notes(answer: WhatIf) -> Iterator[str]:
             points.setdefault(note, []).append(point.name)
     every = len(answer.everything)
     for note, names in points.items():
+        if not each and len(names) < every:
+            continue
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield f"{'all points' if len(names) == every > 1 else listed}: {note}"
     yield from answer.notes
