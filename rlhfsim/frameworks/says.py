@@ -72,6 +72,8 @@ class Says:
     """Packed micro-batches are counted in tokens even where all samples are equally long."""
     whole_updates: bool = False
     """The samples of an optimizer step on a rank are whole micro-batches."""
+    packed_contexts: tuple[Backend, ...] = ()
+    """Training backends that cut a sequence over ranks only where samples are packed."""
     adapters_alone: tuple[Backend, ...] = ()
     """Training backends that send adapters alone, never merged."""
 

@@ -246,7 +246,9 @@ def splits_layers(model: ModelSpec, pp: int) -> bool:
 
 def _contexts(request: Request, rules: BackendRules, fixed: Mapping[str, int | str]) -> tuple[int, ...]:
     chunks = batch_lengths(request.workload).max_tokens / (2 * SHORTEST_CHUNK)
-    degrees = (c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if rules.context_parallel else (1,)
+    padded = request.runs is not None and request.backend in request.runs.says.packed_contexts
+    cuts = rules.context_parallel and (request.workload.packing or not padded)
+    degrees = (c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if cuts else (1,)
     return _values(fixed, "cp", degrees)
 
 

@@ -27,10 +27,7 @@ from rlhfsim.specs.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {name: sorted((ROOT / "scenarios/recipes").glob(f"{name}-*.yaml")) for name in exporters()}
-NOT_WRITTEN = {
-    "nemo-rl-ppo-dsr1-7b": "algorithm-not-exported",
-    "nemo-rl-dpo-llama-8b": "algorithm-not-exported",
-}
+NOT_WRITTEN = {"nemo-rl-dpo-llama-8b": "algorithm-not-exported"}
 """Recipe -> why it is refused."""
 EVERY = [
     pytest.param(name, path, id=path.stem)
@@ -102,7 +99,8 @@ def _openrlhf(v: dict) -> dict:
 
 
 def _nemo_rl(v: dict) -> dict:
-    samples = v["grpo.num_prompts_per_step"] * v["grpo.num_generations_per_prompt"]
+    loop = "ppo" if "ppo.num_prompts_per_step" in v else "grpo"
+    samples = v[f"{loop}.num_prompts_per_step"] * v[f"{loop}.num_generations_per_prompt"]
     gpus = v["cluster.num_nodes"] * v["cluster.gpus_per_node"]
     own = "policy.generation.colocated.resources"
     if not v["policy.generation.colocated.enabled"]:
@@ -296,7 +294,7 @@ def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:
     out = str(tmp_path / "plan.json")
     asked = ["design", "--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--samples", "4"]
     done = CliRunner().invoke(cli, [*asked, "--framework", "verl", "--out", out], catch_exceptions=False)
-    assert f"rlhfsim export {out} --to verl" in done.output.replace("\n", "")
+    assert f"rlhfsim export {out} --to verl" in " ".join(done.output.split())
     told = CliRunner().invoke(
         cli, ["export", out, "--to", "verl", "--out", str(tmp_path / "run")], catch_exceptions=False
     )

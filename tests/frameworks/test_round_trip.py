@@ -235,7 +235,7 @@ RECIPES = [
     for framework in ("verl", "openrlhf", "nemo-rl", "trl")
     for path in sorted((ROOT / "scenarios/recipes").glob(f"{framework}-*.yaml"))
 ]
-NOT_WRITTEN = ("nemo-rl-dpo-llama-8b.yaml", "nemo-rl-ppo-dsr1-7b.yaml")
+NOT_WRITTEN = ("nemo-rl-dpo-llama-8b.yaml",)
 """Algorithms that the framework has another entry point for, which is not exported to."""
 
 

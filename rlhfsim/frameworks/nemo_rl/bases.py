@@ -80,6 +80,18 @@ BASES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
             "cluster.num_nodes": 8,
         },
     ),
+    "ppo_math_1B": (
+        None,
+        {
+            "policy.model_name": "Qwen/Qwen2.5-1.5B",
+            "policy.megatron_cfg.enabled": False,
+            "policy.dtensor_cfg.enabled": True,
+            "policy.max_total_sequence_length": 16384,
+            "ppo.ppo_epochs": 4,
+            "loss_fn.reference_policy_kl_penalty": 0.0,
+        },
+    ),
+    "ppo_math_1B_megatron": ("ppo_math_1B", _MEGATRON),
     "prorlv2.v2": (
         "grpo_math_1B",
         {

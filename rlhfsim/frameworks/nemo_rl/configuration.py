@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import (
     ON_HOST,
+    RoleDescription,
     RunDescription,
     rollout_layout,
     training_layout,
@@ -64,7 +65,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=rollout,
-        layout=_layout(s, gpus, megatron),
+        layout=_layout(s, "policy", gpus, megatron),
+        roles=_value(s, gpus, megatron, leaves=rollout is None) if kind == "ppo" else {},
         optimizer_leaves=rollout is None and (megatron or not s.flag(f"{DTENSOR}.cpu_offload")),
         scoring_residency="swapped",
         train_precision="fp8" if megatron and s.flag(f"{MEGATRON}.fp8_cfg.enabled") else "bf16",
@@ -103,10 +105,19 @@ def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
 
 
-def _layout(s: FrameworkSettings, gpus: int, megatron: bool) -> Layout:
-    degrees = _degrees(s, megatron)
-    adam = f"{MEGATRON}.optimizer"
-    hosted: dict[str, Any] = dict(ON_HOST) if not megatron and s.flag(f"{DTENSOR}.cpu_offload") else {}
+def _value(s: FrameworkSettings, gpus: int, megatron: bool, *, leaves: bool) -> dict[str, RoleDescription]:
+    """The value model, which shares the policy's GPUs and is cut by keys of its own."""
+    layout = _layout(s, "value", gpus, megatron)
+    moves = leaves and layout.offload_params == "none"
+    return {"critic": RoleDescription(layout=layout, optimizer_leaves=moves)}
+
+
+def _layout(s: FrameworkSettings, model: str, gpus: int, megatron: bool) -> Layout:
+    """Of the policy or the value model."""
+    degrees = _degrees(s, model, megatron)
+    adam = f"{model}.megatron_cfg.optimizer"
+    offloads = s.flag(f"{model}.dtensor_cfg.cpu_offload")
+    hosted: dict[str, Any] = dict(ON_HOST) if not megatron and offloads else {}
     if megatron and s.flag(f"{adam}.optimizer_cpu_offload"):
         away = s.share(f"{adam}.optimizer_offload_fraction", default=1.0)
         hosted = {"offload_optimizer": "cpu", "offload_fraction": away} if away else {}
@@ -114,8 +125,8 @@ def _layout(s: FrameworkSettings, gpus: int, megatron: bool) -> Layout:
         gpus,
         **degrees,
         zero=1 if megatron else 3,
-        **_micro_batch(s, degrees["cp"]),
-        recompute=_recompute(s, megatron),
+        **_micro_batch(s, model, degrees["cp"]),
+        recompute=_recompute(s, model, megatron),
         **hosted,
     )
 
@@ -156,19 +167,19 @@ def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | N
     return dynamic_sampling(s, prompts, each, most)
 
 
-def _packed(s: FrameworkSettings) -> bool:
-    return s.flag("policy.sequence_packing.enabled", default=True)
+def _packed(s: FrameworkSettings, model: str = "policy") -> bool:
+    return s.flag(f"{model}.sequence_packing.enabled", default=model == "policy")
 
 
-def _micro_batch(s: FrameworkSettings, cp: int) -> dict[str, int]:
+def _micro_batch(s: FrameworkSettings, model: str, cp: int) -> dict[str, int]:
     """Sequences of a micro-batch, or tokens of a GPU: limits are of the cp ranks of a sequence together."""
-    size = max(1, s.whole("policy.train_micro_batch_size", default=4))
-    packed = _packed(s)
-    if not (packed or s.flag("policy.dynamic_batching.enabled")):
+    size = max(1, s.whole(f"{model}.train_micro_batch_size", "policy.train_micro_batch_size", default=4))
+    packed = _packed(s, model)
+    if not (packed or s.flag(f"{model}.dynamic_batching.enabled")):
         return {"micro_batch": size}
-    name = f"policy.{'sequence_packing' if packed else 'dynamic_batching'}"
+    name = f"{model}.{'sequence_packing' if packed else 'dynamic_batching'}"
     longest = s.whole("policy.max_total_sequence_length", default=512)
-    scored = s.whole("policy.logprob_batch_size", default=size) * longest
+    scored = s.whole(f"{model}.logprob_batch_size", default=size) * longest
     limits = {
         "pack_tokens": s.whole(f"{name}.train_mb_tokens", default=size * longest),
         "score_pack_tokens": s.whole(f"{name}.logprob_mb_tokens", default=scored),
@@ -176,20 +187,22 @@ def _micro_batch(s: FrameworkSettings, cp: int) -> dict[str, int]:
     return {field: max(1, math.ceil(tokens / cp)) for field, tokens in limits.items()}
 
 
-def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, Any]:
+def _degrees(s: FrameworkSettings, model: str, megatron: bool) -> dict[str, Any]:
+    prefix = f"{model}.{'megatron' if megatron else 'dtensor'}_cfg"
     if megatron:
-        degrees: dict[str, Any] = megatron_degrees(s, MEGATRON, etp=1)
+        degrees: dict[str, Any] = megatron_degrees(s, prefix, etp=1)
     else:
         keys = {"tp": "tensor", "cp": "context", "ep": "expert"}
-        degrees = {d: s.whole(f"{DTENSOR}.{key}_parallel_size", default=1) for d, key in keys.items()}
-    whole = s.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel", default=False)
+        degrees = {d: s.whole(f"{prefix}.{key}_parallel_size", default=1) for d, key in keys.items()}
+    whole = s.flag(f"{prefix}.sequence_parallel", default=False)
     return {**degrees, "sequence_parallel": whole or degrees["tp"] == 1}
 
 
-def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
-    if not s.flag(f"{MEGATRON if megatron else DTENSOR}.activation_checkpointing"):
+def _recompute(s: FrameworkSettings, model: str, megatron: bool) -> Recompute:
+    prefix = f"{model}.{'megatron' if megatron else 'dtensor'}_cfg"
+    if not s.flag(f"{prefix}.activation_checkpointing"):
         return "none"
-    return "selective" if s.find(f"{MEGATRON}.recompute_granularity") == "selective" and megatron else "full"
+    return "selective" if s.find(f"{prefix}.recompute_granularity") == "selective" and megatron else "full"
 
 
 CONFIGURATION = Configuration(

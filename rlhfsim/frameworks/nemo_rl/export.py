@@ -38,31 +38,32 @@ NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
-BASES = {"megatron": "grpo_math_1B_megatron.yaml", "fsdp2": "grpo_math_1B.yaml"}
-"""Training backend -> the configuration under examples/configs that is overridden."""
+BASES = {"megatron": "math_1B_megatron.yaml", "fsdp2": "math_1B.yaml"}
+"""Training backend -> the configuration under examples/configs that is overridden, behind its loop."""
 
 
 def write(plan: Plan) -> Written:
     """The plan in NeMo-RL's keys.
 
     Raises:
-        RlhfsimError: an algorithm of another entry point, or a rollout that is not whole nodes.
+        RlhfsimError: an algorithm without a rollout, or a rollout that is not whole nodes.
     """
-    rollout = the_rollout(plan, "NeMo-RL's run_grpo.py")
-    if plan.workload.algorithm == "ppo":
-        raise RlhfsimError(
-            "algorithm-not-exported",
-            "NeMo-RL trains PPO by run_ppo.py, whose configuration is not written yet",
-            help="export to verl or openrlhf",
-        )
+    rollout, critic = the_rollout(plan, "NeMo-RL's run_grpo.py and run_ppo.py"), plan.placement.critic
+    value = (Section(title="value model", settings=tuple(_engine(plan, "value", critic))),) if critic else ()
     sections = (
         Section(title="where it runs", settings=tuple(_where(plan, rollout))),
         Section(title="batch and lengths", settings=tuple(_batch(plan))),
         Section(title="algorithm", settings=tuple(_algorithm(plan))),
         Section(title="training", settings=tuple(_training(plan))),
+        *value,
         Section(title="rollout", settings=tuple(_rollout(plan, rollout))),
     )
     return Written(sections=sections, unsaid=tuple(_unsaid(plan, rollout)))
+
+
+def _loop(plan: Plan) -> str:
+    """Of its keys, its script and its base."""
+    return "ppo" if plan.workload.algorithm == "ppo" else "grpo"
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
@@ -87,25 +88,26 @@ def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
             yield Setting(key=f"++{GEN}.refit_transport", value="nixl", why=call(plan, "actor.sync"))
     schedule = plan.placement.schedule
     if schedule.asynchronous:
-        yield Setting(key="grpo.async_grpo.enabled", value=True, why="the rollout never waits for an update")
+        loop = f"{_loop(plan)}.async_{_loop(plan)}"
+        yield Setting(key=f"{loop}.enabled", value=True, why="the rollout never waits for an update")
         lag = max(1, math.ceil(schedule.staleness))
-        yield Setting(key="grpo.async_grpo.max_trajectory_age_steps", value=lag)
-        yield Setting(key="grpo.async_grpo.in_flight_weight_updates", value=schedule.partial_rollout)
+        yield Setting(key=f"{loop}.max_trajectory_age_steps", value=lag)
+        yield Setting(key=f"{loop}.in_flight_weight_updates", value=schedule.partial_rollout)
         yield Setting(key="loss_fn.use_importance_sampling_correction", value=True)
         yield Setting(key=f"{GEN}.vllm_cfg.async_engine", value=True)
 
 
 def _batch(plan: Plan) -> Iterator[Setting]:
-    work = plan.workload
-    yield Setting(key="grpo.num_prompts_per_step", value=work.prompts)
-    yield Setting(key="grpo.num_generations_per_prompt", value=work.samples)
+    work, loop = plan.workload, _loop(plan)
+    yield Setting(key=f"{loop}.num_prompts_per_step", value=work.prompts)
+    yield Setting(key=f"{loop}.num_generations_per_prompt", value=work.samples)
     if work.dynamic_sampling is not None:
         sampling = work.dynamic_sampling
         why = f"{sampling.kept:.0%} of the groups are expected to be kept"
-        yield Setting(key="grpo.use_dynamic_sampling", value=True, why=why)
-        yield Setting(key="grpo.batch_multiplier", value=sampling.prompts_of(work.prompts) / work.prompts)
+        yield Setting(key=f"{loop}.use_dynamic_sampling", value=True, why=why)
+        yield Setting(key=f"{loop}.batch_multiplier", value=sampling.prompts_of(work.prompts) / work.prompts)
         if sampling.max_gen_batches is not None:
-            yield Setting(key="grpo.dynamic_sampling_max_gen_batches", value=sampling.max_gen_batches)
+            yield Setting(key=f"{loop}.dynamic_sampling_max_gen_batches", value=sampling.max_gen_batches)
     each = work.num_sequences // work.mini_batches
     yield Setting(key="policy.train_global_batch_size", value=each, why="samples of one optimizer step")
     total = longest_prompt(plan) + longest_response(plan)
@@ -114,32 +116,38 @@ def _batch(plan: Plan) -> Iterator[Setting]:
 
 
 def _algorithm(plan: Plan) -> Iterator[Setting]:
-    work = plan.workload
-    if work.algorithm == "reinforce++":
-        yield Setting(key="grpo.adv_estimator.name", value="reinforce_plus_plus")
-    yield Setting(key="grpo.use_leave_one_out_baseline", value=work.algorithm == "rloo")
-    yield Setting(key="grpo.normalize_rewards", value=work.algorithm not in ("dr-grpo", "rloo"))
-    if plan.placement.reference is None:
-        yield Setting(key="loss_fn.reference_policy_kl_penalty", value=0.0)
-        yield Setting(key="grpo.skip_reference_policy_logprobs_calculation", value=True)
+    work, kl = plan.workload, plan.placement.reference is not None
+    if _loop(plan) == "ppo":
+        yield from _ppo(plan, kl)
+    else:
+        if work.algorithm == "reinforce++":
+            yield Setting(key="grpo.adv_estimator.name", value="reinforce_plus_plus")
+        yield Setting(key="grpo.use_leave_one_out_baseline", value=work.algorithm == "rloo")
+        yield Setting(key="grpo.normalize_rewards", value=work.algorithm not in ("dr-grpo", "rloo"))
+        if not kl:
+            yield Setting(key="loss_fn.reference_policy_kl_penalty", value=0.0)
+            yield Setting(key="grpo.skip_reference_policy_logprobs_calculation", value=True)
     if work.old_logprobs == "rollout":
         yield Setting(key="loss_fn.force_on_policy_ratio", value=True, why="one forward pass less")
 
 
+def _ppo(plan: Plan, kl: bool) -> Iterator[Setting]:
+    yield Setting(key="ppo.ppo_epochs", value=plan.workload.epochs, why="passes over a batch")
+    why = "above 0, so that the reference is read; how large is yours to choose" if kl else ""
+    yield Setting(key="loss_fn.reference_policy_kl_penalty", value=0.001 if kl else 0.0, why=why)
+    yield Setting(key="ppo.skip_reference_policy_logprobs_calculation", value=not kl)
+    if plan.placement.schedule.asynchronous:
+        why = "refused where the rollout never waits"
+        yield Setting(key="ppo.reward_scaling.enabled", value=False, why=why)
+        yield Setting(key="ppo.reward_shaping.enabled", value=False)
+    else:
+        yield Setting(key="ppo.reward_shaping.max_response_length", value=longest_response(plan))
+
+
 def _training(plan: Plan) -> Iterator[Setting]:
-    placed, work = plan.placement.actor, plan.workload
-    megatron = plan.placement.backend == "megatron"
+    work, megatron = plan.workload, plan.placement.backend == "megatron"
     yield Setting(key="policy.model_name", value="${MODEL}")
-    yield Setting(key=f"{MEGATRON}.enabled", value=megatron)
-    yield Setting(key=f"{DTENSOR}.enabled", value=not megatron)
-    yield from (_megatron if megatron else _dtensor)(placed, call(plan, "actor.train"))
-    why = held(plan, "actor.train", placed.pool)
-    prefix = MEGATRON if megatron else DTENSOR
-    recomputed = placed.layout.recompute != "none"
-    yield Setting(key=f"{prefix}.activation_checkpointing", value=recomputed, why=why)
-    if megatron:
-        summed = work.gradients != "bf16"
-        yield Setting(key=f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32", value=summed)
+    yield from _engine(plan, "policy", plan.placement.actor)
     if work.lora is not None:
         adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
         yield Setting(key=f"{adapters}.enabled", value=True)
@@ -147,10 +155,26 @@ def _training(plan: Plan) -> Iterator[Setting]:
         yield Setting(key=f"{adapters}.alpha", value=2 * work.lora.rank)
     if work.train_precision == "fp8":
         yield Setting(key=f"{MEGATRON}.fp8_cfg.enabled", value=True)
-    yield from _micro_batch(plan, placed.layout, why)
 
 
-def _megatron(placed: RolePlacement, why: str) -> Iterator[Setting]:
+def _engine(plan: Plan, model: str, placed: RolePlacement) -> Iterator[Setting]:
+    """Of the policy or the value model: how it is cut, what it keeps, its micro-batches."""
+    role = "actor.train" if model == "policy" else "critic.train"
+    megatron = plan.placement.backend == "megatron"
+    prefix = f"{model}.{'megatron' if megatron else 'dtensor'}_cfg"
+    yield Setting(key=f"{model}.megatron_cfg.enabled", value=megatron)
+    yield Setting(key=f"{model}.dtensor_cfg.enabled", value=not megatron)
+    yield from (_megatron if megatron else _dtensor)(prefix, placed, call(plan, role))
+    why = held(plan, role, placed.pool)
+    recomputed = placed.layout.recompute != "none"
+    yield Setting(key=f"{prefix}.activation_checkpointing", value=recomputed, why=why)
+    if megatron:
+        summed = plan.workload.gradients != "bf16"
+        yield Setting(key=f"{prefix}.distributed_data_parallel_config.grad_reduce_in_fp32", value=summed)
+    yield from _micro_batch(plan, model, placed.layout, why)
+
+
+def _megatron(prefix: str, placed: RolePlacement, why: str) -> Iterator[Setting]:
     layout = placed.layout
     degrees: Mapping[str, Value] = {
         "tensor_model_parallel_size": layout.tp,
@@ -161,34 +185,35 @@ def _megatron(placed: RolePlacement, why: str) -> Iterator[Setting]:
         "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
     }
     for i, (name, value) in enumerate(degrees.items()):
-        yield Setting(key=f"{MEGATRON}.{name}", value=value, why="" if i else why)
+        yield Setting(key=f"{prefix}.{name}", value=value, why="" if i else why)
     if layout.recompute == "selective":
-        yield Setting(key=f"{MEGATRON}.recompute_granularity", value="selective")
+        yield Setting(key=f"{prefix}.recompute_granularity", value="selective")
     if layout.offload_optimizer == "cpu":
-        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_cpu_offload", value=True)
-        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_offload_fraction", value=layout.offload_fraction)
+        yield Setting(key=f"{prefix}.optimizer.optimizer_cpu_offload", value=True)
+        yield Setting(key=f"{prefix}.optimizer.optimizer_offload_fraction", value=layout.offload_fraction)
 
 
-def _dtensor(placed: RolePlacement, why: str) -> Iterator[Setting]:
+def _dtensor(prefix: str, placed: RolePlacement, why: str) -> Iterator[Setting]:
     layout = placed.layout
-    yield Setting(key=f"{DTENSOR}.tensor_parallel_size", value=layout.tp, why=why)
-    yield Setting(key=f"{DTENSOR}.context_parallel_size", value=layout.cp)
-    yield Setting(key=f"{DTENSOR}.sequence_parallel", value=layout.sequence_parallel and layout.tp > 1)
+    yield Setting(key=f"{prefix}.tensor_parallel_size", value=layout.tp, why=why)
+    yield Setting(key=f"{prefix}.context_parallel_size", value=layout.cp)
+    yield Setting(key=f"{prefix}.sequence_parallel", value=layout.sequence_parallel and layout.tp > 1)
     if layout.ep > 1:
-        yield Setting(key=f"{DTENSOR}.expert_parallel_size", value=layout.ep)
-    yield Setting(key=f"{DTENSOR}.cpu_offload", value=layout.offload_optimizer == "cpu")
+        yield Setting(key=f"{prefix}.expert_parallel_size", value=layout.ep)
+    yield Setting(key=f"{prefix}.cpu_offload", value=layout.offload_optimizer == "cpu")
 
 
-def _micro_batch(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
+def _micro_batch(plan: Plan, model: str, layout: Layout, why: str) -> Iterator[Setting]:
     packed = layout.pack_tokens is not None
-    yield Setting(key="policy.sequence_packing.enabled", value=packed or plan.workload.packing)
-    yield Setting(key="policy.dynamic_batching.enabled", value=False)
-    yield Setting(key="policy.train_micro_batch_size", value=layout.micro_batch, why=why)
-    yield Setting(key="policy.logprob_batch_size", value=layout.micro_batch)
+    yield Setting(key=f"{model}.sequence_packing.enabled", value=packed or plan.workload.packing)
+    yield Setting(key=f"{model}.dynamic_batching.enabled", value=False)
+    yield Setting(key=f"{model}.train_micro_batch_size", value=layout.micro_batch, why=why)
+    if model == "policy":
+        yield Setting(key="policy.logprob_batch_size", value=layout.micro_batch)
     if layout.pack_tokens is not None:
         train, score = layout.pack(scoring=False), layout.pack(scoring=True)
-        yield Setting(key="policy.sequence_packing.train_mb_tokens", value=train, why="of all CP ranks")
-        yield Setting(key="policy.sequence_packing.logprob_mb_tokens", value=score)
+        yield Setting(key=f"{model}.sequence_packing.train_mb_tokens", value=train, why="of all CP ranks")
+        yield Setting(key=f"{model}.sequence_packing.logprob_mb_tokens", value=score)
 
 
 def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
@@ -230,7 +255,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             instead=f"packs of {layout.micro_batch * longest} tokens",
             of=tuple(
                 f"{role}.layout.{name}"
-                for role in ("actor", "reference")
+                for role in ("actor", "critic", "reference")
                 for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
             ),
         )
@@ -285,8 +310,9 @@ def override(setting: Setting) -> str:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     head = f"{headline(plan)}, NeMo-RL 7ea279a\n{predicted(plan)}\n{memory(plan)}"
-    base = f"examples/configs/{BASES[plan.placement.backend]}"
-    command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_grpo.py --config {base}'
+    loop = _loop(plan)
+    base = f"examples/configs/{loop}_{BASES[plan.placement.backend]}"
+    command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config {base}'
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 
 

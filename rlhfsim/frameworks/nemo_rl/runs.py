@@ -34,14 +34,15 @@ RUNS = Runs(
     },
     says=Says(  # before a refit prepare_for_generation takes its optimizer and the engine's memory
         moves_with="rollout",
-        sharing=Places(between={"actor": ("optimizer leaves",)}, sleep=(2,)),
-        alone=Places(between={"actor": ("stays",)}, sleep=(0,)),
+        sharing=Places(between=dict.fromkeys(("actor", "critic"), ("optimizer leaves",)), sleep=(2,)),
+        alone=Places(between=dict.fromkeys(("actor", "critic"), ("stays",)), sleep=(0,)),
         same=(
             Same(aspect="cut", roles=("actor", "reference")),
             Same(aspect="scoring", roles=("actor", "reference")),
             Same(aspect="leaves", roles=("actor", "reference")),
         ),
         packs=True,
+        whole_updates=True,
     ),
     always_swaps=True,  # use_reference_model of both workers, whatever the configuration
     frees_gradients=("megatron",),  # prepare_for_lp_inference of megatron_policy_worker.py

@@ -40,6 +40,8 @@ RUNS = Runs(
         groups=(frozenset({"actor", "reference"}), frozenset({"critic", "reward"})),
         all_apart="asynchronous",
         sequences=256,
+        whole_updates=True,
+        packed_contexts=("deepspeed",),
     ),
     heads={
         "deepspeed": Head(

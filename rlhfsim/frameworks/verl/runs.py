@@ -26,7 +26,12 @@ RUNS = Runs(
         ),
     },
     says=Says(  # trainer.v1: separate_async has no mode that waits, and goes on with new weights
-        sharing=Places(sleep=(0, 2)), alone=Places(sleep=(0,)), waits_apart=False, interrupts="always"
+        sharing=Places(sleep=(0, 2)),
+        alone=Places(sleep=(0,)),
+        waits_apart=False,
+        interrupts="always",
+        whole_updates=True,
+        packed_contexts=("fsdp2",),
     ),
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
