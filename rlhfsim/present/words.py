@@ -145,11 +145,6 @@ ARCHITECTURES = {
     ),
 }
 """Architecture -> in brackets, in a sentence."""
-ROLE_PLACEMENTS = {
-    "colocated": "all roles in one pool",
-    "split": "roles in groups",
-    "standalone": "every role in its own pool",
-}
 MEMORY_GROUPS: dict[str, tuple[str, ...]] = {
     "weights": ("weights",),
     "gradients, optimizer": ("gradients", "optimizer"),
@@ -218,6 +213,16 @@ def layout_labels(plan: Plan) -> tuple[str, str]:
     """Layouts of actor and rollout; `-` without a rollout."""
     rollout = plan.placement.rollout
     return plan.placement.actor.layout.label, rollout.layout.label if rollout else "-"
+
+
+def pools(plan: Plan) -> str:
+    """Which roles have which GPUs: `64 GPUs for all roles`, `40 GPUs for actor, 24 GPUs for rollout`."""
+    shares = []
+    for pool in plan.placement.pools:
+        roles = [name for name, role in plan.placement.roles.items() if role.pool == pool.name]
+        whole = len(plan.placement.pools) == 1 and len(roles) > 1
+        shares.append(f"{plural(pool.gpus, 'GPU')} for {'all roles' if whole else listed(roles)}")
+    return ", ".join(shares)
 
 
 def gpus(plan: Plan) -> int:

@@ -39,7 +39,7 @@ FORBIDDABLE: dict[str, str] = {
     "disaggregated": "a pool for the rollout, one for the rest",
     "split": "roles in two groups",
     "standalone": "a pool for each role",
-    "colocated": "all roles in one pool",
+    "colocated": "actor, critic, reference and reward in one pool",
     "streaming": "finished samples are scored while others still generate, and trained where the backend can",
     "offload": "anything moved to host memory between or during phases",
     "partial-offload": "a share of the optimizer states on the host while training",

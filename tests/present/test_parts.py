@@ -30,6 +30,7 @@ from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
 from rlhfsim.present.terminal.plan import header
+from rlhfsim.present.words import pools
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -344,6 +345,20 @@ def test_a_streaming_plan_says_so_on_the_terminal_and_on_its_page(apart: Plan) -
         console.print(header(one))
         assert ("finished samples are scored while others" in console.export_text()) is said
         assert ("finished samples are scored while others" in plan_page(one).subtitle) is said
+
+
+def test_words_of_a_placement_say_who_has_which_gpus_and_nothing_against_it(apart: Plan, plan: Plan) -> None:
+    """A rollout on GPUs of its own stood beside `all roles in one pool`, which was about the others."""
+    for one in (apart, plan):
+        console = Console(record=True, width=300, file=io.StringIO())
+        console.print(header(one))
+        text = console.export_text()
+        alone = len(one.placement.pools) == 1
+        assert pools(one) in text
+        assert ("all roles" in text) is alone
+        assert ("GPUs of their own" in text) is not alone
+        for pool in one.placement.pools:
+            assert f"{pool.gpus} GPU" in text
 
 
 def test_the_page_of_the_simplest_plan_shows_the_fastest_beside_it(plan: Plan) -> None:

@@ -32,11 +32,7 @@ def _title(plan: Plan) -> str:
     pools, architecture = plan.placement.pools, words.ARCHITECTURES[plan.architecture][1]
     if len(pools) == 1:
         return f"All {words.gpus(plan):,} GPUs do every job in turn: {architecture}"
-    shares = []
-    for pool in pools:
-        roles = [name for name, role in plan.placement.roles.items() if role.pool == pool.name]
-        shares.append(f"{words.plural(pool.gpus, 'GPU')} for {words.listed(roles)}")
-    return f"{words.capital(words.listed(shares))}: {architecture}"
+    return f"{words.capital(words.pools(plan))}: {architecture}"
 
 
 KINDS = 4

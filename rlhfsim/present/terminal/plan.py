@@ -102,14 +102,14 @@ def _way(plan: Plan) -> str:
 def way(plan: Plan) -> str:
     """Architecture, and who sits apart, in a sentence."""
     apart = plan.role_placement
-    beside = "" if apart == "colocated" else f"; roles {apart}: {words.ROLE_PLACEMENTS[apart]}"
+    beside = "" if apart == "colocated" else f"; roles {apart}: {words.pools(plan)}"
     return f"{_way(plan)}{beside}"
 
 
 def _roles(plan: Plan) -> str:
     path = WEIGHT_PATHS[plan.placement.weight_path].title
     sync = f"; weights to the rollout: {path}" if plan.placement.rollout else ""
-    return f"{plan.role_placement} ({words.ROLE_PLACEMENTS[plan.role_placement]}){sync}"
+    return f"{plan.role_placement} ({words.pools(plan)}){sync}"
 
 
 def summary(plan: Plan) -> Table:
