@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rlhfsim.plan import NearestRun, Plan
 from rlhfsim.present.basis import profile_of
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.step.measured import mixer_of
 
 MOST = 4
 """Differences that are named."""
@@ -52,8 +53,15 @@ def borrowed_text(profile: Profile) -> str | None:
 def known(plan: Plan) -> dict[str, str]:
     """Label -> sentence, for the first lines of an answer."""
     rows = {} if plan.nearest is None else {"measured": nearest_text(plan.nearest)}
-    borrowed = list(dict.fromkeys(_borrowed(plan)))
+    borrowed = [*dict.fromkeys(_borrowed(plan)), *_untimed(plan)]
     return {**rows, **({"kernels": "; ".join(borrowed)} if borrowed else {})}
+
+
+def _untimed(plan: Plan) -> Iterator[str]:
+    """What of the policy's layers runs in kernels that nobody timed."""
+    if (mixer := mixer_of(plan.workload.model)) != "attention":
+        name = "indexer_efficiency" if mixer == "sparse attention" else "scan_efficiency, state_efficiency"
+        yield f"{mixer} layers were never timed: an estimate with a wide interval ({name})"
 
 
 def _borrowed(plan: Plan) -> Iterator[str]:

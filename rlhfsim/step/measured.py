@@ -23,8 +23,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
 
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.presets import preset_name, resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.workload.lengths import stats
@@ -43,7 +45,14 @@ COEFFICIENTS = {
 """Kind of a measured run -> coefficient with the spread beside a measured run."""
 SIZES = {"params": 0.3, "length": 0.2, "gpus": 0.15}
 """Distance of an e-fold."""
-WORDS = {"framework": 0.4, "backend": 0.3, "model_kind": 0.6, "algorithm": 0.3, "precision": 0.3}
+WORDS = {
+    "framework": 0.4,
+    "backend": 0.3,
+    "model_kind": 0.6,
+    "mixer": 0.6,
+    "algorithm": 0.3,
+    "precision": 0.3,
+}
 """Distance of another word."""
 SAME_GENERATION, OTHER_GENERATION = 0.3, 0.6
 """Distance of another GPU."""
@@ -76,6 +85,8 @@ class Conditions:
     gpus: int
     algorithm: str
     precision: str
+    mixer: str = "attention"
+    """`ModelSpec.mixer`."""
 
     @property
     def model_kind(self) -> str:
@@ -165,7 +176,7 @@ def _differences(question: Conditions, run: Conditions) -> Iterator[str]:
         elif name == "framework":
             yield f"framework {there}"
         else:
-            yield f"{there} there" if name == "model_kind" else f"{name} {there}"
+            yield f"{there} there" if name in ("model_kind", "mixer") else f"{name} {there}"
 
 
 def memory_doubt(models: Models, backend: Backend, workload: Workload, cluster: Cluster) -> float:
@@ -190,6 +201,7 @@ def memory_doubt(models: Models, backend: Backend, workload: Workload, cluster: 
         gpus=cluster.gpus,
         algorithm="pre-training",
         precision="fp8" if workload.train_precision == "fp8" else "bf16",
+        mixer=actor.mixer,
     )
     return max(1.0, math.hypot(1.0, _peak_distance(question)) / math.hypot(1.0, profile[REACH]))
 
@@ -242,6 +254,14 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
     return tuple(map(_run, csv.DictReader(io.StringIO(text))))
 
 
+@lru_cache(maxsize=1024)
+def mixer_of(model: str) -> str:
+    """`ModelSpec.mixer` of a preset or of a config at hand; `attention` for a name that is neither."""
+    if preset_name(model) is None and not Path(model).exists():
+        return "attention"
+    return resolve_model(model).mixer
+
+
 def _run(cells: dict[str, str]) -> MeasuredRun:
     conditions = Conditions(
         kind=cells["kind"],
@@ -255,6 +275,7 @@ def _run(cells: dict[str, str]) -> MeasuredRun:
         gpus=int(cells["gpus"]),
         algorithm=cells["algorithm"],
         precision=cells["precision"],
+        mixer=mixer_of(cells["model"]),
     )
     return MeasuredRun(
         conditions=conditions, release=cells["release"], error=float(cells["error"]), source=cells["source"]

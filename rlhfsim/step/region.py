@@ -24,7 +24,7 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias, pool_of
-from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, nearest, spread
+from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, mixer_of, nearest, spread
 from rlhfsim.step.measured import FAR as FAR_RUN
 from rlhfsim.step.measured import widened as wider
 
@@ -140,6 +140,7 @@ def conditions(plan: Plan) -> Conditions:
         gpus=sum(h.gpus for h in plan.hardware),
         algorithm=work.algorithm,
         precision="bf16",
+        mixer=mixer_of(actor.name),
     )
 
 

@@ -17,6 +17,7 @@ from rlhfsim.specs.model.config import read_config
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.step.measured import distance, measured_runs, mixer_of
 from rlhfsim.weight_sync.endpoints import weights_of
 
 NEXT, NANO, SUPER = (
@@ -124,3 +125,15 @@ def test_a_pattern_with_an_unknown_letter_is_refused_with_its_place():
     config = {"model_type": "nemotron_h", "hybrid_override_pattern": "MX", "hidden_size": 64}
     with pytest.raises(RlhfsimError, match="'X', which is no kind of layer"):
         read_config(Source("x", "", config), "x")
+
+
+def test_other_mixers_are_far_from_runs_of_attention_and_the_answer_says_so():
+    assert (NEXT.mixer, NANO.mixer, V32.mixer, VL.mixer) == (
+        "gated delta net",
+        "Mamba-2",
+        "sparse attention",
+        "attention",
+    )
+    known = measured_runs()[0].conditions
+    assert distance(replace(known, mixer="Mamba-2"), known) == pytest.approx(0.6)
+    assert mixer_of("nemotron-3-nano") == "Mamba-2"

@@ -162,6 +162,13 @@ class ModelSpec(Hashed):
         return tuple(kind for kind in kinds if kind.layers)
 
     @property
+    def mixer(self) -> str:
+        """What is particular in how tokens are mixed, in words: `attention` where nothing is."""
+        if self.recurrent:
+            return self.recurrent.words
+        return "sparse attention" if self.attention.index_topk else "attention"
+
+    @property
     def launched_layers(self) -> float:
         """Layers of two blocks that a host launches: a block alone is half of one."""
         return self.num_layers / 2 if self.one_block_layers else float(self.num_layers)

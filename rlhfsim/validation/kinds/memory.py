@@ -289,6 +289,7 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
         gpus=row.integer("gpus") or 1,
         algorithm="pre-training",
         precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
+        mixer=model.mixer,
     )
 
 

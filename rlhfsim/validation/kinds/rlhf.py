@@ -164,6 +164,7 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
         gpus=asked.cluster.gpus,
         algorithm=work.algorithm,
         precision=work.train_precision,
+        mixer=actor.mixer,
     )
 
 

@@ -45,6 +45,7 @@ def conditions_of(row: Row, training: TrainingJob) -> Conditions:
         gpus=training.layout.gpus,
         algorithm="pre-training",
         precision=training.setting.workload.train_precision,
+        mixer=training.model.mixer,
     )
 
 
