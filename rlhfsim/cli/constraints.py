@@ -21,7 +21,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import MAX_DEGREE, MAX_PACK, PACKS, check_layouts
 from rlhfsim.errors import unknown_name
-from rlhfsim.frameworks.runs import ANY, frameworks
+from rlhfsim.frameworks.runs import ANY, Lacks, Runs, frameworks
 from rlhfsim.search.fixed_layouts import pool_sizes
 from rlhfsim.search.layouts import SHARES
 from rlhfsim.search.request import (
@@ -231,6 +231,21 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
     return second_pool_for_rollout(narrow)
 
 
+ASKED: Mapping[str, str] = {
+    "residency=swapped": "reference swapped in place of the actor",
+    "residency=recreated": "roles created anew for each call",
+    "offload_optimizer=nvme": "offload to NVMe",
+    "offload_params=nvme": "offload to NVMe",
+}
+"""What is fixed of a role -> the feature of a framework that it is."""
+
+
+def _fixed_feature(request: Request, runs: Runs) -> Lacks | None:
+    """The first thing fixed that the framework does not run."""
+    asked = (ASKED.get(x.text.removeprefix(f"{x.role}.")) for x in request.limits)
+    return next((lacks for name in asked if name and (lacks := runs.lacks_feature(name))), None)
+
+
 def check_request(request: Request, models: Models, workloads: Sequence[Any]) -> None:
     """Refuse options that leave no way to share the GPUs, before anything is priced.
 
@@ -246,11 +261,12 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
                 f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
     lacks = request.runs and (
-        request.runs.lacks_workload(request.workload, request.backend)
+        _fixed_feature(request, request.runs)
+        or request.runs.lacks_workload(request.workload, request.backend)
         or request.runs.lacks_kinds(models.actor, request.backend)
     )
     if request.runs and lacks:
-        able = [x for x in frameworks() if not x.lacks_kinds(models.actor)]
+        able = [x for x in frameworks() if not x.lacks_kinds(models.actor) and not _fixed_feature(request, x)]
         others = [x.name for x in able if not x.lacks_workload(request.workload)]
         raise bad_option(
             f"{request.runs.title} does not run {lacks.what}",

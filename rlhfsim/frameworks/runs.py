@@ -171,6 +171,10 @@ class Runs:
         """What of a model's kinds of layer is not run."""
         return self._first(_model_features(model), backend)
 
+    def lacks_feature(self, name: str, backend: Backend | None = None) -> Lacks | None:
+        """Whether one of `FEATURES` is not run."""
+        return self._first([name], backend)
+
     def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
         """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
         return self._first(_rollout_features(layout, one_node=one_node))

@@ -76,6 +76,22 @@ def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
     assert framework("verl").lacks_kinds(preset("qwen3-8b")) is None
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--fix", "reference.residency=swapped"], "reference swapped in place of the actor"),
+        (["--dynamic-sampling", "0.3", "--rules", "seconds_per_sample=0.005"], "dynamic sampling"),
+        (["--speculation", "method=ngram,draft_tokens=4,acceptance=0.6"], "speculative decoding"),
+        (["--oversampling", "0.25"], "oversampling"),
+        (["--model", "qwen3-next"], "gated delta net or Mamba-2 layers"),
+    ],
+)
+def test_design_refuses_by_name_what_launch_refuses(options: list[str], what: str) -> None:
+    asked = ["design", "--model", "8b", "--gpus", "16", "--algorithm", "grpo", *options]
+    with pytest.raises(RlhfsimError, match=f"our own executor does not run {what}"):
+        CliRunner().invoke(cli, asked, catch_exceptions=False)
+
+
 def test_a_feature_may_hold_for_some_backends_only() -> None:
     ours, small = framework(OWN), replace(GRPO, optimizer="adam8bit")
     assert ours.lacks_workload(small) is None

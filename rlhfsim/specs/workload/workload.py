@@ -179,7 +179,8 @@ class Workload(Hashed):
                 "use grpo, dr-grpo, rloo or reinforce++ with 2 samples or more",
             )
         elif self.reward.rules is None or self.reward.model is not None:
-            what, remedy = ("rewards by rules alone", "set reward: {rules: {}}; a model's are never equal")
+            what = "rewards by rules alone, a model's are never equal"
+            remedy = "set reward: {rules: {}} in a scenario; as an option --rules seconds_per_sample=0.005"
         elif self.environment is not None:
             what, remedy = "a rollout without environment", "leave out one of the two"
         if what is not None:
