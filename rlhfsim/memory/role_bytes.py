@@ -141,8 +141,9 @@ class RoleMemory(NamedTuple):
 
         On the host one shard as the actor stores it (FP32 under FSDP2) all the time, and as much of the
         actor's while the reference runs (`States.host` of the call). Source: NeMo-RL, use_reference_model
-        of dtensor_policy_worker_v2.py (01a0e455b) and megatron_policy_worker.py (876189087), both in
-        page-locked memory; slime, `_switch_model` and utils/tensor_backper.py (which keeps the actor's too).
+        of dtensor_policy_worker_v2.py (01a0e455b) and megatron_policy_worker.py (7ea279ab, line 1971:
+        non-blocking copies to the CPU, which PyTorch pins), both in page-locked memory; slime,
+        `_switch_model` and utils/tensor_backper.py (which keeps the actor's too).
         """
         imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
         actor = self.kind._replace(trained=True)
