@@ -38,7 +38,7 @@ _LABELS = {
     "model": "Model",
     "algorithm": "Algorithm",
     "prompts": "Prompts a step",
-    "samples": "Responses a prompt",
+    "samples": "Responses each",
     "prompt-len": "Tokens of a prompt",
     "response-len": "Tokens of a response",
     "framework": "Framework",

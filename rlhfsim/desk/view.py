@@ -17,11 +17,13 @@ from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures.picture import picture
+from rlhfsim.present.folded import folded
+from rlhfsim.present.folded import summary as sentence
 from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.input_names import input_name
+from rlhfsim.present.pages.plan import RUN, subtitle, verdict
 from rlhfsim.present.pages.plan import mark as mark_of_plan
-from rlhfsim.present.pages.plan import subtitle, verdict
 from rlhfsim.present.pages.plan import tiles as tiles_of
 from rlhfsim.present.terminal.odds import summary
 from rlhfsim.search.requirements import Verdict, shown
@@ -36,7 +38,9 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
         return [status(SEARCHING, "busy")]
     if answer.plan is None:
         return [state_of(answer), *_missing(answer)]
-    parts = [state_of(answer), headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer)]
+    steps = answer.steps or RUN
+    shown_first = headline(answer.plan, steps), tiles(tiles_of(answer.plan, steps))
+    parts = [state_of(answer), *shown_first, *targets(answer)]
     if pinned:
         first, *more = map(block, against(base, answer))
         parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
@@ -72,13 +76,13 @@ def status(text: str, kind: str) -> Component:
     return html.P(text, id="status", className=f"status {kind}", role="status")
 
 
-def headline(plan: Plan) -> Component:
+def headline(plan: Plan, steps: int) -> Component:
     """The verdict in a sentence."""
     kind = mark_of_plan(plan)
     sign = html.Span(MARKS[kind], className=f"mark {kind}", **spoken(hidden="true"))
     return html.Div(
         [
-            html.P([sign, words.tied(verdict(plan))], className="verdict"),
+            html.P([sign, words.tied(verdict(plan, steps))], className="verdict"),
             html.P(subtitle(plan), className="subtitle"),
         ]
     )
@@ -137,12 +141,8 @@ def _reasons(answer: Answer) -> Iterator[Block]:
 # --- against the pinned answer ----------------------------------------------------------------------
 
 
-FIRST = ("step", "price of a step", "peak GPU memory", "probability of running out of memory")
-"""Figures of the outcome that are shown at once; phases wait behind a summary."""
-
-
 def against(base: Answer | None, answer: Answer) -> list[Block]:
-    """What differs from the pinned answer: what comes out, what was asked, then the rest."""
+    """What differs from the pinned answer: in a sentence, what was asked, then the rest."""
     title = "Against the pinned question"
     if base is None or base.plan is None or answer.plan is None:
         text = "its answer is being searched" if base is None else "nothing fits there"
@@ -151,18 +151,15 @@ def against(base: Answer | None, answer: Answer) -> list[Block]:
     found = diff(*(Side(title=t, plan=p, outcome=predicted(p), measured=False) for t, p in plans.items()))
     if found.empty:
         return [Changed(title=title, lines=(("", "nothing differs"),))]
-    work = [
-        ("!", f"other work ({words.listed([_words(w) for w in found.other_work])}): compared by the piece")
+    rest = *map(_field, folded(found.choice)), *map(_outcome, found.outcome)
+    more = [Changed(title="Plan and outcome", lines=rest)] if rest else []
+    return [
+        Changed(
+            title=f"Against the pinned question: {sentence(found)}",
+            lines=tuple(map(_field, folded(found.question))),
+        ),
+        *more,
     ]
-    outcome = {f.name: _outcome(f) for f in found.outcome}
-    at_once = [line for name, line in outcome.items() if name in FIRST or ", per " in name]
-    rest = [
-        *map(_field, found.choice),
-        *(line for name, line in outcome.items() if outcome[name] not in at_once),
-    ]
-    first = (*(work if found.other_work else []), *at_once, *map(_field, found.question))
-    more = [Changed(title="What else differs", lines=tuple(rest))] if rest else []
-    return [Changed(title=title, lines=first), *more]
 
 
 def _field(change: ChangedField) -> tuple[str, str]:
@@ -175,7 +172,3 @@ def _outcome(figure: ChangedFigure) -> tuple[str, str]:
     by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
     text = f"{figure.name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
     return mark(figure.before, figure.after), text
-
-
-def _words(path: str) -> str:
-    return path.replace("_", " ")

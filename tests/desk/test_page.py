@@ -112,9 +112,10 @@ def test_what_differs_from_the_pinned_answer_is_listed(answer: Answer) -> None:
     assert answer.plan is not None
     p = answer.plan.prediction
     twice = replace(answer, plan=replace(answer.plan, prediction=replace(p, step_s=2 * p.step_s)))
-    first, *_ = against(answer, twice)
-    lines = [text for _, text in first.lines]  # type: ignore[union-attr]
-    assert any(line.startswith("step: ") and "+100 %" in line for line in lines)
+    first, more = against(answer, twice)
+    assert first.title.startswith("Against the pinned question: step ")  # type: ignore[union-attr]
+    assert "+100 %" in first.title  # type: ignore[union-attr]
+    assert any(text.startswith("step: ") for _, text in more.lines)  # type: ignore[union-attr]
     assert "nothing differs" in shown(answer, answer, pinned=True)
     assert "being searched" in shown(answer, None, pinned=True)
 

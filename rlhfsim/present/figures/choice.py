@@ -89,6 +89,7 @@ def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
         mode="lines+markers+text",
         text=["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
         textposition="top right",
+        cliponaxis=False,
         line={"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
         marker={"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
         hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(kind(p))}{_hover(p)}" for p in plans],

@@ -55,7 +55,7 @@ def timeline(plan: Plan) -> Figure:
             if not words.is_move(f.name)
         ),
         how="Each bar is a call; pale, hatched bars are hidden: the step would be as long without them. The"
-        " dashed line is the end of the step. Drag to move, use the buttons to zoom.",
+        " dashed line is the end of the step.",
         plot=plots.spec([_bar(plan, f, end) for f in p.phases], layout),
         table=table(
             "Predicted phases of one step",

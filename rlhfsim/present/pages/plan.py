@@ -78,8 +78,8 @@ def mark(plan: Plan) -> Mark:
     return "warn" if p.probability_out_of_memory >= findings.RISKY else "good"
 
 
-def verdict(plan: Plan) -> str:
-    """One sentence that a manager understands."""
+def verdict(plan: Plan, steps: int = RUN) -> str:
+    """One sentence that a manager understands; `steps`: of the run."""
     p = plan.prediction
     actor = next(m for m in plan.models if m.role == "actor")
     cost = f" and costs {words.money(p.usd_per_step)}" if p.usd_per_step is not None else ""
@@ -94,7 +94,7 @@ def verdict(plan: Plan) -> str:
         f"One {plan.workload.algorithm.upper()} step of {actor.name} takes about {words.seconds(p.step_s)} "
         "on "
         f"{words.plural(words.gpus(plan), 'GPU')}{cost}: "
-        f"{findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
+        f"{findings.run_of(steps, p.step_s, p.usd_per_step)}, and {memory}."
     )
 
 
@@ -143,7 +143,7 @@ def _chosen(choice: Choice) -> Iterator[str]:
         )
 
 
-def tiles(plan: Plan) -> Iterator[Tile]:
+def tiles(plan: Plan, steps: int = RUN) -> Iterator[Tile]:
     """The figures of the verdict."""
     p = plan.prediction
     free = p.capacity_bytes - p.peak_memory_bytes
@@ -160,8 +160,8 @@ def tiles(plan: Plan) -> Iterator[Tile]:
         yield Tile(
             label="Money per step",
             value=words.money(p.usd_per_step),
-            detail=f"{words.money(p.usd_per_step * RUN)} per {RUN:,} steps, in "
-            f"{words.seconds(p.step_s * RUN)}",
+            detail=f"{words.money(p.usd_per_step * steps)} per {steps:,} steps, in "
+            f"{words.seconds(p.step_s * steps)}",
         )
     risk = words.percent(p.probability_out_of_memory) if p.probability_out_of_memory > 0 else "no"
     room = words.size(free) if free > 0 else f"-{words.size(-free)}" if free < 0 else "none"
