@@ -73,14 +73,14 @@ def _changes(plan: Plan) -> Iterator[str]:
     work, schedule, rollout = plan.workload, plan.placement.schedule, plan.placement.rollout
     if schedule.asynchronous:
         versions = plural(round(schedule.staleness), "version")
-        yield f"staleness: samples are up to {versions} of the policy old when they are trained on"
+        yield f"samples are up to {versions} old when they are trained on"
     if schedule.partial_rollout:
-        yield "responses go on with new weights in their middle"
+        yield "responses go on under new weights"
     if work.lora is not None:
         on = " on a base in 4 bit" if work.lora.base == "nf4" else ""
         yield f"adapters of rank {work.lora.rank}{on} are trained, not all weights"
     if work.generates and work.old_logprobs == "rollout":
-        yield "old log-probs come from the rollout engine"
+        yield "old log-probs are the rollout's"
     if rollout is not None and rollout.layout.precision not in ("bf16", "fp16"):
         yield f"the rollout runs in {rollout.layout.precision.upper()}"
     if rollout is not None and rollout.layout.kv_precision == "fp8":

@@ -67,6 +67,16 @@ def test_the_first_screen_is_the_answer(tmp_path: Path) -> None:
     assert "certificate" not in result.output
 
 
+def test_what_changes_learning_stands_in_the_verdict_and_the_screen_stays_one(tmp_path: Path) -> None:
+    asked = ("--allow", "async,rollout-logprobs", "--architecture", "async", "--max-staleness", "2")
+    more = ("--steps", "100", "--require", "step_time<1h", "--require", "oom<50%")
+    result = tiny(*asked, *more, out=tmp_path)
+    assert result.exit_code == 0, result.output
+    assert len(result.output.splitlines()) <= MOST
+    assert "samples are up to" in result.output
+    assert "nothing here changes what is learnt" not in result.output
+
+
 def test_the_rest_stands_behind_detail(tmp_path: Path) -> None:
     result = run(*SMALL, "--detail", "all", out=tmp_path / "plan.json")
     assert result.exit_code == 0, result.output

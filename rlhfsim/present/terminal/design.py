@@ -31,7 +31,7 @@ from rlhfsim.what_if.fewer_gpus import FewerGpus
 from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
-LEANER = ((6, True), (5, True), (4, True), (4, False), (3, False), (2, False), (1, False))
+LEANER = ((6, True), (5, True), (4, True), (3, True), (3, False), (2, False), (0, False))
 """Rows of the table of plans on the first screen, and whether the nearest run is named."""
 
 
@@ -75,12 +75,10 @@ def _first(
     yield labelled(dict(_verdict(answer, extras, measured=measured)))
     if extras.verdicts:
         yield targets(extras.verdicts)
-    yield ""
-    yield first.roles(plan, width)
-    yield ""
-    yield first.phases(plan, width)
-    yield ""
-    yield first.tight(ranked(answer, width, rows), None)
+    blank = [""] * bool(rows)
+    yield from (*blank, first.roles(plan, width), *blank, first.phases(plan, width))
+    if rows:
+        yield from (*blank, first.tight(ranked(answer, width, rows), None))
 
 
 def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tuple[str, str]]:

@@ -91,8 +91,8 @@ def batch(plan: Plan) -> str:
     )
 
 
-def _way(plan: Plan) -> str:
-    lag = plan.placement.schedule.staleness
+def _way(plan: Plan, *, aged: bool = True) -> str:
+    lag = plan.placement.schedule.staleness if aged else 0
     old = f", samples up to {lag:g} version{'s' if lag > 1 else ''} old" if lag else ""
     meaning = words.ARCHITECTURES[plan.architecture][0] if plan.placement.rollout else "no rollout"
     streams = f"; {words.STREAMING}" if plan.placement.schedule.streaming else ""
@@ -102,8 +102,8 @@ def _way(plan: Plan) -> str:
 def way(plan: Plan) -> str:
     """Architecture, and who sits apart, in a sentence."""
     apart = plan.role_placement
-    beside = "" if apart == "colocated" else f"; roles {apart}: {words.pools(plan)}"
-    return f"{_way(plan)}{beside}"
+    beside = "" if apart == "colocated" else f"; {words.pools(plan)}"
+    return f"{_way(plan, aged=False)}{beside}"
 
 
 def _roles(plan: Plan) -> str:

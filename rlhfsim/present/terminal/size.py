@@ -10,10 +10,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rlhfsim.present.tables import WORDS, fields, grid
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import odds as odds_view
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.console import drawn, indented
+from rlhfsim.present.terminal.console import drawn, indented, labelled
 from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -53,7 +54,8 @@ def show(console: Console, answer: Sizing, targets: Sequence[Requirement], confi
     for line in _notes(answer):
         console.print(indented(Text(line)))
     console.rule("the plan", align="left", style="dim")
-    for part in (view.header(plan), view.summary(plan), view.placement_table(plan, console.width)):
+    title = Text(view.task(plan), style="bold")
+    for part in (title, labelled(first.verdict(plan)), first.roles(plan, console.width)):
         console.print(part)
 
 
