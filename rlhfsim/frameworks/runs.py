@@ -14,6 +14,16 @@ from importlib import import_module, resources
 from typing import Literal, TypeVar
 
 from rlhfsim.frameworks.costs import costs_of
+from rlhfsim.frameworks.features import (
+    hardware_features,
+    layout_features,
+    model_features,
+    pool_features,
+    residency_features,
+    rollout_features,
+    schedule_features,
+    workload_features,
+)
 from rlhfsim.frameworks.says import Says
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import (
@@ -112,6 +122,9 @@ class Runs:
     (Megatron: `UNFUSED`)."""
     padded_heads: Mapping[Backend, Head] = field(default_factory=dict)
     """The same where samples are padded, if that differs."""
+    shares: Literal["any", "batch", "update", "micro_batch"] = "any"
+    """What the data-parallel ranks must divide: nothing, the samples of a step, those of an update, or those
+    together with micro-batches of samples."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     pads: bool = False
@@ -146,11 +159,27 @@ class Runs:
         if (broken := broken_rule(rules, layout)) is not None:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
+        if role in TRAINED and (lacks := self._lacks_shares(layout, workload)) is not None:
+            return lacks
         sums = role in TRAINED and sums_fp32(workload, backend)
         if sums and (broken := broken_sums(rules, layout)) is not None:
             remedy = "use zero: 2, or leave out workload.gradients"
             return Lacks(code="fp32-sums-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
-        return self._first(_layout_features(layout, adapters=trained and workload.lora is not None), backend)
+        return self._first(layout_features(layout, adapters=trained and workload.lora is not None), backend)
+
+    def _lacks_shares(self, layout: Layout, workload: Workload) -> Lacks | None:
+        """Samples that the framework does not share out over the ranks of a layout."""
+        if self.shares == "any":
+            return None
+        samples = workload.num_sequences // (1 if self.shares == "batch" else workload.mini_batches)
+        by_samples = self.shares == "micro_batch" and layout.pack_tokens is None
+        each = layout.dp * (layout.micro_batch if by_samples else 1)
+        if samples % each == 0:
+            return None
+        what = f"{samples:,} samples over {layout.dp} data-parallel ranks"
+        if by_samples:
+            what += f" in micro-batches of {layout.micro_batch}"
+        return Lacks(code="batch-not-shared", what=what, remedy="use a batch that they divide")
 
     def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
         """What of a model's layout is not run; a type that is not known (None) is judged by its shape."""
@@ -169,7 +198,7 @@ class Runs:
 
     def lacks_kinds(self, model: ModelSpec, backend: Backend | None = None) -> Lacks | None:
         """What of a model's kinds of layer is not run."""
-        return self._first(_model_features(model), backend)
+        return self._first(model_features(model), backend)
 
     def lacks_feature(self, name: str, backend: Backend | None = None) -> Lacks | None:
         """Whether one of `FEATURES` is not run."""
@@ -177,7 +206,7 @@ class Runs:
 
     def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
         """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
-        return self._first(_rollout_features(layout, one_node=one_node))
+        return self._first(rollout_features(layout, one_node=one_node))
 
     def lacks_path(self, path: WeightPath, topology: Topology) -> Lacks | None:
         """Whether a weight path is not run where actor and rollout lie so."""
@@ -192,11 +221,11 @@ class Runs:
 
     def lacks_hardware(self, vendors: Collection[str]) -> Lacks | None:
         """Whether a kind of GPU is not run (`Profile.vendor`)."""
-        return self._first(_hardware_features(vendors))
+        return self._first(hardware_features(vendors))
 
     def lacks_schedule(self, schedule: Schedule) -> Lacks | None:
         """What of a schedule is not run."""
-        return self._first(_schedule_features(schedule))
+        return self._first(schedule_features(schedule))
 
     def lacks_workload(self, workload: Workload, backend: Backend | None = None) -> Lacks | None:
         """What of a workload is not run, whatever the placement; None: with none of its backends."""
@@ -211,7 +240,7 @@ class Runs:
             beside = f" with {BACKENDS[backend].title}" if backend else ""
             remedy = f"use --backend {' or '.join(critics)}" if critics else "use --algorithm grpo"
             return Lacks(code="critic-not-run", what=f"a critic{beside}", remedy=remedy)
-        return self._first(_workload_features(workload), backend)
+        return self._first(workload_features(workload), backend)
 
     def lacks(
         self,
@@ -226,11 +255,11 @@ class Runs:
         backend = placement.backend
         found = [self.lacks_hardware(vendors), self.lacks_workload(workload, backend)]
         found.append(self.lacks_schedule(placement.schedule))
-        found.append(self._first(_pool_features(placement), backend))
+        found.append(self._first(pool_features(placement), backend))
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
                 found.append(self.lacks_layout(backend, placed.layout, workload, role))
-                found.append(self._first(_residency_features(placed), backend))
+                found.append(self._first(residency_features(placed), backend))
         if placement.rollout is not None:
             found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node))
             found.append(self.lacks_path(placement.weight_path, topology))
@@ -244,16 +273,16 @@ class Runs:
         self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
     ) -> Mapping[str, Known]:
         """How it is known that what a plan uses runs, by feature."""
-        used = [*_workload_features(workload), *_schedule_features(placement.schedule)]
-        used += _pool_features(placement)
+        used = [*workload_features(workload), *schedule_features(placement.schedule)]
+        used += pool_features(placement)
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
                 lora = role == "actor" and workload.lora is not None
-                used += [*_layout_features(placed.layout, adapters=lora), *_residency_features(placed)]
+                used += [*layout_features(placed.layout, adapters=lora), *residency_features(placed)]
         found = {name: self.features[name] for name in used if name in self.features}
         found[BACKENDS[placement.backend].title] = self.known_trainers[placement.backend]
         if placement.rollout is not None:
-            for name in _rollout_features(placement.rollout.layout, one_node=one_node):
+            for name in rollout_features(placement.rollout.layout, one_node=one_node):
                 found[name] = self.features[name]
             path = placement.weight_path
             found[f"weight path {path} ({topology})"] = self.weight_paths[path][topology]
@@ -316,101 +345,3 @@ def runner_of(backend: Backend, vendors: frozenset[str] = frozenset()) -> Runs |
     """The first framework that trains with a backend on such GPUs, ours if it does; None: only priced."""
     trains = (found for found in frameworks() if backend in found.trainers)
     return next((found for found in trains if not found.lacks_hardware(vendors)), None)
-
-
-# --- what a plan asks for -----------------------------------------------------------------------------
-
-
-def _model_features(model: ModelSpec) -> Iterator[str]:
-    if model.recurrent:
-        yield "gated delta net or Mamba-2 layers"
-    if model.attention.index_topk:
-        yield "sparse attention"
-
-
-def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
-    offloads = {layout.offload_optimizer, layout.offload_params}
-    if "cpu" in offloads:
-        yield "offload to the host"
-    if "nvme" in offloads:
-        yield "offload to NVMe"
-    if layout.shards:
-        yield "HSDP"
-    if layout.offload_fraction < 1:
-        yield "partial optimizer offload"
-    if layout.pack_tokens:
-        yield "micro-batches by tokens"
-    if adapters and (layout.tp > 1 or layout.pp > 1):
-        yield "LoRA with tensor or pipeline parallelism"
-
-
-def _residency_features(placed: RolePlacement) -> Iterator[str]:
-    if placed.residency == "offloaded" or placed.offload_between:
-        yield "offload to the host"
-    if placed.residency == "recreated":
-        yield "roles created anew for each call"
-    if placed.residency == "swapped":
-        yield "reference swapped in place of the actor"
-
-
-def _rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
-    asked = {
-        "rollout tensor parallelism": layout.tp > 1,
-        "rollout pipeline parallelism": layout.pp > 1,
-        "rollout expert parallelism": layout.ep > 1,
-        "rollout attention data parallelism": layout.attention_dp > 1,
-        "rollout replicas across nodes": not one_node,
-        "speculative decoding": layout.speculation is not None,
-        "FP8 rollout": layout.precision == "fp8",
-        "FP8 KV cache": layout.kv_precision == "fp8",
-        "MXFP4 rollout": layout.precision == "mxfp4",
-        "BF16 layers in an FP8 rollout": layout.precision == "fp8" and layout.islands,
-    }
-    yield from (name for name, wanted in asked.items() if wanted)
-
-
-def _schedule_features(schedule: Schedule) -> Iterator[str]:
-    asked = {
-        "one step off": schedule.one_step_off,
-        "staleness above 1": schedule.staleness > 1,
-        "partial rollouts": schedule.partial_rollout,
-        "weights sent while the next batch is generated": schedule.overlapped_sync,
-        "streaming": schedule.streaming,
-        "double buffering": schedule.double_buffered,
-    }
-    yield from (name for name, wanted in asked.items() if wanted)
-
-
-def _hardware_features(vendors: Collection[str]) -> Iterator[str]:
-    if "amd" in vendors:
-        yield "AMD GPUs"
-
-
-def _workload_features(workload: Workload) -> Iterator[str]:
-    if workload.environment is not None:
-        yield "environments"
-    if workload.dynamic_sampling is not None:
-        yield "dynamic sampling"
-    if workload.oversampling:
-        yield "oversampling"
-    if workload.speculation is not None:
-        yield "speculative decoding"
-    if workload.lora is not None:
-        yield "LoRA"
-        if workload.lora.base == "nf4":
-            yield "LoRA on a 4-bit base"
-    if workload.generates and workload.old_logprobs == "rollout":
-        yield "old log-probs of the rollout"
-    if workload.optimizer == "adam8bit":
-        yield "8-bit Adam"
-    if workload.gradients == "bf16":
-        yield "BF16 gradients"
-    if workload.gradients == "fp32":
-        yield "FP32 gradient sums"
-    if workload.train_precision in ("fp8", "fp4"):
-        yield "FP8 training"
-
-
-def _pool_features(placement: Placement) -> Iterator[str]:
-    if placement.role_placement != "colocated":
-        yield "roles on GPUs of their own"

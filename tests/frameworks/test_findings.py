@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlhfsim.frameworks.configuration.configuration import configuration_names
 from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout
+from tests.frameworks.test_accepted import workload
 
 OPENRLHF = (
     "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B --actor.num_gpus_per_node 8 "
@@ -86,3 +92,17 @@ def test_what_a_framework_refuses_is_found(case: str) -> None:
 def test_every_framework_has_findings_of_its_own() -> None:
     titles = {case.partition(",")[0] for case in CASES}
     assert len(titles) == len(configuration_names())
+
+
+def test_the_search_leaves_out_layouts_whose_ranks_do_not_share_the_samples() -> None:
+    asked = workload("grpo", prompts=64, samples=8, mini_batches=4)
+
+    def code(name: str, backend: Backend, **layout: Any) -> str | None:
+        lacks = framework(name).lacks_layout(backend, Layout(zero=3, **layout), asked, "actor")
+        return lacks.code if lacks else None
+
+    assert code("verl", "fsdp2", dp=3) == "batch-not-shared"
+    assert code("verl", "fsdp2", dp=8) is None
+    assert code("nemo-rl", "fsdp2", dp=256) == "batch-not-shared", "an update has 128 samples"
+    assert code("openrlhf", "deepspeed", dp=8, micro_batch=3) == "batch-not-shared"
+    assert code("openrlhf", "deepspeed", dp=8, pack_tokens=8192) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
@@ -18,7 +19,9 @@ from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculati
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.nemo_rl.bases import based_on
 from rlhfsim.frameworks.nemo_rl.findings import findings
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm, GradientSums
@@ -26,6 +29,14 @@ from rlhfsim.specs.workload.workload import Algorithm, GradientSums
 ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
 """grpo.adv_estimator.name -> algorithm here."""
 GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
+
+CHUNKED = Head(
+    train_bytes=12,
+    score_bytes=4,
+    source="NeMo-RL, distributed/model_utils.py, ChunkedDistributedLogprob: FP32 copies and softmax of a "
+    "chunk alone; logits counted in FP32, gradients of chunks and their concatenation",
+)
+"""Around the logits with `policy.logprob_chunk_size`."""
 
 
 # Keys and defaults: examples/configs/grpo_math_1B.yaml (same commit), on which the recipes build.
@@ -69,6 +80,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         roles=_value(s, gpus, megatron, leaves=rollout is None) if kind == "ppo" else {},
         optimizer_leaves=rollout is None and (megatron or not s.flag(f"{DTENSOR}.cpu_offload")),
         scoring_residency="swapped",
+        software=_software(s, megatron),
         train_precision="fp8" if megatron and s.flag(f"{MEGATRON}.fp8_cfg.enabled") else "bf16",
         rollout=_rollout(s, rollout or per_node * nodes),
         sleep=2,
@@ -203,6 +215,13 @@ def _recompute(s: FrameworkSettings, model: str, megatron: bool) -> Recompute:
     if not s.flag(f"{prefix}.activation_checkpointing"):
         return "none"
     return "selective" if s.find(f"{prefix}.recompute_granularity") == "selective" and megatron else "full"
+
+
+def _software(s: FrameworkSettings, megatron: bool) -> Software | None:
+    """Log-probs in chunks of the sequence; None: of all tokens at once."""
+    if not s.find("policy.logprob_chunk_size"):
+        return None
+    return replace(default_software("megatron" if megatron else "fsdp2"), head=CHUNKED)
 
 
 CONFIGURATION = Configuration(

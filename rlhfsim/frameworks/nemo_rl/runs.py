@@ -23,6 +23,7 @@ RUNS = Runs(
         ),
         "fsdp2": replace(BACKENDS["fsdp2"], zero_stages=(3,)),
     },
+    shares="update",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={
         "fsdp2": Head(

@@ -18,6 +18,7 @@ RUNS = Runs(
             BACKENDS["deepspeed"], pipeline_parallel=False, zero_stages_pp=(), tp_with_pp="no"
         )
     },
+    shares="micro_batch",
     known_trainers=known_by("run on GPUs", "deepspeed"),
     says=Says(  # one set of --ds.* for all models; vLLM's own limits
         moves_with="rollout",

@@ -30,6 +30,7 @@ RUNS = Runs(
             zero_stages_pp=(1,),
         ),
     },
+    shares="micro_batch",
     known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
     critics=("fsdp2",),  # validate_megatron_cfg of train/utils/utils.py refuses one
     says=Says(  # WorkerDispatch: what shares GPUs goes to the host while another works, all else stays

@@ -34,6 +34,7 @@ RUNS = Runs(
         packed_contexts=("fsdp2",),
     ),
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
+    shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={"fsdp2": UNPADDED},
     padded_heads={"fsdp2": PADDED},

@@ -1,0 +1,113 @@
+"""What a plan asks of a framework: names of features, as in `runs.FEATURES`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.workload.workload import Workload
+
+
+def model_features(model: ModelSpec) -> Iterator[str]:
+    """Of a model's kinds of layer."""
+    if model.recurrent:
+        yield "gated delta net or Mamba-2 layers"
+    if model.attention.index_topk:
+        yield "sparse attention"
+
+
+def layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
+    """Of a layout of training or scoring."""
+    offloads = {layout.offload_optimizer, layout.offload_params}
+    if "cpu" in offloads:
+        yield "offload to the host"
+    if "nvme" in offloads:
+        yield "offload to NVMe"
+    if layout.shards:
+        yield "HSDP"
+    if layout.offload_fraction < 1:
+        yield "partial optimizer offload"
+    if layout.pack_tokens:
+        yield "micro-batches by tokens"
+    if adapters and (layout.tp > 1 or layout.pp > 1):
+        yield "LoRA with tensor or pipeline parallelism"
+
+
+def residency_features(placed: RolePlacement) -> Iterator[str]:
+    """Of where a role stays between its calls."""
+    if placed.residency == "offloaded" or placed.offload_between:
+        yield "offload to the host"
+    if placed.residency == "recreated":
+        yield "roles created anew for each call"
+    if placed.residency == "swapped":
+        yield "reference swapped in place of the actor"
+
+
+def rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
+    """Of a rollout; `one_node`: every replica lies inside a node."""
+    asked = {
+        "rollout tensor parallelism": layout.tp > 1,
+        "rollout pipeline parallelism": layout.pp > 1,
+        "rollout expert parallelism": layout.ep > 1,
+        "rollout attention data parallelism": layout.attention_dp > 1,
+        "rollout replicas across nodes": not one_node,
+        "speculative decoding": layout.speculation is not None,
+        "FP8 rollout": layout.precision == "fp8",
+        "FP8 KV cache": layout.kv_precision == "fp8",
+        "MXFP4 rollout": layout.precision == "mxfp4",
+        "BF16 layers in an FP8 rollout": layout.precision == "fp8" and layout.islands,
+    }
+    yield from (name for name, wanted in asked.items() if wanted)
+
+
+def schedule_features(schedule: Schedule) -> Iterator[str]:
+    """Of a schedule."""
+    asked = {
+        "one step off": schedule.one_step_off,
+        "staleness above 1": schedule.staleness > 1,
+        "partial rollouts": schedule.partial_rollout,
+        "weights sent while the next batch is generated": schedule.overlapped_sync,
+        "streaming": schedule.streaming,
+        "double buffering": schedule.double_buffered,
+    }
+    yield from (name for name, wanted in asked.items() if wanted)
+
+
+def hardware_features(vendors: Collection[str]) -> Iterator[str]:
+    """Of kinds of GPU."""
+    if "amd" in vendors:
+        yield "AMD GPUs"
+
+
+def workload_features(workload: Workload) -> Iterator[str]:
+    """Of what a step computes."""
+    if workload.environment is not None:
+        yield "environments"
+    if workload.dynamic_sampling is not None:
+        yield "dynamic sampling"
+    if workload.oversampling:
+        yield "oversampling"
+    if workload.speculation is not None:
+        yield "speculative decoding"
+    if workload.lora is not None:
+        yield "LoRA"
+        if workload.lora.base == "nf4":
+            yield "LoRA on a 4-bit base"
+    if workload.generates and workload.old_logprobs == "rollout":
+        yield "old log-probs of the rollout"
+    if workload.optimizer == "adam8bit":
+        yield "8-bit Adam"
+    if workload.gradients == "bf16":
+        yield "BF16 gradients"
+    if workload.gradients == "fp32":
+        yield "FP32 gradient sums"
+    if workload.train_precision in ("fp8", "fp4"):
+        yield "FP8 training"
+
+
+def pool_features(placement: Placement) -> Iterator[str]:
+    """Of who shares GPUs."""
+    if placement.role_placement != "colocated":
+        yield "roles on GPUs of their own"
