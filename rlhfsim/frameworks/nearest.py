@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.units import Dimension, format
@@ -40,6 +41,26 @@ def with_roles(plan: Plan, change: Callable[[str, RolePlacement], RolePlacement]
     roles = plan.placement.roles.items()
     changed = {name: change(name, role) for name, role in roles if isinstance(role, RolePlacement)}
     return with_placement(plan, **changed)
+
+
+def with_layouts(plan: Plan, *names: str, **changes: Any) -> Plan:
+    """The plan in which some trained and scoring roles have other fields of their layouts."""
+
+    def changed(name: str, role: RolePlacement) -> RolePlacement:
+        return replace(role, layout=replace(role.layout, **changes)) if name in names else role
+
+    return with_roles(plan, changed)
+
+
+def like_actor(plan: Plan, name: str, **changes: Any) -> Plan | None:
+    """The plan in which a role has the actor's layout; None where its other fields forbid that."""
+    given = plan.placement.roles[name]
+    assert isinstance(given, RolePlacement)
+    role = replace(given, layout=plan.placement.actor.layout, **changes)
+    try:
+        return with_placement(plan, **{name: role})
+    except RlhfsimError:  # a reference cannot be swapped in place of an actor that is gone
+        return None
 
 
 def cost(plan: Prediction, nearest: Prediction) -> str:

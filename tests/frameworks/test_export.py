@@ -17,13 +17,15 @@ from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
-from rlhfsim.frameworks.nearest import with_rollout
+from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload
+from tests.frameworks.test_accepted import plan as drawn_plan
+from tests.frameworks.test_accepted import workload
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {name: sorted((ROOT / "scenarios/recipes").glob(f"{name}-*.yaml")) for name in exporters()}
@@ -399,6 +401,27 @@ def test_limits_that_a_framework_has_no_key_for_are_priced(name: str, changes: d
     said = {u.what: u for u in export(asked, name, frozenset(), price).written.unsaid}
     assert said[what].nearest is not None
     assert said[what].cost
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "changed"),
+    [
+        ("verl", "a rollout on GPUs of its own that waits for every update", "a step"),
+        ("nemo-rl", "optimizer states that stay on the GPUs during a rollout", "of host memory"),
+        ("slime", "old log-probs from a pass of their own", "a step"),
+        ("areal", "a policy that stays beside the rollout", "of host memory"),
+    ],
+)
+def test_what_a_framework_does_instead_is_priced(name: str, what: str, changed: str) -> None:
+    work = workload("grpo", mini_batches=1)
+    backend = "megatron" if name == "slime" else "fsdp2"
+    layout = {"tp": 2, "dp": 4, "zero": 1} if backend == "megatron" else {"dp": 8, "zero": 3}
+    drawn = drawn_plan(work, backend, layout, {"tp": 2, "dp": 4}, 8 if name == "verl" else 0)
+    if name == "areal":
+        drawn = with_placement(drawn, weight_path="disk")
+    said = export(drawn, name, frozenset(), price).written.unsaid
+    (cost,) = (u.cost for u in said if u.what.startswith(what))
+    assert changed in cost
 
 
 def test_who_pads_is_designed_for_with_padding(tmp_path: Path) -> None:

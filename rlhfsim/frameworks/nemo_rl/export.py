@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -28,6 +28,7 @@ from rlhfsim.frameworks.export import (
     speculation,
     the_rollout,
 )
+from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_placement, with_rollout
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -245,6 +246,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"virtual pipeline stages {placement.actor.layout.vp}",
             instead="one a GPU",
+            nearest=with_layouts(plan, "actor", "critic", vp=1),
             of=("actor.layout.vp",),
         )
     layout = placement.actor.layout
@@ -253,6 +255,12 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"micro-batches of {layout.micro_batch} packed sequences",
             instead=f"packs of {layout.micro_batch * longest} tokens",
+            nearest=with_layouts(
+                plan,
+                *("actor", "critic", "reference"),
+                micro_batch=1,
+                pack_tokens=math.ceil(layout.micro_batch * longest / layout.cp),
+            ),
             of=tuple(
                 f"{role}.layout.{name}"
                 for role in ("actor", "critic", "reference")
@@ -264,12 +272,14 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"the reference's own layout {reference.layout.label}",
             instead="its weights are swapped into the policy's modules",
+            nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
     if reference is not None and reference.residency != "swapped":
         yield Unsaid(
             what=f"a reference that is {reference.residency}",
             instead="it is swapped",
+            nearest=like_actor(plan, "reference", residency="swapped"),
             of=("reference.residency",),
         )
     colocated = rollout.pool == placement.actor.pool
@@ -277,12 +287,14 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         yield Unsaid(
             what="optimizer states that stay on the GPUs during a rollout",
             instead="a colocated policy moves them to the host",
+            nearest=with_placement(plan, actor=replace(placement.actor, offload_between=True)),
             of=("actor.offload_between",),
         )
     if colocated and rollout.sleep != 2:
         yield Unsaid(
             what=f"sleep {rollout.sleep}",
             instead="a colocated rollout drops weights and KV cache",
+            nearest=with_rollout(plan, rollout, sleep=2),
             of=("rollout.sleep",),
         )
     if rollout.layout.bf16_attention:

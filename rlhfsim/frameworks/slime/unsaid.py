@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response, scored_alike
-from rlhfsim.frameworks.nearest import with_workload
+from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.units import format
@@ -37,7 +38,11 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         "graphs come on top: lower --sglang-mem-fraction-static where they do not fit",
     )
     if rollout.pool == plan.placement.actor.pool and rollout.sleep == 1:
-        yield Unsaid(what="sleep 1", instead="a sleeping engine drops weights and KV cache")
+        yield Unsaid(
+            what="sleep 1",
+            instead="a sleeping engine drops weights and KV cache",
+            nearest=with_rollout(plan, rollout, sleep=2),
+        )
 
 
 def _roles(plan: Plan) -> Iterator[Unsaid]:
@@ -49,14 +54,23 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
             instead="its weights lie in host memory and are swapped into the policy's modules",
+            nearest=like_actor(plan, "reference", residency=swapped),
         )
     if critic is not None:
         if critic.layout != actor.layout:
-            yield Unsaid(what=f"the critic's own layout {critic.layout.label}", instead="the policy's")
+            yield Unsaid(
+                what=f"the critic's own layout {critic.layout.label}",
+                instead="the policy's",
+                nearest=like_actor(plan, "critic"),
+            )
         if actor.residency == "resident" and not actor.offload_between:
             yield Unsaid(what="a policy and a critic that stay", instead="with a critic slime offloads both")
         if plan.workload.critic != "same":
-            yield Unsaid(what=f"a critic of {plan.workload.critic}", instead="it is made of the policy")
+            yield Unsaid(
+                what=f"a critic of {plan.workload.critic}",
+                instead="it is made of the policy",
+                nearest=with_workload(plan, critic="same"),
+            )
     if reward is not None:
         yield Unsaid(
             what="the reward model's GPUs", instead="it is served elsewhere, at REWARD_URL", of=("roles",)
@@ -76,7 +90,11 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
             instead="a longer sample is a micro-batch of its own",
         )
     if not work.packing:
-        yield Unsaid(what="padded micro-batches", instead="samples are packed")
+        yield Unsaid(
+            what="padded micro-batches",
+            instead="samples are packed",
+            nearest=with_workload(plan, packing=True),
+        )
     reuses = work.mini_batches == 1 and work.algorithm in ("grpo", "dr-grpo")
     if reuses and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
@@ -88,11 +106,16 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
         )
     sampling = work.dynamic_sampling
     if sampling is not None and sampling.max_gen_batches is not None:
-        yield Unsaid(what=f"at most {sampling.max_gen_batches} generation batches", instead="no limit")
+        yield Unsaid(
+            what=f"at most {sampling.max_gen_batches} generation batches",
+            instead="no limit",
+            nearest=with_workload(plan, dynamic_sampling=replace(sampling, max_gen_batches=None)),
+        )
     if sampling is not None and sampling.prompts_of(work.prompts) < work.prompts:
         yield Unsaid(
             what=f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
             instead=f"at least the {work.prompts} of the step",
+            nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=work.prompts)),
         )
 
 
@@ -104,4 +127,8 @@ def _versions(plan: Plan) -> Iterator[Unsaid]:
             instead="--sglang-server-concurrency groups an engine are under way, however old",
         )
     if schedule.queue is not None:
-        yield Unsaid(what=f"a queue of {schedule.queue:g} batches", instead="slime's own limit")
+        yield Unsaid(
+            what=f"a queue of {schedule.queue:g} batches",
+            instead="slime's own limit",
+            nearest=with_schedule(plan, queue=None),
+        )

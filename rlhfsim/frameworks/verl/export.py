@@ -26,6 +26,7 @@ from rlhfsim.frameworks.export import (
     speculation,
     the_rollout,
 )
+from rlhfsim.frameworks.nearest import with_layouts, with_schedule
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -318,12 +319,14 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what="a rollout on GPUs of its own that waits for every update",
             instead="samples may be one version old (separate_async with max_off_policy_threshold=1)",
+            nearest=with_schedule(plan, staleness=1, partial_rollout=True, streaming=False),
             of=("schedule",),
         )
     elif apart and not placement.schedule.partial_rollout:
         yield Unsaid(
             what="batches that are generated with one version of the weights",
             instead="requests are interrupted at every update and go on with the new weights",
+            nearest=with_schedule(plan, partial_rollout=True),
             of=("schedule",),
         )
     for role, placed in placement.roles.items():
@@ -333,6 +336,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                 yield Unsaid(
                     what=f"packs of {placed.layout.pack_tokens} tokens for the {role}",
                     instead=f"{train} are written: verl refuses packs shorter than the longest sample",
+                    nearest=with_layouts(plan, role, pack_tokens=train),
                     of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
                 )
     if placement.reward is not None:
