@@ -73,6 +73,17 @@ MAX_BUDGET = 1e12
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
 
 
+target_options = (
+    option(
+        "--require",
+        Words("QUANTITY<VALUE"),
+        "A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. "
+        f"Quantities: {', '.join(QUANTITIES)}.",
+        multiple=True,
+    ),
+    option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
+)
+"""Targets, and the run that some of them need."""
 constraint_options = together(
     option(
         "--allow",
@@ -108,14 +119,7 @@ constraint_options = together(
         Number(0.1, DAY, "s"),
         "Longest search; then the best plan so far, and how much better one could still be.",
     ),
-    option(
-        "--require",
-        Words("QUANTITY<VALUE"),
-        "A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. "
-        f"Quantities: {', '.join(QUANTITIES)}.",
-        multiple=True,
-    ),
-    option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
+    *target_options,
 )
 """Everything that narrows the space."""
 
@@ -319,17 +323,34 @@ def _why_empty(request: Request) -> str:
 # --- targets ----------------------------------------------------------------------------------------
 
 
-def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
+def targets_of(given: Mapping[str, Any]) -> tuple[Requirement, ...]:
     """The targets of `--require`, `--deadline` and `--budget`.
 
     Raises:
-        RlhfsimError: one that cannot be read, or that needs a price or a number of steps.
+        RlhfsimError: one that cannot be read, or that needs a number of steps.
     """
     with on_command_line():
         targets = tuple(requirement(text) for text in given["require"])
         check_steps(targets, given["steps"])
-    targets += tuple(_promises(given))
+    return (*targets, *_promises(given))
+
+
+def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
+    """The targets of the command line.
+
+    Raises:
+        RlhfsimError: as `targets_of`, or one that needs a price which is not known.
+    """
     unknown = request.price is None and any(p.profile.price is None for p in request.cluster.node_groups)
+    return priced_targets(targets_of(given), unknown=unknown)
+
+
+def priced_targets(targets: tuple[Requirement, ...], *, unknown: bool) -> tuple[Requirement, ...]:
+    """The targets; `unknown`: no price is known.
+
+    Raises:
+        RlhfsimError: one on money, and no price is known.
+    """
     for target in targets:
         if target.quantity.startswith("cost") and unknown:
             raise bad_option(

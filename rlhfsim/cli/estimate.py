@@ -6,15 +6,18 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, detail_option, emit, option
+from rlhfsim.cli.constraints import priced_targets, promise_options, target_options, targets_of
+from rlhfsim.cli.params import FILE, detail_option, emit, option, together
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import estimate as view
+from rlhfsim.what_if.risk.odds import odds
+from rlhfsim.what_if.risk.run import outlook
 
 EPILOG = """\b
 Examples:
   rlhfsim estimate verl
-  rlhfsim estimate plan.json
+  rlhfsim estimate plan.json --steps 1000 --deadline 7d
   rlhfsim estimate --gpus 64 --model 70b --architecture hybrid
   rlhfsim estimate --gpus 64 --model 70b --backend megatron --actor tp=8,pp=2 --rollout tp=8
 """
@@ -22,6 +25,8 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @plan_options
+@together(*target_options)
+@promise_options
 @option("--out", FILE, "Write the plan as plan.json.", metavar="FILE")
 @detail_option
 @click.pass_context
@@ -31,10 +36,20 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     FILE is a scenario (YAML), a shipped system (verl, openrlhf, trl, ...) or a plan.json. Without
     FILE, options describe cluster, workload and layouts; what they leave open is chosen for speed.
 
-    Exit codes: 0 priced and it fits, 1 it does not fit, 2 bad input.
+    Exit codes: 0 priced and it fits, 1 it does not fit or misses a target, 2 bad input.
     """
+    targets, steps = targets_of(given), given["steps"]
     answer = planned(ctx, given)
+    known = None
+    if answer.plan is not None and answer.cluster is not None and (targets or steps):
+        priced_targets(targets, unknown=answer.plan.prediction.usd_per_step is None)
+        price = given["price"] if isinstance(given["price"], float) else None
+        known = odds(targets, outlook(answer.plan, answer.cluster, steps, usd_per_hour=price))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer, given["detail"]))
-    ctx.exit(0 if answer.fits else 1)
+    emit(
+        given["as_json"],
+        lambda: view.as_data(answer, known),
+        lambda: view.report(answer, given["detail"], known, steps),
+    )
+    ctx.exit(0 if answer.fits and (known is None or all(v.met for v in known.verdicts)) else 1)

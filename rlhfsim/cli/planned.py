@@ -31,7 +31,7 @@ from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
 
-FREE_WITH_FILE = ("file", "price", "as_json", "out", "detail")
+FREE_WITH_FILE = ("file", "price", "as_json", "out", "detail", "require", "steps", "deadline", "budget")
 """Parameters that make sense beside a file."""
 
 

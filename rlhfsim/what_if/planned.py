@@ -62,6 +62,8 @@ class Planned:
     notes: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
     """Phases far from the runs that their profile was calibrated on."""
+    cluster: Cluster | None = None
+    """What the plan was priced on."""
 
     @property
     def fits(self) -> bool:
@@ -78,6 +80,7 @@ def checked_plan(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> P
         remedy=reason and fitting_change(plan, cluster),
         notes=(*notes, *not_launched(plan, cluster)),
         far=_far(plan, cluster),
+        cluster=cluster,
     )
 
 
@@ -107,7 +110,8 @@ def best_of(request: Request) -> Planned:
     answer = design(request, explain=False)
     if answer.chosen is not None:
         far = _far(answer.chosen, request.cluster)
-        return Planned(plan=answer.chosen, far=far, notes=not_launched(answer.chosen, request.cluster))
+        notes = not_launched(answer.chosen, request.cluster)
+        return Planned(plan=answer.chosen, far=far, notes=notes, cluster=request.cluster)
     example = _example(request)
     if example is None:
         refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
@@ -116,7 +120,8 @@ def best_of(request: Request) -> Planned:
         models = models_of(request.workload)
         reason = ledger(models, example.placement, request.workload, request.cluster).rejected_by
         reason = reason or answer.shortage or "no plan with these choices fits"
-    return Planned(plan=example, rejected_by=reason, remedy=_released(request) or _relaxed(request))
+    remedy = _released(request) or _relaxed(request)
+    return Planned(plan=example, rejected_by=reason, remedy=remedy, cluster=request.cluster)
 
 
 def _chosen(question: Question) -> Plan | None:

@@ -128,6 +128,19 @@ def test_options_beside_a_file_are_refused() -> None:
     assert "the file says it already" in refused("verl", "--actor", "tp=2").message
 
 
+def test_targets_of_a_given_plan_have_probabilities() -> None:
+    asked = ("verl", "--steps", "100", "--deadline", "1d", "--require", "cost_per_step<1")
+    shown = run(*asked)
+    assert shown.exit_code == 1  # a step costs more than 1 USD
+    assert "time_of_run<=1 d" in shown.output
+    assert max(map(len, shown.output.splitlines())) <= 100
+    answer = json.loads(run(*asked, "--json").output)
+    unlikely, sure = (r["probability"] for r in answer["requirements"])
+    assert unlikely < 0.5 < sure
+    assert answer["odds"]["together"] <= unlikely
+    assert isinstance(run("verl", "--budget", "1kUSD").exception, RlhfsimError)
+
+
 def test_an_unknown_system_names_the_known_ones() -> None:
     assert "verl" in (refused("verll").help or "")
 

@@ -16,15 +16,23 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.present.terminal.odds import asked_data, summary, targets
 from rlhfsim.what_if.planned import Planned
+from rlhfsim.what_if.risk.odds import Odds
 
 SCHEMA = "rlhfsim.estimate/1"
 
 
-def as_data(answer: Planned) -> dict[str, Any]:
+def as_data(answer: Planned, odds: Odds | None = None) -> dict[str, Any]:
     """The same content; the plan in the schema of plan.json (docs/plan.md)."""
     plan = answer.plan.to_dict() if answer.plan else None
-    return {"schema": SCHEMA, **verdict_data(answer), "notes": [*answer.notes, *answer.far], "plan": plan}
+    return {
+        "schema": SCHEMA,
+        **verdict_data(answer),
+        "notes": [*answer.notes, *answer.far],
+        **asked_data(odds),
+        "plan": plan,
+    }
 
 
 def verdict_data(answer: Planned) -> dict[str, Any]:
@@ -37,7 +45,9 @@ def verdict_data(answer: Planned) -> dict[str, Any]:
     }
 
 
-def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[RenderableType]:
+def report(
+    answer: Planned, detail: frozenset[str] = frozenset(), odds: Odds | None = None, steps: int | None = None
+) -> Iterator[RenderableType]:
     """The verdict and the priced plan; what `detail` names below."""
     yield from verdict(answer)
     if (plan := answer.plan) is None:
@@ -46,7 +56,9 @@ def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[Re
     yield from (Text(f"note: {note}", style="yellow") for note in answer.far)
     yield Text(view.task(plan), style="bold")
     yield view.batch(plan)
-    yield labelled(_verdict(plan))
+    yield labelled({**_verdict(plan), **({"odds": summary(odds, steps)} if odds else {})})
+    if odds and odds.verdicts:
+        yield targets(odds.verdicts)
     yield from ("", first.roles(plan, width), "", first.phases(plan, width))
     if not detail:
         yield labelled({"more": "--detail time,memory,sure,all"})

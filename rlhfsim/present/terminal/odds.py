@@ -60,3 +60,10 @@ def _money(odds: Odds) -> str:
 def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
     """The same content: P10, median and P90 of times and money, and probabilities."""
     return None if odds is None else fields(odds, "fits", "together", "step_s", "run_s", "usd")
+
+
+def asked_data(odds: Odds | None) -> dict[str, Any]:
+    """`requirements` and `odds` of an answer."""
+    verdicts = odds.verdicts if odds else ()
+    asked = [{"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts]
+    return {"requirements": asked, "odds": odds_dict(odds)}
