@@ -75,7 +75,7 @@ def _first(
     yield labelled(dict(_verdict(answer, extras, measured=measured)))
     if extras.verdicts:
         yield targets(extras.verdicts)
-    blank = [""] * bool(rows)
+    blank: list[RenderableType] = [""] * bool(rows)
     yield from (*blank, first.roles(plan, width), *blank, first.phases(plan, width))
     if rows:
         yield from (*blank, first.tight(ranked(answer, width, rows), None))
