@@ -138,7 +138,8 @@ def test_targets_of_a_given_plan_have_probabilities() -> None:
     unlikely, sure = (r["probability"] for r in answer["requirements"])
     assert unlikely < 0.5 < sure
     assert answer["odds"]["together"] <= unlikely
-    assert isinstance(run("verl", "--budget", "1kUSD").exception, RlhfsimError)
+    with pytest.raises(RlhfsimError, match="length of the run"):
+        run("verl", "--budget", "1kUSD")
 
 
 def test_an_unknown_system_names_the_known_ones() -> None:
