@@ -18,6 +18,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.step.measured import distance, measured_runs, mixer_of
+from rlhfsim.units import GIB
 from rlhfsim.weight_sync.endpoints import weights_of
 
 NEXT, NANO, SUPER = (
@@ -137,3 +138,12 @@ def test_other_mixers_are_far_from_runs_of_attention_and_the_answer_says_so():
     known = measured_runs()[0].conditions
     assert distance(replace(known, mixer="Mamba-2"), known) == pytest.approx(0.6)
     assert mixer_of("nemotron-3-nano") == "Mamba-2"
+
+
+def test_weights_cache_and_state_are_those_that_vllm_logs_for_qwen3_next():
+    # 2 H200, TP 2, BF16: 74.28 GiB of weights; 44.59 GiB of cache are 14.77 sequences of 262,144 tokens
+    # (rlhfsim/validation/data/memory.csv, public log of vLLM)
+    layout = RolloutLayout(dp=1, tp=2)
+    assert kv_cache.rollout_weights(NEXT, layout) / GIB == pytest.approx(74.28, rel=0.001)
+    each = 262_144 * kv_cache.kv_bytes_per_token(NEXT, layout) + NEXT.state_bytes / 2
+    assert 44.59 * GIB / each == pytest.approx(14.77, abs=0.01)
