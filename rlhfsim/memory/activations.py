@@ -58,6 +58,12 @@ class LayerTensors:
         return sum(self.saved.values())
 
 
+@lru_cache(maxsize=256)
+def one_layer(kind: LayerKind) -> LayerKind:
+    """A kind of layer, once."""
+    return kind._replace(layers=1)
+
+
 @lru_cache(maxsize=65536)
 def layer_tensors(
     model: ModelSpec,
@@ -417,7 +423,7 @@ def _tensors(
     experts = {"etp": etp, "imbalance": imbalance}
     return [
         layer_tensors(
-            model, tp, kind=kind._replace(layers=1), **options, **(experts if kind.ffn == "experts" else {})
+            model, tp, kind=one_layer(kind), **options, **(experts if kind.ffn == "experts" else {})
         )
         for kind in kinds
     ]

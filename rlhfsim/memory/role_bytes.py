@@ -323,7 +323,8 @@ def _calls(
         frozen=kind.lora is not None,
         compiled=software.stack == "compiled",
     )
-    backward = backward._replace(saved=backward.saved * _share_kept(kind, layout, standing.layers))
+    if (share := _share_kept(kind, layout, standing.layers)) != 1.0:
+        backward = backward._replace(saved=backward.saved * share)
     buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
     if standing.step > standing.gathered + buffers + backward.peak:
         return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
@@ -361,7 +362,7 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
             layout.tp,
             layout.etp,
             sequence_parallel=layout.tp > 1,
-            kind=one._replace(layers=1),
+            kind=activations.one_layer(one),
             fp8=kind.fp8,
         )
         dropped += one.layers * sum(tensors.saved.get(name, 0.0) for name in names)
