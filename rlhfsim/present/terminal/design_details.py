@@ -89,7 +89,7 @@ def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
     name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
         yield Text("that is the chosen plan")
-    yield from whynot_text(other, answer.best, name)
+    yield from whynot_text(other, answer.best, name, answer.request.workload)
 
 
 def _unflipped(answer: Design) -> str:
