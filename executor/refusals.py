@@ -94,7 +94,7 @@ def check_rewards(job: Job) -> None:
             "reward-model-untrained",
             f"the plan has a reward model, but {folder} holds no scalar head ({', '.join(HEAD_NAMES)})",
             help="name the folder of a trained one with reward_model, plan with rules alone "
-            "(reward: {rules: {}}), or set reward_head: drawn to try the machinery with noise",
+            "(reward: {rules: {}}), or set reward_head: drawn to try it with noise",
         )
     if folder != job.model and (mine := Text(job.model).vocabulary()) != (its := Text(folder).vocabulary()):
         raise RlhfsimError(
