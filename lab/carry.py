@@ -26,7 +26,7 @@ from statistics import median
 from rlhfsim.api import estimate
 from rlhfsim.calibration.biases import bias_priors, factors_of_phases, known_biases, section
 from rlhfsim.calibration.evidence import evidence
-from rlhfsim.calibration.fit import calibrate, quantile
+from rlhfsim.calibration.fit import calibrate
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.calibration.posterior import PriceModel, fit
 from rlhfsim.calibration.predict import RunPricer, cluster_with, pricer_of, with_lengths
@@ -37,7 +37,8 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.step.engine_mode import mode_of
+from rlhfsim.step.engine_mode import biased, mode_of
+from rlhfsim.step.region import apart
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
 from rlhfsim.validation.kinds.rlhf import FIT_FILE, FIT_LOGS, NEMO, PHASES, WITH_SYNC
@@ -161,10 +162,12 @@ def scored(question: str, run: Observation, after: Profile, factors: Mapping[str
         before = sum(p.seconds for p in cold.prediction.phases if p.name in under)
         if not before:
             continue
-        low, high = sum(p.low_s for p in then), sum(p.high_s for p in then)
+        below, above = apart(then, {p.name for p in then if biased(p.name)})
+        after_s = sum(p.seconds for p in then)
+        low, high = after_s - below, after_s + above
         if seconds > 0.01 * sum(run.medians.values()):
             held.append(low <= seconds <= high)
-        own = (seconds, before, sum(p.seconds for p in then), low, high, before * factors.get(clock, 1.0))
+        own = (seconds, before, after_s, low, high, before * factors.get(clock, 1.0))
         sums = {name: total + part for (name, total), part in zip(sums.items(), own, strict=True)}
     if run.step_s:
         cold_s, now = cold.prediction.step_s, plan.prediction
@@ -211,7 +214,7 @@ def across(runs: Sequence[Observation], others: Sequence[Observation]) -> Iterat
     data, _ = evidence(others, cases)
     known = bias_priors(cases, data)
     posterior = fit(PriceModel(cases, data), data, known)
-    biases = known_biases(cases, data, posterior, quantile(posterior.spare))
+    biases = known_biases(cases, data, posterior)
     factors = factors_of_phases(cases, data)
     for run in runs:
         base = load_profile(run.plan.hardware[0].profile)

@@ -8,6 +8,12 @@ takes what its framework or phase shows. The scatter between runs (tau) is no bi
 
     variance of ln factor for another run = a^T C a + s^2 of each level that no run had + tau_f^2
 
+a: 1 for the levels of the entry. P10 and P90 are of the t distribution where tau was estimated from these
+runs, of the normal one where it is the prior: a few times of one run leave that prior no less certain.
+
+A mode whose runs fitted the framework's costs (`Costs.fitted_modes`) has the level of the mode alone, with
+the doubt `UNKNOWN_MISMATCH` of such a fit: other modes say nothing of it, nor it of them.
+
 Not known here: how biases of one framework go together with those of another.
 """
 
@@ -20,9 +26,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, quantile
 from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
 from rlhfsim.calibration.priors import REACH, Prior
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.specs.hardware.biases import ANY, FrameworkBiases, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
 
@@ -46,12 +53,18 @@ class Known:
 
 def bias_priors(cases: Sequence[RunPricer], data: Sequence[Datum]) -> list[Prior]:
     """Every bias that may move a datum, as believed before: a factor of 1."""
-    names = {node for d in data for nodes in timed_nodes(cases[d.run], d.phase) for node in nodes}
+    groups = [nodes for d in data for nodes in timed_nodes(cases[d.run], d.phase)]
+    widths = {node: _width(nodes) for nodes in groups for node in nodes}
     reach = math.log(REACH)
     return [
-        Prior(name=name, mean=0.0, below=LEVEL, above=LEVEL, least=-reach, most=reach)
-        for name in sorted(names)
+        Prior(name=name, mean=0.0, below=width, above=width, least=-reach, most=reach)
+        for name, width in sorted(widths.items())
     ]
+
+
+def _width(nodes: Sequence[str]) -> float:
+    """Standard deviation of each of the levels of a phase."""
+    return LEVEL if len(nodes) > 1 else UNKNOWN_MISMATCH
 
 
 def timed_nodes(case: RunPricer, clock: str) -> Iterable[tuple[str, ...]]:
@@ -61,20 +74,19 @@ def timed_nodes(case: RunPricer, clock: str) -> Iterable[tuple[str, ...]]:
     return tuple(nodes_of(case.framework, phase, modes[phase]) for phase in phases if phase in modes)
 
 
-def known_biases(
-    cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior, wide: float
-) -> list[Known]:
-    """Factors of every phase and mode, of those that no run had too; `wide`: deviations from mean to P90."""
+def known_biases(cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior) -> list[Known]:
+    """Factors of every phase and mode, of those that no run had too."""
     rows: dict[tuple[str, str, str], set[int]] = {}
     for d in data:
-        case = cases[d.run]
-        for framework, phase, mode in (_levels(nodes) for nodes in timed_nodes(case, d.phase)):
-            for name in ((framework, ANY, ANY), (framework, phase, ANY), (framework, phase, mode)):
+        for nodes in timed_nodes(cases[d.run], d.phase):
+            framework, phase, mode = _levels(nodes)
+            names = ((framework, ANY, ANY), (framework, phase, ANY), (framework, phase, mode))
+            for name in names[-len(nodes) :]:
                 rows.setdefault(name, set()).add(d.run)
     known = []
     for (framework, phase, mode), runs in sorted(rows.items()):
         before = bias_of(cases[min(runs)].profile.biases.get(framework), phase, mode)
-        factor = _factor(posterior, framework, phase, mode, wide, before.value if before else 1.0)
+        factor = _factor(posterior, framework, phase, mode, before.value if before else 1.0)
         known.append(Known(framework=framework, phase=phase, mode=mode, runs=len(runs), factor=factor))
     return known
 
@@ -84,17 +96,17 @@ def _levels(nodes: Sequence[str]) -> tuple[str, str, str]:
     return framework, phase, mode
 
 
-def _factor(
-    posterior: Posterior, framework: str, phase: str, mode: str, wide: float, before: float
-) -> Coefficient:
+def _factor(posterior: Posterior, framework: str, phase: str, mode: str, before: float) -> Coefficient:
     """The factor of one entry, for a run that was not measured."""
     column = {p.name: k for k, p in enumerate(posterior.priors)}
-    nodes = nodes_of(framework, phase or ANY, mode or ANY)[: 1 + bool(phase) + bool(mode)]
-    taken = [column[name] for name in nodes if name in column]
+    levels = nodes_of(framework, phase or ANY, mode or ANY)
+    taken = [column[name] for name in levels[: 1 + bool(phase) + bool(mode)] if name in column]
     mean = float(posterior.theta[taken].sum())
-    variance = float(posterior.own[np.ix_(taken, taken)].sum()) + (3 - len(taken)) * LEVEL**2
+    variance = float(posterior.own[np.ix_(taken, taken)].sum())
+    variance += (len(levels) - len(taken)) * _width(levels) ** 2
     taus = [tau for name, tau in posterior.tau.items() if name == phase] or list(posterior.tau.values())
     variance += float(np.mean(np.square(taus))) if taus else UNKNOWN_MISMATCH**2
+    wide = quantile(posterior.spare) if posterior.tau_known else Z90
     value, by = before * math.exp(mean), math.exp(wide * math.sqrt(variance))
     return Coefficient(value=value, low=value / by, high=value * by, source="calibrated")
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
-from scipy.special import stdtrit
 
 from rlhfsim.calibration.biases import Known, bias_priors, factors_of_phases, known_biases
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
+from rlhfsim.calibration.posterior import Posterior, PriceModel, fit, quantile
 from rlhfsim.calibration.predict import NODES, REST, STEP, RunPricer, check_profile, pricer_of
 from rlhfsim.calibration.priors import Prior, bounds, priors
 from rlhfsim.errors import RlhfsimError
@@ -36,8 +35,6 @@ OUTLIER = 0.4
 """Weight below which a datum is named as an outlier: a residual of 2.3 sigma."""
 FEW_RUNS = 3
 """Fewer distinct runs say little about how the model errs from run to run."""
-LEAST_SPARE = 2.0
-"""Fewer degrees of freedom than this are counted as this: the t distribution has no spread below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +122,7 @@ def calibrate(
         profile=before,
         observations=tuple(observations),
         coefficients=tuple(_calibrated(believed, model, posterior, data)),
-        biases=tuple(known_biases(cases, data, posterior, quantile(posterior.spare))),
+        biases=tuple(known_biases(cases, data, posterior)),
         unidentified=tuple(left),
         errors=scored,
         data=len(data),
@@ -220,11 +217,6 @@ def _calibrated(
             )
         )
     return rows
-
-
-def quantile(spare: float) -> float:
-    """90th percentile of a t distribution: wider than the normal one where tau rests on few data."""
-    return float(stdtrit(max(LEAST_SPARE, spare), 0.9))
 
 
 # --- what people should know ----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, least_squares
+from scipy.special import stdtrit
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.predict import NODES, RunPricer, sensitivities
@@ -57,6 +58,8 @@ SETTLING = 3
 TAU_ROUNDS = 3
 MAX_TAU = 3.0
 TINY = 1e-12
+LEAST_SPARE = 2.0
+"""Fewer degrees of freedom than this are counted as this: the t distribution has no spread below."""
 LEAST_S = 1e-9
 """A phase that takes no time has no logarithm."""
 
@@ -319,3 +322,8 @@ def _posterior(
         slopes=slopes,
         spare=float(len(data) - _leverage(slopes, sigma, fitted, theta).sum()),
     )
+
+
+def quantile(spare: float) -> float:
+    """90th percentile of a t distribution: wider than the normal one where tau rests on few data."""
+    return float(stdtrit(max(LEAST_SPARE, spare), 0.9))

@@ -145,9 +145,14 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
     return replace(case, clocks=frozenset(f for f, under in timed.items() if chain & {*under}), modes=modes)
 
 
-def nodes_of(framework: str, phase: str, mode: str) -> tuple[str, str, str]:
-    """Names of the biases whose product is the factor of a phase: framework, phase, mode."""
-    return f"{NODES}{framework}", f"{NODES}{framework} > {phase}", f"{NODES}{framework} > {phase} > {mode}"
+def nodes_of(framework: str, phase: str, mode: str) -> tuple[str, ...]:
+    """Names of the biases whose product is the factor of a phase: framework, phase, mode.
+
+    The mode alone where runs of it fitted the framework's costs: what others have in common is not its own.
+    """
+    whole, of_phase = f"{NODES}{framework}", f"{NODES}{framework} > {phase}"
+    of_mode = f"{of_phase} > {mode}"
+    return (of_mode,) if mode in costs_of(framework).fitted_modes else (whole, of_phase, of_mode)
 
 
 def cluster_with(plan: Plan, profile: Profile) -> Cluster:

@@ -38,6 +38,9 @@ class Costs:
     biased: bool = True
     """Whether a phase may be off as a whole. The calls of our own executor are priced piece by piece."""
 
+    fitted_modes: frozenset[str] = frozenset()
+    """Engine modes (`step.engine_mode`) whose runs fitted these costs: other modes' biases are not theirs."""
+
     def of(self, backend: Backend | None) -> Mapping[str, Coefficient]:
         """All numbers that hold with a training backend."""
         return {**self.shared, **(self.by_backend.get(backend, {}) if backend else {})}

@@ -5,6 +5,7 @@ Not known here: modes that a plan does not say, such as the attention kernel.
 
 from __future__ import annotations
 
+from rlhfsim.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.biases import bias_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
@@ -53,9 +54,15 @@ def pool_of(phase: str, placement: Placement) -> str:
 def bias(
     phase: str, placement: Placement, workload: Workload, cluster: Cluster, pool: str | None = None
 ) -> Coefficient | None:
-    """Measured over priced seconds of a phase of a plan; None: as priced."""
+    """Measured over priced seconds of a phase of a plan; None: as priced.
+
+    A mode on whose runs the framework's costs were fitted takes nothing from runs of other modes.
+    """
     if cluster.framework is None or not biased(phase):
         return None
     hardware = placement.pool(pool or pool_of(phase, placement)).hardware
     known = cluster.node_groups[hardware].profile.biases.get(cluster.framework)
-    return bias_of(known, phase, mode_of(phase, placement, workload)) if known else None
+    if known is None:
+        return None
+    mode = mode_of(phase, placement, workload)
+    return bias_of(known, phase, mode, own_mode=mode in costs_of(cluster.framework).fitted_modes)

@@ -12,7 +12,7 @@ Not known here: which of the five coordinates matters to which phase; all count 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -99,8 +99,8 @@ def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """The plan with the intervals that runs of its framework gave to phases.
 
     They take the place of the coefficients' own: a factor was measured with the coefficients as they are, so
-    that its interval holds their doubt. Of the step: phases are as far off as each other, since what a
-    framework adds it adds to all.
+    that its interval holds their doubt. Of the step: calls are as far off as each other, since what a
+    framework adds it adds to all; moves and the controller rest on other coefficients, off by themselves.
     """
     cluster = Cluster(
         node_groups=tuple(
@@ -109,19 +109,29 @@ def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
         ),
         framework=plan.framework,
     )
-    phases = []
+    phases, told = [], set[str]()
     for phase in plan.prediction.phases:
         factor = bias(phase.name, plan.placement, plan.workload, cluster)
         if factor is not None:
             low, high = (phase.seconds * x / factor.value for x in (factor.low, factor.high))
             phase = replace(phase, low_s=low, high_s=high)
+            told.add(phase.name)
         phases.append(phase)
     if tuple(phases) == plan.prediction.phases:
         return plan
-    chain, step = [p for p in phases if p.critical], plan.prediction.step_s
-    below, above = sum(p.seconds - p.low_s for p in chain), sum(p.high_s - p.seconds for p in chain)
+    step = plan.prediction.step_s
+    below, above = apart([p for p in phases if p.critical], told)
     known = replace(plan.prediction, phases=tuple(phases), low_s=max(0.0, step - below), high_s=step + above)
     return replace(plan, prediction=known)
+
+
+def apart(phases: Sequence[PredictedPhase], told: Container[str]) -> tuple[float, float]:
+    """Seconds of a sum below and above it: phases in `told` move together, apart from others."""
+    below, above = [0.0, 0.0], [0.0, 0.0]
+    for p in phases:
+        below[p.name in told] += p.seconds - p.low_s
+        above[p.name in told] += p.high_s - p.seconds
+    return math.hypot(*below), math.hypot(*above)
 
 
 def conditions(plan: Plan) -> Conditions:

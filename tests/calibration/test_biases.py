@@ -12,7 +12,7 @@ from planted_plans import GPU, plan, planted_runs, six_plans
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.fit import Calibration, calibrate
-from rlhfsim.calibration.predict import cluster_with, pricer_of
+from rlhfsim.calibration.predict import cluster_with, nodes_of, pricer_of
 from rlhfsim.calibration.profile_writer import write_profile
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -20,7 +20,9 @@ from rlhfsim.specs.hardware.biases import FrameworkBiases, PhaseBias, bias_of
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, profile_hash, profile_yaml
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.step.engine_mode import mode_of
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.step.engine_mode import bias, mode_of
+from rlhfsim.step.region import apart
 
 TRUE = {"actor.generate": 1.8, "actor.train": 1.5, "actor.logprob": 1.4, "reference.logprob": 1.4}
 
@@ -75,6 +77,38 @@ def test_what_runs_have_in_common_is_no_worse_than_one_factor_a_phase(three: Cal
     by_factor = np.median([abs(e.factor_s / e.measured_s - 1) for e in steps if e.factor_s])
     assert after < 0.1
     assert after < by_factor + 0.02
+
+
+def test_the_interval_of_one_run_is_that_of_runs_and_not_of_its_few_times() -> None:
+    found = {b.phase: b.factor for b in planted(of_verl(plan())).biases if b.mode}
+    for phase, true in TRUE.items():
+        assert found[phase].low < true < found[phase].high, phase
+        assert np.log(found[phase].high / found[phase].value) < 0.5, phase  # 0.64 by t of two
+
+
+def test_a_mode_that_fitted_the_costs_is_moved_by_its_own_runs_alone() -> None:
+    assert len(nodes_of("verl", "actor.train", "packed")) == 3
+    assert len(nodes_of("verl", "actor.train", "packed lora")) == 1
+    known = FrameworkBiases(runs=1, phases=(factor(2.0), factor(1.5, "actor.train")))
+    assert bias_of(known, "actor.train", "packed lora", own_mode=True) is None
+    assert bias_of(known, "actor.train", "packed lora") == known.phases[1].factor
+    slow = replace(load_profile(GPU), biases={"verl": known})
+    [made] = of_verl(plan())
+    adapters = replace(made.workload, lora=Lora(rank=16))
+    cluster = cluster_with(made, slow)
+    assert bias("actor.train", made.placement, made.workload, cluster) == known.phases[1].factor
+    assert bias("actor.train", made.placement, replace(adapters, packing=True), cluster) is None
+
+
+def test_calls_are_off_together_and_moves_by_themselves() -> None:
+    phases = estimate(
+        plan().placement, plan().workload, cluster_with(plan(), load_profile(GPU))
+    ).prediction.phases
+    three = [
+        replace(phases[0], name=name, seconds=10.0, low_s=10 - d, high_s=10 + d)
+        for name, d in zip("abc", (1, 2, 4), strict=True)
+    ]
+    assert apart(three, {"a", "b"}) == (5.0, 5.0)
 
 
 def test_our_own_executor_has_no_bias() -> None:

@@ -8,6 +8,7 @@ from rlhfsim.specs.quantities import Coefficient
 _SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.fits.rlhf)"
 
 COSTS = Costs(
+    fitted_modes=frozenset({"graphs", "packed", "ipc"}),
     shared={
         "rollout_step_overhead": Coefficient(
             value=3.23e-3, low=2.90e-3, high=5.40e-3, source=_SIX_ROWS, dimension="s"
@@ -17,5 +18,5 @@ COSTS = Costs(
         ),
         "rl_call_time": Coefficient(value=1.12, low=0.246, high=1.12, source=_SIX_ROWS, dimension="s"),
         "controller_time": Coefficient(value=0.94, low=0.0, high=4.13, source=_SIX_ROWS, dimension="s"),
-    }
+    },
 )

@@ -8,6 +8,7 @@ from rlhfsim.specs.quantities import Coefficient
 _LOGS = "fitted on five MATH logs of eric-haibin-lin/verl-data, never scored (lab.fits.verl)"
 
 COSTS = Costs(
+    fitted_modes=frozenset({"eager lora", "packed lora", "lora"}),
     shared={
         "rl_layer_time": Coefficient(value=0.562e-3, low=0.0, high=2.69e-3, source=_LOGS, dimension="s"),
         "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.802, source=_LOGS, dimension="s"),

@@ -54,10 +54,15 @@ class FrameworkBiases:
     phases: tuple[PhaseBias, ...]
 
 
-def bias_of(known: FrameworkBiases | None, phase: str, mode: str) -> Coefficient | None:
-    """The factor of a phase in an engine mode; None where nothing is known of the framework."""
+def bias_of(
+    known: FrameworkBiases | None, phase: str, mode: str, *, own_mode: bool = False
+) -> Coefficient | None:
+    """The factor of a phase in an engine mode; None where nothing is known of the framework.
+
+    `own_mode`: runs of other modes say nothing of this one, whose costs were fitted on runs of its own.
+    """
     if known is None:
         return None
     by_name = {(entry.phase, entry.mode): entry.factor for entry in known.phases}
     closest: Sequence[tuple[str, str]] = ((phase, mode), (phase, ANY), (ANY, ANY))
-    return next((by_name[name] for name in closest if name in by_name), None)
+    return next((by_name[name] for name in closest[: 1 if own_mode else None] if name in by_name), None)
