@@ -407,6 +407,11 @@ def overhead(
 
 
 def coefficient(device: Device, name: str, engine: Engine) -> float:
-    """An engine's own coefficient where the profile has one (`<name>_<engine>`), else the common one."""
+    """The value of an engine's own coefficient where the profile has one, else of the common one."""
+    return device[own_name(device, name, engine)]
+
+
+def own_name(device: Device, name: str, engine: Engine) -> str:
+    """`<name>_<engine>` where the profile has it, else the name."""
     own = f"{name}_{engine.removesuffix('_static')}"
-    return device[own] if own in device.profile.coefficients else device[name]
+    return own if own in device.profile.coefficients else name

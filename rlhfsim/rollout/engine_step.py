@@ -24,7 +24,7 @@ _RESTS_ON: dict[Resource, str] = {
     "hbm": "hbm_efficiency",
     "nvlink": "nvlink_latency",
     "network": "nic_efficiency",
-    "overhead": "decode_layer_overhead",
+    "overhead": "eager_layer_overhead",
 }
 
 

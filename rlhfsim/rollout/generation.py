@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.kernels.cost import Cost, Resource, part
+from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
-from rlhfsim.rollout.decode import Engine, decode_step
+from rlhfsim.rollout.decode import Engine, decode_step, own_name
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import group_prefill
@@ -141,7 +141,7 @@ def generate(
         adapters=requests.adapters,
     )
     first = _first(device, model, layout, requests, plan, shared_prompts, engine)
-    return _assemble(device, layout, plan, table, first, capacity, worker)
+    return _assemble(device, layout, plan, table, first, capacity, worker, engine)
 
 
 def _first(
@@ -250,6 +250,7 @@ def _assemble(
     first: Cost,
     capacity: float,
     worker: bool,
+    engine: Engine,
 ) -> Generation:
     cut = None if plan.wanted is None else aborted(plan, table, plan.wanted)
     plan = plan if cut is None else cut.plan
@@ -264,7 +265,7 @@ def _assemble(
     busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
     busy["tail"] = float(spent[tail].sum())
     engine_steps = steps / layout.tokens_per_step
-    spent_on = worker_cost(device, busy, float(engine_steps[~tail].sum()) if worker else 0.0)
+    spent_on = steps_cost(device, layout, busy, float(engine_steps[~tail].sum()), engine, worker)
     return Generation(
         cost=first + spent_on,
         decode_tokens=plan.tokens,
@@ -290,14 +291,31 @@ def _points(cut: Aborted, first: float) -> tuple[float, ...]:
     return tuple(float(first + t) for t in cut.finish[at])
 
 
-def worker_cost(device: Device, busy: dict[Resource, float], steps: float) -> Cost:
-    """`busy` as a cost, the rollout worker's part of `steps` decode steps with its own interval."""
-    if not steps:
-        return cost_of(device, busy)
-    own = steps * device[WORKER_STEP]
-    rest = {**busy, "overhead": max(0.0, busy["overhead"] - own)}
-    worker = part("overhead", own, WORKER_STEP, spread=device.spread(WORKER_STEP))
-    return cost_of(device, rest) + Cost(parts=(worker,))
+def steps_cost(
+    device: Device,
+    layout: RolloutLayout,
+    busy: dict[Resource, float],
+    steps: float,
+    engine: Engine,
+    worker: bool,
+) -> Cost:
+    """`busy` of `steps` engine steps as a cost; what the host takes rests on what it takes it for.
+
+    The scheduler's part has the interval of the engine's own coefficient, the rollout worker's that of
+    `rollout_step_overhead`; the rest goes by sequence or, without CUDA graphs, into launches.
+    """
+    scheduler = own_name(device, "decode_step_overhead", engine)
+    each = {scheduler: device[scheduler] * layout.pp}
+    each |= {WORKER_STEP: device[WORKER_STEP]} if worker else {}
+    left, parts = busy["overhead"], list[Part]()
+    for name, seconds in each.items():
+        taken = min(left, steps * seconds)
+        left -= taken
+        parts.append(part("overhead", taken, name, spread=device.spread(name)))
+    rest = "decode_sequence_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
+    name = own_name(device, rest, engine)
+    parts.append(part("overhead", left, name, spread=device.spread(name)))
+    return cost_of(device, {**busy, "overhead": 0.0}) + Cost(parts=tuple(p for p in parts if p.seconds > 0))
 
 
 def _finish(timeline: Timeline, seconds: Floats, first: float) -> tuple[float, ...]:

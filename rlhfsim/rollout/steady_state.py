@@ -29,7 +29,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
-from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, worker_cost
+from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
 from rlhfsim.rollout.prefill import group_prefill, prefill
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -101,7 +101,7 @@ def steady_state(
         else Cost()
     )
     busy = {r: s * steps for r, s in step.items()}
-    work = first + worker_cost(device, busy, steps / layout.tokens_per_step if worker else 0.0) + again
+    work = first + steps_cost(device, layout, busy, steps / layout.tokens_per_step, engine, worker) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()
