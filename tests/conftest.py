@@ -16,6 +16,7 @@ settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+os.environ["COLUMNS"] = "100"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

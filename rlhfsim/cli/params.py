@@ -63,11 +63,11 @@ def emit(
     if as_json:
         click.echo(json.dumps(data(), indent=indent))
         return
-    from rlhfsim.present.terminal.console import console
+    from rlhfsim.present.terminal.console import console, put
 
     screen = console()
     for part in show() or ():
-        screen.print(part)
+        put(screen, part)
 
 
 def bad_option(message: str, help: str) -> RlhfsimError:

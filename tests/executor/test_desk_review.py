@@ -51,7 +51,9 @@ def test_waiting_for_a_key_costs_a_small_share_of_the_wait(monkeypatch: pytest.M
     monkeypatch.setattr(
         control, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=clock_sleep(clock))
     )
-    end: Any = SimpleNamespace(spec=SimpleNamespace(timeout_s=60.0), failure=lambda: None)
+    end: Any = SimpleNamespace(
+        spec=SimpleNamespace(timeout_s=60.0), failure=lambda: None, _read=lambda key: None
+    )
     end._exist = lambda keys, what: clock.now >= 0.005
     Control.wait(end, ["key"], "a key")
     assert clock.now - 0.005 < 0.0005

@@ -31,7 +31,7 @@ def test_a_large_model_is_cut_into_files_that_its_readers_find(
     model = heads.load(str(source), "causal", "fp32")
     named = heads.named_parameters(model)
     monkeypatch.setattr(checkpoints, "FILE_BYTES", 400_000)
-    saved: Any = SimpleNamespace(model=model, buckets=lambda size: weights.buckets(named, size, here=True))
+    saved = _saved(source, model, named)
     monkeypatch.setattr(checkpoints, "GATHER_BYTES", 100_000)
     folder = tmp_path / "copy"
     folder.mkdir()
@@ -47,13 +47,23 @@ def test_a_large_model_is_cut_into_files_that_its_readers_find(
         assert torch.equal(dict(theirs.named_parameters())[name], wanted)
 
 
+def _saved(source: Path, model: heads.HeadedModel, named: dict[str, torch.nn.Parameter]) -> Any:
+    return SimpleNamespace(
+        model=model,
+        buckets=lambda size: weights.buckets(named, size, here=True),
+        spec=SimpleNamespace(model=str(source)),
+    )
+
+
 def test_a_small_model_is_one_file_without_index(tmp_path: Path) -> None:
-    model = heads.load(str(tiny.build(tmp_path / "source", layers=1)), "causal", "fp32")
-    named = heads.named_parameters(model)
-    saved: Any = SimpleNamespace(model=model, buckets=lambda size: weights.buckets(named, size, here=True))
+    source = tiny.build(tmp_path / "source", layers=1)
+    model = heads.load(str(source), "causal", "fp32")
+    saved = _saved(source, model, heads.named_parameters(model))
     (tmp_path / "copy").mkdir()
     checkpoints.export(saved, tmp_path / "copy")
     assert [file.name for file in (tmp_path / "copy").glob("model*")] == ["model.safetensors"]
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (source / name).read_bytes()
 
 
 def test_rank_0_holds_the_tensors_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +75,8 @@ def test_rank_0_holds_the_tensors_of_one_file(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(checkpoints, "FILE_BYTES", 16 * MIB)
     config = SimpleNamespace(save_pretrained=lambda folder: None)
-    saved: Any = SimpleNamespace(model=SimpleNamespace(config=config), buckets=buckets)
+    spec = SimpleNamespace(model=str(tmp_path / "source"))
+    saved: Any = SimpleNamespace(model=SimpleNamespace(config=config), buckets=buckets, spec=spec)
     checkpoints.export(saved, tmp_path)  # what the libraries allocate once
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")

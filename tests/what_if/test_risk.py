@@ -67,11 +67,11 @@ def test_the_law_agrees_with_the_pricer_run_once_for_every_draw_of_its_coefficie
     alone = replace(plan, prediction=replace(plan.prediction, step_s=step.seconds, low_s=low, high_s=high))
     law = replace(law_of(alone, cost), low=step.seconds, high=step.seconds).chain()  # no discrepancy
     priced = []
-    for i in range(200):
+    for i in range(400):
         drawn = {
             n: replace(c, value=v, low=min(c.low, v), high=max(c.high, v))
             for n, c in uncertain.items()
-            for v in [min(float(two_sided(c.value, c.low, c.high, normals(n, 7)[i : i + 1])[0]), most(n))]
+            for v in [min(float(two_sided(c.value, c.low, c.high, normals(n, 8)[i : i + 1])[0]), most(n))]
         }
         profile = replace(group.profile, coefficients={**group.profile.coefficients, **drawn})
         changed = replace(here, node_groups=(replace(group, profile=profile),))

@@ -46,6 +46,11 @@ def console(*, stderr: bool = False) -> Console:
     return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
+def put(screen: Console, part: RenderableType | str) -> None:
+    """Print a part; text that does not wrap (a command, to be copied) stays in one line of any length."""
+    screen.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+
+
 def new_table(width: int | None = WIDTH) -> Table:
     """A table without edges, as every command shows it; without a width as wide as its content."""
     return Table(

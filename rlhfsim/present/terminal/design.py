@@ -19,7 +19,7 @@ from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
 from rlhfsim.present.terminal.choices import front_dict, missing_dict, missing_text, plan_dict, whynot_dict
-from rlhfsim.present.terminal.console import labelled
+from rlhfsim.present.terminal.console import LABEL, labelled, put
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, summary, targets
 from rlhfsim.present.terminal.ranking import proof, ranked, rounded
@@ -58,11 +58,13 @@ def show_first(
     """The first screen: rivals and what is known of them are cut so that it stays one."""
     for rows, measured in LEANER:
         parts = list(_first(answer, extras, console.width, rows, measured=measured))
-        parts.append(_next(answer, out, detail))
-        if first.lines(console, parts) <= first.MOST:
+        following = _next(answer, out, detail)
+        if first.lines(console, parts) + len(following) <= first.MOST:
             break
     for part in parts:
         console.print(part, highlight=False)
+    for line in following:
+        put(console, line)
 
 
 def _first(
@@ -170,10 +172,10 @@ def _money(answer: Design, steps: int | None) -> Iterator[str]:
         )
 
 
-def _next(answer: Design, out: str, detail: frozenset[str]) -> RenderableType:
-    """Commands that go on from the plan, and what this one has not shown."""
+def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
+    """Commands that go on from the plan, and what this one has not shown; each in one line, to be copied."""
     assert answer.chosen is not None
-    rows, more = {}, [f"rlhfsim simulate {out}"]
+    rows, more = dict[str, str](), [f"rlhfsim simulate {out}"]
     if answer.request.runs is framework(OWN):
         kinds = answer.chosen.hardware
         nodes = (f"{-(-h.gpus // h.gpus_per_node)}x{h.gpus_per_node}x{h.profile}" for h in kinds)
@@ -182,7 +184,10 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> RenderableType:
         rows["next"] = f"rlhfsim export {out} --to {runs.name} --out run"
     more += [] if answer.gains else ["--gains"]
     more += [] if detail else ["--detail time,memory,proof,sure,all"]
-    return labelled({**rows, "more": "; ".join(more)})
+    rows["more"] = "; ".join(more)
+    return [
+        Text.assemble((f"{label:{LABEL + 2}}", "cyan"), text, no_wrap=True) for label, text in rows.items()
+    ]
 
 
 def _show_nothing(console: Console, answer: Design) -> None:

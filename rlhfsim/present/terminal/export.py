@@ -25,4 +25,4 @@ def report(found: Exported, out: Path) -> Iterator[Table | Text]:
         yield Text(f"{title} cannot be told: {unsaid.sentence}")
     names = ", ".join(sorted([*found.files, "plan.json"]))
     yield Text(f"{title} {found.version}, in {out}: {names}")
-    yield Text(f"next: cd {out} && {found.start}", style="bold")
+    yield Text(f"next: cd {out} && {found.start}", style="bold", no_wrap=True)

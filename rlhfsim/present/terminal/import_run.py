@@ -36,7 +36,7 @@ def report(run: Imported, plan: Plan, out: Path) -> list[RenderableType]:
         shown = ", ".join(f"{k} = {v}" for k, v in run.settings.assumed.items())
         parts += ["", Text("not in the configuration, the framework's defaults", style="bold"), Text(shown)]
     parts += [Text(f"note: {note}", style="yellow") for note in run.notes]
-    return [*parts, "", Text(f"next: rlhfsim compare {out}/plan.json {out}/")]
+    return [*parts, "", Text(f"next: rlhfsim compare {out}/plan.json {out}/", no_wrap=True)]
 
 
 def _summary(run: Imported, plan: Plan, out: Path) -> dict[str, str]:
