@@ -21,18 +21,11 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped where there is none; long ones run where -m asks for them.
-
-    Real engines run one test after the other, in one process of pytest-xdist, beside everything else; other
-    tests go to its processes a file at a time, so that what a file prepares is prepared once.
-    """
+    """Tests that need a GPU are skipped where there is none; long ones run where -m asks for them."""
     if "long" not in config.option.markexpr:
         later = [item for item in items if item.get_closest_marker("long") is not None]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
-    for item in items:
-        engines = item.get_closest_marker("slow") and not item.get_closest_marker("parallel")
-        item.add_marker(pytest.mark.xdist_group("engines" if engines else item.path.stem))
     if Path("/proc/driver/nvidia/gpus").is_dir():
         return
     for item in items:
