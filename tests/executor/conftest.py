@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SLOTS = 8
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: other tests would starve the engines
 
 
 @pytest.fixture(scope="session")
