@@ -39,7 +39,7 @@ def channel(transport: str, folder: Path, **changes: object) -> ChannelSpec:
         receivers=2,
         folder=str(folder),
         bucket_bytes=4096,
-        timeout_s=20,
+        timeout_s=60,
     )
     return replace(spec, **changes)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_every_receiver_gets_the_same_weights_in_order_twice(transport: str, tmp
             ends = [pool.submit(received, receiver, version) for receiver in receivers]
             sent = sender.send(gathered(weights), version)
             for end in ends:
-                got, transfer = end.result(20)
+                got, transfer = end.result(60)
                 assert [name for name, _ in got] == [name for name, _ in weights]
                 for (_, ours), (_, theirs) in zip(weights, got, strict=True):
                     assert ours.dtype == theirs.dtype
@@ -108,7 +108,7 @@ def _send_once(transport: str, folder: Path, weights: Weights) -> str:
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(received, receiver, 7)
         sent = sender.send(gathered(weights), 7)
-        end.result(20)
+        end.result(60)
     sender.close()
     return sent.checksum
 
@@ -121,7 +121,7 @@ def test_shared_buffer_is_not_written_again_before_its_readers_are_done(tmp_path
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(received, receiver, 1, 0.01)
         sender.send(gathered(weights), 1)
-        got = end.result(20)[0]
+        got = end.result(60)[0]
     assert all(torch.equal(tensor, weights[i][1]) for i, (_, tensor) in enumerate(got))
     sender.close()
 
@@ -133,7 +133,7 @@ def test_disk_keeps_only_the_newest_whole_version_and_nothing_after_close(tmp_pa
         for version in (3, 4):
             end = pool.submit(received, receiver, version)
             sender.send(gathered(some_weights()), version)
-            end.result(20)
+            end.result(60)
     folder = tmp_path / spec.name
     assert [path.name for path in folder.iterdir()] == ["weights-4"]
     sender.close()
@@ -155,7 +155,7 @@ def test_absent_receiver_is_named_in_time_and_the_other_ranks_are_not_left_waiti
     with pytest.raises(RlhfsimError, match="receiver 0 of 1 to take part") as caught:
         sender.send(GatheredWeights(gather), 1)
     assert caught.value.code == "weight-sync-timeout"
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
     assert rounds == ["ended"], "the collective behind the buckets was not finished"
     assert shared_files() == []
 
@@ -212,7 +212,7 @@ def test_failure_of_the_gather_reaches_the_receivers(tmp_path: Path) -> None:
         with pytest.raises(MemoryError):
             sender.send(GatheredWeights(breaks), 1)
         with pytest.raises(RlhfsimError, match="gather ran out of memory"):
-            end.result(20)
+            end.result(60)
 
 
 def test_wrong_version_is_refused_by_both_ends(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_wrong_version_is_refused_by_both_ends(tmp_path: Path) -> None:
         with pytest.raises(RlhfsimError, match="expects version 2, the sender sends 1"):
             sender.send(gathered(some_weights()), 1)
         with pytest.raises(RlhfsimError) as caught:
-            end.result(20)
+            end.result(60)
     assert caught.value.code == "weight-sync-version"
 
 
@@ -251,7 +251,7 @@ def test_corrupted_bytes_are_found_by_the_checksums(tmp_path: Path, monkeypatch:
 
 
 def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_removes(tmp_path: Path) -> None:
-    spec = channel("ipc", tmp_path, receivers=1, timeout_s=10)
+    spec = channel("ipc", tmp_path, receivers=1, timeout_s=60)
     script = (
         "import sys, time, torch\n"
         "from dataclasses import replace\n"
@@ -259,6 +259,7 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
         "from executor.weight_transfer.channel import Sender\n"
         "from executor.weight_transfer.packing import GatheredWeights\n"
         f"sender = Sender(replace({spec!r}, secret={spec.secret!r}))\n"
+        "print('listening', flush=True)\n"
         "def buckets():\n"
         "    for i in range(100):\n"
         "        print(i, flush=True)\n"
@@ -267,15 +268,16 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
         "sender.send(GatheredWeights(buckets), 1)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "listening"
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(received, Receiver(spec, 0), 1)
-        assert child.stdout is not None
         while child.stdout.readline().strip() != "5":
             pass
         child.kill()
         child.wait(10)
         with pytest.raises(RlhfsimError) as caught:
-            end.result(10)
+            end.result(50)
     assert caught.value.code == "weight-sync-failed"
     sweep(spec.folder)
     assert shared_files() == []
@@ -288,7 +290,7 @@ def test_channel_can_be_opened_again_on_the_same_port(tmp_path: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             end = pool.submit(received, receiver, 1)
             sender.send(gathered(some_weights()), 1)
-            assert len(end.result(20)[0]) == 7
+            assert len(end.result(60)[0]) == 7
         receiver.close()
         sender.close()
 
@@ -311,7 +313,7 @@ def test_adapters_are_merged_into_the_base_and_siblings_come_along(transport: st
         end = pool.submit(received, receiver, 1)
         adapters = [(f"{name}.lora_A", a), (f"{name}.lora_B", b)]
         sent = sender.send(gathered(adapters), 1)
-        got = dict(end.result(20)[0])
+        got = dict(end.result(60)[0])
     sender.close()
     assert sent.bytes == 4 * (a.numel() + b.numel())
     assert set(got) == {other for other in base if other.startswith("layers.1.self_attn.")}
