@@ -161,7 +161,9 @@ def question(given: dict[str, Any]) -> Request:
             "give --price USD_PER_GPU_HOUR",
         )
     with on_command_line():
-        base = Request(cluster=cluster, workload=workload, **trainer(given), objective=given["objective"])
+        base = Request(
+            cluster=cluster, workload=workload, **trainer(given, cluster), objective=given["objective"]
+        )
     request = constrained(base, given)
     check_request(request, models_of(workload), list(variants(request)))
     return request

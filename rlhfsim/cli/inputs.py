@@ -69,7 +69,7 @@ backend_options = together(
         "--framework",
         OneOf("framework", FRAMEWORKS),
         f"Who runs the plan: {', '.join(FRAMEWORKS)} (all that is priced). Default: {OWN}, or the first that "
-        "trains with --backend.",
+        "trains with --backend and runs the GPUs.",
     ),
     option(
         "--backend",
@@ -79,9 +79,14 @@ backend_options = together(
 )
 
 
-def trainer(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Framework and backend of `backend_options`, as a request has them."""
+def trainer(given: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """Framework and backend of `backend_options`, as a request has them.
+
+    With neither given: ours, or the first framework that runs the cluster's kinds of GPU.
+    """
     name, backend = given["framework"], given["backend"]
+    if name is None and backend is None and framework(OWN).lacks_hardware(cluster.vendors):
+        name = next(x.name for x in frameworks() if not x.lacks_hardware(cluster.vendors))
     if backend is None:
         backend = next(iter(framework(OWN if name in (None, ANY) else name).trainers))
     return {"framework": name, "backend": backend}

@@ -26,6 +26,7 @@ from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
 from rlhfsim.frameworks.runs import ANY, OWN, framework
 from rlhfsim.plan import read_plan
 from rlhfsim.search.request import SWITCHES, Request
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
@@ -126,7 +127,7 @@ def request_of(given: Mapping[str, Any]) -> Request:
         request = Request(
             cluster=cluster,
             workload=workload,
-            **_priced(given),
+            **_priced(given, cluster),
             allow=frozenset(allow),
             fix=fixed_layouts(given),
             architecture=wanted,
@@ -136,8 +137,8 @@ def request_of(given: Mapping[str, Any]) -> Request:
     return request
 
 
-def _priced(given: Mapping[str, Any]) -> dict[str, Any]:
+def _priced(given: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """Framework and backend; a backend that ours does not run is priced whatever runs it."""
-    asked = trainer(given)
+    asked = trainer(given, cluster)
     ours = asked["backend"] in framework(OWN).trainers
     return asked if asked["framework"] or ours else {**asked, "framework": ANY}

@@ -129,7 +129,7 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
         base = Request(
             cluster=cluster,
             workload=build_workload({**given, "gpus": 1}),
-            **trainer(given),
+            **trainer(given, cluster),
             price=None if isinstance(given["price"], str) else given["price"],
         )
     request = constrained(base, given)

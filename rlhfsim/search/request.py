@@ -164,11 +164,7 @@ class Request(_Runner):
     def _runner(self) -> Runs | None:
         if self.framework == ANY:
             return None
-        return framework(self.framework) if self.framework else runner_of(self.backend, self._vendors)
-
-    @property
-    def _vendors(self) -> frozenset[str]:
-        return frozenset(group.profile.vendor for group in self.cluster.node_groups)
+        return framework(self.framework) if self.framework else runner_of(self.backend, self.cluster.vendors)
 
     @property
     def trainer(self) -> BackendRules:
@@ -196,7 +192,7 @@ class Request(_Runner):
             raise unknown_name("framework", self.framework or "", [*known, ANY])
         if self.runs is None:
             return
-        lacks = self.runs.lacks_hardware(self._vendors)
+        lacks = self.runs.lacks_hardware(self.cluster.vendors)
         if self.backend not in self.runs.trainers:
             lacks = self.runs.lacks_layout(self.backend, Layout(), self.workload, "actor")
         if lacks is not None:

@@ -124,10 +124,9 @@ def _option(
 
 def _runners(request: Request, plan: Plan) -> Iterator[str]:
     """Frameworks that run the plan as it is."""
-    vendors = {group.profile.vendor for group in request.cluster.node_groups}
     given = (plan.placement, plan.workload, plan.topology)
     for runs in frameworks():
         if plan.placement.backend in runs.trainers and request.framework in (ANY, runs.name):
-            lacks = runs.lacks(*given, one_node=plan.replicas_in_one_node, vendors=vendors)
+            lacks = runs.lacks(*given, one_node=plan.replicas_in_one_node, vendors=request.cluster.vendors)
             if next(iter(lacks), None) is None:
                 yield runs.name

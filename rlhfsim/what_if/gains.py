@@ -95,9 +95,9 @@ def _gain(name: str, best: Candidate | None, chosen: Candidate, request: Request
 
 def _runner(request: Request, backend: Backend) -> Runs | None:
     """Who would train with a backend: the framework of the question where it does."""
-    if request.runs is None or backend in request.runs.trainers:
+    if request.framework == ANY or (request.runs and backend in request.runs.trainers):
         return request.runs
-    return runner_of(backend)
+    return runner_of(backend, request.cluster.vendors)
 
 
 def _change(name: str, like: Placement) -> Change:

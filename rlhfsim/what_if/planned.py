@@ -91,7 +91,7 @@ def not_launched(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
         plan.workload,
         plan.topology,
         one_node=plan.replicas_in_one_node,
-        vendors={group.profile.vendor for group in cluster.node_groups},
+        vendors=cluster.vendors,
     )
     return tuple(f"rlhfsim launch does not run {lacks.what}: {lacks.remedy}" for lacks in lacking)
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import rlhfsim
+from rlhfsim.cli.inputs import trainer
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
@@ -125,6 +126,21 @@ def test_amd_gpus_are_offered_where_a_framework_runs_them() -> None:
     answer = rlhfsim.design(Request(cluster=cluster, workload=GRPO), explain=False)
     assert answer.chosen is not None
     assert any("AMD GPUs" in note for note in not_launched(answer.chosen, cluster))
+
+
+def test_amd_gpus_alone_choose_a_framework_that_runs_them() -> None:
+    given = {"framework": None, "backend": None}
+    assert trainer(given, parse_cluster(8, "mi300x")) == {"framework": "verl", "backend": "megatron"}
+    assert trainer(given, parse_cluster(8, "h100")) == {"framework": None, "backend": "deepspeed"}
+    assert trainer({**given, "backend": "deepspeed"}, parse_cluster(8, "mi300x"))["framework"] is None
+
+
+def test_what_other_backends_would_bring_is_asked_of_frameworks_that_run_the_gpus() -> None:
+    request = Request(cluster=parse_cluster(1, "mi300x"), workload=GRPO, framework="verl", backend="fsdp2")
+    answer = rlhfsim.design(request, left_out=True)
+    assert answer.chosen is not None
+    deepspeed = next(gain for gain in answer.gains if gain.name == "deepspeed")
+    assert deepspeed.meaning.startswith("priced only")
 
 
 @pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)

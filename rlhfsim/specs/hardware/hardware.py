@@ -226,6 +226,11 @@ class Cluster:
         return sum(pool.gpus for pool in self.node_groups)
 
     @property
+    def vendors(self) -> frozenset[str]:
+        """Of the kinds of GPU."""
+        return frozenset(pool.profile.vendor for pool in self.node_groups)
+
+    @property
     def node_group(self) -> NodeGroup:
         """The pool that trains: the first one."""
         return self.node_groups[0]
