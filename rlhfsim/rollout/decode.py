@@ -21,20 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlhfsim.kernels import collectives
-from rlhfsim.kernels.device import Device, group
-from rlhfsim.kernels.layers import (
-    Matrix,
-    attention_matrices,
-    expert_matrices,
-    head_matrix,
-    heads,
-    mlp_matrices,
-    recurrent_matrices,
-    shared_matrices,
-)
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.layers import attention_matrices, head_matrix, heads, mlp_matrices, recurrent_matrices
 from rlhfsim.rollout import untimed
-from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
-from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
+from rlhfsim.rollout.collective_time import collective, tp_all_reduce
+from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
+from rlhfsim.rollout.experts import experts
+from rlhfsim.rollout.matrices import ACTIVATION_BYTES, gemm
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -45,8 +38,6 @@ Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
 LOGIT_BYTES = 4.0
 """Samplers upcast logits to FP32."""
-FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
-"""An FP8 element with its share of the FP32 scale of 128."""
 ELEMENTWISE_PASSES = 14.0
 """Reads and writes of n x h per layer by two norms with residual, rotary, activation and (FP8)
 quantisation, counted from the kernels that vLLM launches; their launch is `decode_layer_overhead`."""
@@ -134,7 +125,7 @@ def token_work(
     if model.num_dense_layers:
         step = step + _dense(device, model, layout, rows, engine).scaled(float(model.num_dense_layers))
     if model.moe:
-        step = step + _experts(device, model, layout, rows).scaled(float(model.num_moe_layers))
+        step = step + experts(device, model, layout, rows).scaled(float(model.num_moe_layers))
     return step
 
 
@@ -146,7 +137,7 @@ def head_work(
     size = rows * model.vocab * ACTIVATION_BYTES
     passes = coefficient(device, "sampling_passes", engine) * LOGIT_BYTES * rows * model.vocab / layout.tp
     sampling = passes / (device.profile.hbm.value * device["hbm_efficiency"])
-    gather = _collective(device, "all_gather", size, layout.tp)
+    gather = collective(device, "all_gather", size, layout.tp)
     return gemm(device, head, rows, layout.precision) + gather + on("hbm", sampling)
 
 
@@ -215,129 +206,6 @@ def _dense(
     for matrix in mlp_matrices(model, layout.tp):
         step = step + gemm(device, matrix, rows, precision, fused=engine == "vllm")
     return step
-
-
-def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
-    """Router, routed and shared experts of one layer with their communication.
-
-    Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
-    skewed (power-law) routing and hold the experts that n tokens touch (G2) and the fullest rank.
-    """
-    moe = model.moe
-    assert moe is not None
-    everyone = rows * layout.attention_dp
-    router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
-    step = gemm(device, router, rows, layout.precision)
-    for matrix in (*shared_matrices(model, layout.tp), *expert_matrices(model, 1)[3:]):
-        step = step + gemm(device, matrix, rows, layout.precision)
-    return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)
-
-
-def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> EngineStep:
-    """Routed experts of one layer for `tokens` tokens of the whole replica, on its fullest GPU.
-
-        at least beta params max(1, k/e) bytes and 2 params n k / e FLOP      params: of one expert / etp
-
-    How many experts n tokens touch (G2: E (1 - (1 - k/E)^n) for uniform routing, fewer and
-    hotter ones with skew) and the fullest rank are inside the measured curve.
-    """
-    moe = model.moe
-    assert moe is not None
-    ep, etp = expert_layout(layout)
-    if layout.precision == WEIGHT_ONLY:
-        step = expert_work(device, model, replace(layout, precision="bf16"), tokens)
-        return _weight_only_experts(device, model, layout, tokens, step)
-    m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
-    params = (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
-    touched = max(1.0, moe.top_k / ep)
-    seconds = device.curves.moe(
-        m, model.expert_width, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision
-    )
-    return kernel(
-        device,
-        seconds,
-        flop=2.0 * params * m * moe.top_k / ep,
-        size=BYTES_PER_ELEMENT[layout.precision] * params * touched,
-        precision=layout.precision,
-    )
-
-
-def _weight_only_experts(
-    device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats, step: EngineStep
-) -> EngineStep:
-    """Experts that n tokens touch are read: E (1 - (1 - k/E)^n) of a layer, over its ranks (G2)."""
-    moe = model.moe
-    assert moe is not None
-    ep, etp = expert_layout(layout)
-    n, params = np.maximum(tokens, 1.0), (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
-    touched = moe.num_experts / ep * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** n)
-    return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched)
-
-
-def expert_precision(model: ModelSpec, layout: RolloutLayout) -> str:
-    """Kernel name of the experts' precision: FP8 checkpoints of MoE models are scaled by block.
-
-    DeepSeek-V3, Qwen3-MoE-FP8 and MiniMax-M2 ship 128 x 128 blocks. Their dense products are priced
-    with the per-tensor curve: the block-scaled one was timed outside CUDA graphs, where the launch
-    of its quantisation, not the GPU, takes 60 to 190 us whatever the size.
-    """
-    return "fp8_block" if layout.precision == "fp8" and model.moe else layout.precision
-
-
-def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
-    """Expert parallelism and the tensor parallelism inside one expert: ep x etp = tp x attention_dp."""
-    ranks = layout.tp * layout.attention_dp
-    ep = min(layout.ep, ranks)
-    return ep, max(1, ranks // ep)
-
-
-def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: int) -> EngineStep:
-    """All-reduce of n h activations over TP (G4): the faster of custom one- or two-shot and NCCL."""
-    return _collective(device, "all_reduce", rows * model.hidden * ACTIVATION_BYTES, tp)
-
-
-def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
-    """Bring tokens to the experts and back.
-
-    Without attention DP every GPU holds all tokens, one all-reduce adds the outputs. With it,
-    q n tokens are gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`). Across domains
-    the k copies of n/t tokens are dispatched and combined one by one where that is faster (DeepEP): in the
-    weights' precision with block scales, and back in BF16.
-    """
-    moe = model.moe
-    assert moe is not None
-    if layout.attention_dp == 1:
-        return tp_all_reduce(device, model, rows, layout.tp)
-    where = group(layout.tp * layout.attention_dp, 1, device.domain)
-    gathered = rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES
-    both = _collective(device, "all_gather", gathered, where.ranks)
-    both = both + _collective(device, "reduce_scatter", gathered, where.ranks)
-    if where.domains == 1 or layout.ep < where.ranks:
-        return both
-    sent = np.maximum(rows / layout.tp, 1.0) * moe.top_k * model.hidden
-    width = FP8_BLOCK_BYTES if layout.precision == "fp8" else ACTIVATION_BYTES
-    exchanged = collectives.one_sided(device, sent * width, where)
-    exchanged = exchanged + collectives.one_sided(device, sent * ACTIVATION_BYTES, where)
-    return on("network", np.minimum(both.seconds, exchanged))
-
-
-def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> EngineStep:
-    """A collective over neighbouring GPUs: curves inside one domain, hierarchical beyond."""
-    if ranks == 1:
-        return nothing()
-    where = group(ranks, 1, device.domain)
-    if where.domains > 1:
-        times = {
-            "all_reduce": collectives.all_reduce,
-            "all_gather": collectives.all_gather,
-            "reduce_scatter": collectives.reduce_scatter,
-        }
-        scalar = np.vectorize(lambda s: times[op](device, float(s), where), otypes=[float])
-        return on("network" if where.domains > 1 else "nvlink", scalar(size))
-    seconds = device.curves.collective(op, size, ranks)
-    if op == "all_reduce":
-        seconds = np.minimum(seconds, device.curves.custom_all_reduce(size, ranks))
-    return on("nvlink", seconds)
 
 
 def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> EngineStep:

@@ -11,24 +11,21 @@ Not known here: clocks under a power cap, dropout, biases that are not fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.device import Device, group
-from rlhfsim.kernels.flop import FLASH_BACKWARD, attended_pairs
-from rlhfsim.kernels.layers import Heads, Matrix
-from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.kernels.flop import FLASH_BACKWARD
+from rlhfsim.kernels.layers import Matrix
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.training.mixer_time import BF16, attention, hbm, index, scan
+from rlhfsim.training.work import Work
 
-BF16 = 2.0
 MAX_M, MAX_N, MAX_K = 32768.0, 65536.0, 65536.0
 """Largest GEMM in the tables; beyond it time grows in proportion."""
-LONGEST = 16384.0
-"""Longest prefill that is asked of the attention curve; beyond it time grows with the pairs."""
 MODULES: Mapping[str, tuple[str, ...]] = {
     "mla_up_proj": ("q_up", "kv_up"),
     "mlp": ("mlp_up", "mlp_down"),
@@ -43,49 +40,8 @@ selective activation checkpointing as in torchtitan's `selective`, option `op`).
 EVERY_SECOND = 0.5
 SCAN_BACKWARD = 2.5
 """Backward over forward of a scan: as of attention, its products again and twice as many."""
-WIDE = 128
-"""Head width from which the attention kernels run at their full rate."""
 TILE = 128.0
 """Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
-
-
-@hashed_once
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work(Hashed):
-    """One micro-batch on one GPU, and how the layer is cut."""
-
-    tokens: float
-    """T, after context parallelism."""
-    length: float
-    """Length that attention sees, before context parallelism."""
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    sequence_parallel: bool = True
-    precision: str = "bf16"
-    """Of the linear layers; attention cores, router and head stay in BF16."""
-    low_precision_gain: float = 1.0
-    """Speed of its FP8 and FP4 products over the timed serving kernels."""
-    fused: bool = True
-    """Element-wise chains run as one kernel (Megatron with Transformer Engine, torch.compile)."""
-    attention_slowdown: float = 1.0
-    """Time of the attention kernel over that of the measured one (an older FlashAttention)."""
-    flash: bool = True
-    """False: scores are written to memory (kernels before FlashAttention)."""
-    fp8_attention: bool = False
-    """The attention core runs in FP8."""
-    fused_experts: bool = False
-    """Activation and quantisation of the experts happen inside their grouped GEMMs."""
-    token_once: bool = True
-    """Dispatch sends a token once to each GPU, not once per chosen expert."""
-    skew: float = 1.0
-    """Busiest over mean expert-parallel rank."""
-
-    @property
-    def held(self) -> float:
-        """T': tokens outside the tensor-parallel regions."""
-        return self.tokens / self.tp if self.sequence_parallel else self.tokens
 
 
 class Pass(NamedTuple):
@@ -146,7 +102,7 @@ def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> L
     indexed = index(device, model, work) if attends else 0.0
     ratio = FLASH_BACKWARD / device["attention_backward_rate"] if work.flash else 2.0
     passes = 1.0 if work.fused else device["eager_traffic"]
-    memory = passes * _traffic(model, matrices, work, kind) / _hbm(device)
+    memory = passes * _traffic(model, matrices, work, kind) / hbm(device)
     tp = _tensor_parallel(device, model, work, kind)
     ep = _expert_parallel(device, model, work) if kind.ffn == "experts" else 0.0
     cp = _context_parallel(device, model, work, kind)
@@ -168,9 +124,9 @@ def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) 
     """
     matrix = layers.head_matrix(model, work.tp)
     forward, data, weight, _ = _gemms(device, (matrix,), work)
-    logits = work.tokens * matrix.n / _hbm(device) if logprob and not model.value_head else 0.0
+    logits = work.tokens * matrix.n / hbm(device) if logprob and not model.value_head else 0.0
     scale = 0.5 if work.fused else 1.0
-    norm = 2 * BF16 * work.held * model.hidden / _hbm(device)
+    norm = 2 * BF16 * work.held * model.hidden / hbm(device)
     return Layer(
         Pass(forward, 0.0, 12 * scale * logits + norm, 0.0, 0.0, 0.0),
         Pass(data + weight, 0.0, 8 * scale * logits + 2 * norm, 0.0, 0.0, 0.0),
@@ -183,113 +139,9 @@ def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) 
 @lru_cache(maxsize=65536)
 def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
     """Embedding look-up: read and write h per token; the gradient is scattered in FP32."""
-    row = work.tokens * model.hidden / _hbm(device)
+    row = work.tokens * model.hidden / hbm(device)
     forward = Pass(0.0, 0.0, 2 * BF16 * row, 0.0, 0.0, 0.0)
     return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0, {})
-
-
-@lru_cache(maxsize=65536)
-def attention(device: Device, model: ModelSpec, work: Work) -> float:
-    """Forward seconds of the attention core of one layer, averaged over windowed and full layers.
-
-        t = curve(batch = T c / s, s) / c x (1 + s0 c / s) / (1 + s0 / s) x pairs(window)/pairs
-
-    Context parallelism splits the pairs evenly (zigzag order, Ring Attention, arXiv 2310.01889), in c kernels
-    that see s/c keys each and have the rate of so short a sequence (s0 = `attention_half_length`).
-    """
-    at = model.attention
-    local = layers.heads(at, work.tp)
-    length = max(1.0, work.length)
-    sequences = work.tokens * work.cp / length
-    kernel = _flash if work.flash else _unfused
-    seconds = kernel(device, local, sequences, length) / work.cp * work.attention_slowdown
-    half = device["attention_half_length"]
-    seconds *= (length + half * work.cp) / (length + half)
-    seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
-    seconds *= device["fp8_attention_time"] if work.fp8_attention else 1.0
-    if at.index_topk is not None and at.index_topk < length:
-        seconds *= attended_pairs(length, at.index_topk) / attended_pairs(length)
-    share = at.num_windowed_layers / model.num_attention_layers
-    if not share:
-        return seconds
-    seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
-    io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / _hbm(device)
-    return (1 - share) * seconds + share * max(seconds * seen, io)
-
-
-@lru_cache(maxsize=65536)
-def scan(device: Device, model: ModelSpec, work: Work) -> float:
-    """Forward seconds of the scan of one recurrent layer: its model FLOP at `scan_efficiency` of the peak.
-
-    Chunked kernels compute in BF16 whatever the precision of the products; heads are split over tp, and with
-    context parallelism over cp (an all-to-all, see `_context_parallel`).
-    """
-    if model.recurrent is None:
-        return 0.0
-    rate = _peak(device, "bf16") * device["scan_efficiency"]
-    return model.recurrent.scan_flop * work.tokens / work.tp / rate
-
-
-def index(device: Device, model: ModelSpec, work: Work) -> float:
-    """Seconds in which the indexer of sparse attention scores all pairs of one layer, on every GPU of tp.
-
-    In FP8 where the GPU has it, at `indexer_efficiency` of its peak. The backward pass trains the indexer by
-    a loss of its own over the same scores.
-    """
-    at = model.attention
-    if not at.index_num_heads:
-        return 0.0
-    pairs = work.tokens * work.cp / max(1.0, work.length) * attended_pairs(work.length) / work.cp
-    return at.index_flop(pairs) / (_peak(device, "fp8") * device["indexer_efficiency"])
-
-
-def _peak(device: Device, precision: Literal["bf16", "fp8"]) -> float:
-    peak = device.profile.peak
-    return next(peak[p] for p in (precision, "bf16", "fp16", "fp32") if p in peak).value
-
-
-@lru_cache(maxsize=65536)
-def _flash(device: Device, local: Heads, sequences: float, length: float) -> float:
-    """The measured causal kernel, or a contiguous one where that is faster.
-
-        t = min(curve(s), curve(s_long) (s / s_long)^2 (1 + s0/s) / (1 + s0/s_long))
-
-    The timed serving kernels gather paged keys and lose more on short sequences than training
-    kernels, whose rate follows s/(s + s0) (`attention_half_length`). Narrow heads keep
-    (d/128)^-0.2 of the rate of wide ones: FlashAttention-2 on A100 reaches 0.85 to 0.9 of its rate
-    at 128 with 64 (arXiv 2307.08691, figure 5).
-    """
-    asked, whole = min(length, LONGEST), max(1.0, sequences)
-    half = device["attention_half_length"]
-
-    def curve(batch: float, seq: float, width: float) -> float:
-        prefill = device.curves.prefill_attention
-        return float(prefill(batch, seq, local.query, local.kv, width, 0))
-
-    def seconds(width: float) -> float:
-        timed = curve(whole, asked, width) / whole
-        long = curve(1.0, LONGEST, width) * (asked / LONGEST) ** 2
-        return min(timed, long * (1 + half / asked) / (1 + half / LONGEST))
-
-    one = seconds(local.qk_dim)
-    if local.qk_dim < WIDE:
-        one = min(one, seconds(WIDE) * (local.qk_dim / WIDE) ** 0.8)
-    return one * sequences * (length / asked) ** 2
-
-
-def _unfused(device: Device, local: Heads, sequences: float, length: float) -> float:
-    """Two batched products over the full square, and softmax and dropout through memory.
-
-        4 d e / (F eta) + 12 e / (B_m eta),  e = a s^2 scores
-
-    12 B: scores written and read, softmax written and read, mask, dropout written and read, in 16
-    bits. Source: the tensors of Korthikanti et al., arXiv 2205.05198, section 4.1 (5 a s / h).
-    """
-    scores = sequences * local.query * length * length
-    peak = device.profile.peak
-    rate = max(p.value for name, p in peak.items() if name in ("bf16", "fp16", "fp32"))
-    products = 4 * local.qk_dim * scores / (rate * device["gemm_efficiency"])
-    return products + 12 * scores / _hbm(device)
 
 
 @lru_cache(maxsize=65536)
@@ -303,7 +155,7 @@ def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKin
     passes = 1.0 if work.fused else device["eager_traffic"]
     matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind)
     elements = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices if x.linear)
-    return passes * BF16 * elements / _hbm(device)
+    return passes * BF16 * elements / hbm(device)
 
 
 def repeated_traffic(modules: tuple[str, ...]) -> float:
@@ -311,10 +163,6 @@ def repeated_traffic(modules: tuple[str, ...]) -> float:
     if OPERATORS in modules:
         return 1.0
     return 0.3 * ("layernorm" in modules) + 0.3 * bool({"moe_act", "moe", "mlp"} & set(modules))
-
-
-def _hbm(device: Device) -> float:
-    return device.profile.hbm.value * device["hbm_efficiency"]
 
 
 def _gemms(
@@ -326,7 +174,7 @@ def _gemms(
         m, n, k = _rows(x, work), float(x.n), float(x.k)
         precision = work.precision if x.linear else "bf16"
         grouped = x.experts > 1
-        least = BF16 * x.params / _hbm(device) if grouped else 0.0
+        least = BF16 * x.params / hbm(device) if grouped else 0.0
         gain = work.low_precision_gain if precision in ("fp8", "fp4") else 1.0
         by_name[x.name] = one = _gemm(device, m, n, k, precision, grouped, least, gain)
         forward += one

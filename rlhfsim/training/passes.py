@@ -17,7 +17,8 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.software import Graphs, Software
 from rlhfsim.training import layer_time as roofline
-from rlhfsim.training.layer_time import NOTHING, Layer, Pass, Work
+from rlhfsim.training.layer_time import NOTHING, Layer, Pass
+from rlhfsim.training.work import Work
 
 
 class Passes(NamedTuple):

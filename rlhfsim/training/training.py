@@ -23,8 +23,9 @@ from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
 from rlhfsim.training.gradient_exchange import Optimizer
-from rlhfsim.training.layer_time import Pass, Work
+from rlhfsim.training.layer_time import Pass
 from rlhfsim.training.passes import Passes, contention, passes, slowed
+from rlhfsim.training.work import Work
 
 BF16 = 2.0
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "gb300")

@@ -15,9 +15,10 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.training.gradient_exchange import update, zero_calls
-from rlhfsim.training.layer_time import OPERATORS, Work, adapter_time
+from rlhfsim.training.layer_time import OPERATORS, adapter_time
 from rlhfsim.training.passes import contention, launched, passes, slowed
 from rlhfsim.training.training import flash2_slowdown
+from rlhfsim.training.work import Work
 from rlhfsim.weight_sync.endpoints import weights_of
 from rlhfsim.weight_sync.offload import sleep
 

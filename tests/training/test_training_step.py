@@ -23,7 +23,9 @@ from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.forward import forward
+from rlhfsim.training.mixer_time import attention
 from rlhfsim.training.training import Spread, micro_batches, spread_of, train, waits
+from rlhfsim.training.work import Work
 from tests.oracles import one_f_one_b
 
 PROFILE = load_profile("h100_sxm")
@@ -367,7 +369,7 @@ def test_graphs_remove_the_launch_bound_of_small_micro_batches() -> None:
 
 def test_the_embedding_and_a_windowed_layer_are_cheaper_than_full_ones() -> None:
     d, oss = device(8), preset("gpt-oss-20b")
-    work = roofline.Work(tokens=32768, length=32768)
+    work = Work(tokens=32768, length=32768)
     full = replace(oss, attention=replace(oss.attention, num_windowed_layers=0))
-    assert roofline.attention(d, oss, work) < 0.7 * roofline.attention(d, full, work)
+    assert attention(d, oss, work) < 0.7 * attention(d, full, work)
     assert roofline.embedding(d, LLAMA, work).forward.memory < 1e-2

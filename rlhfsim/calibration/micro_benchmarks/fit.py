@@ -25,8 +25,8 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.model import Attention, ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.software import default_software
-from rlhfsim.training.layer_time import Work
 from rlhfsim.training.passes import passes
+from rlhfsim.training.work import Work
 
 Floats = NDArray[np.float64]
 DRAWS = 400

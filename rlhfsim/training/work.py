@@ -1,0 +1,46 @@
+"""The work of one micro-batch on one GPU, of which layers, embedding and head are timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.specs.hashing import Hashed, hashed_once
+
+
+@hashed_once
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Hashed):
+    """One micro-batch on one GPU, and how the layer is cut."""
+
+    tokens: float
+    """T, after context parallelism."""
+    length: float
+    """Length that attention sees, before context parallelism."""
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sequence_parallel: bool = True
+    precision: str = "bf16"
+    """Of the linear layers; attention cores, router and head stay in BF16."""
+    low_precision_gain: float = 1.0
+    """Speed of its FP8 and FP4 products over the timed serving kernels."""
+    fused: bool = True
+    """Element-wise chains run as one kernel (Megatron with Transformer Engine, torch.compile)."""
+    attention_slowdown: float = 1.0
+    """Time of the attention kernel over that of the measured one (an older FlashAttention)."""
+    flash: bool = True
+    """False: scores are written to memory (kernels before FlashAttention)."""
+    fp8_attention: bool = False
+    """The attention core runs in FP8."""
+    fused_experts: bool = False
+    """Activation and quantisation of the experts happen inside their grouped GEMMs."""
+    token_once: bool = True
+    """Dispatch sends a token once to each GPU, not once per chosen expert."""
+    skew: float = 1.0
+    """Busiest over mean expert-parallel rank."""
+
+    @property
+    def held(self) -> float:
+        """T': tokens outside the tensor-parallel regions."""
+        return self.tokens / self.tp if self.sequence_parallel else self.tokens
