@@ -98,7 +98,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
     return EngineSpec(
         role=role,
         model=folder or job.model,
-        head=HEADS[role],
+        head=HEADS["reward" if role == "actor" and workload.algorithm == "reward_model" else role],
         backend=job.plan.placement.backend,
         layout=placed.layout,
         optimizer=optimizer,

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Finish = Literal["stop", "length"]
-LossName = Literal["policy", "value", "dpo", "kto", "sft"]
+LossName = Literal["policy", "value", "dpo", "kto", "sft", "reward_model"]
+PAIRED: frozenset[LossName] = frozenset({"dpo", "reward_model"})
+"""Losses of pairs: both sides stand in one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Sample:
 
     id: int
     group: int
-    """Samples of one prompt share it; unique in the run. DPO: both sides of a pair."""
+    """Samples of one prompt share it; unique in the run; so do both sides of a pair."""
     prompt: Tokens
     """(P,)"""
     response: Tokens
@@ -78,7 +80,7 @@ class Sample:
     rewards: Mapping[str, float] | None = None
     """Value of each rule and of the reward model (`model`), before its weight."""
     label: float | None = None
-    """KTO: +1 desirable, -1 undesirable. DPO: +1 chosen, -1 rejected."""
+    """KTO: +1 desirable, -1 undesirable. Pairs: +1 chosen, -1 rejected."""
     advantages: Floats | None = None
     """(R,)"""
     returns: Floats | None = None

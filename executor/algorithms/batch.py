@@ -26,11 +26,13 @@ class Batch:
     num_tokens: int
     """Response tokens of the whole optimizer step, over all ranks and micro-batches."""
     num_sequences: int
-    """Sequences likewise (DPO: both sides of every pair count)."""
+    """Sequences likewise (both sides of every pair count)."""
     logprobs: Tensor | None = None
     """(B, T) of the model in training, with gradient."""
     values: Tensor | None = None
     """(B, T) of the critic in training, with gradient."""
+    scores: Tensor | None = None
+    """(B,) of the reward model in training, with gradient."""
     entropy: Tensor | None = None
     """(B, T) of the full next-token distribution, with gradient; needed for an entropy bonus."""
     old_logprobs: Tensor | None = None
@@ -48,7 +50,7 @@ class Batch:
     labels: Tensor | None = None
     """(B,) +1 desirable or chosen, -1 undesirable or rejected."""
     group: Tensor | None = None
-    """(B,) DPO: both sides of a pair share it and stand in one micro-batch, chosen first."""
+    """(B,) Pairs: both sides share it and stand in one micro-batch, chosen first."""
 
 
 _TOKEN_FIELDS = {
@@ -69,10 +71,11 @@ def collate(
     num_sequences: int,
     logprobs: Tensor | None = None,
     values: Tensor | None = None,
+    scores: Tensor | None = None,
     entropy: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """The micro-batch of `samples`; model outputs (B, T) come from the caller, the rest from the samples.
+    """The micro-batch of `samples`; model outputs come from the caller, the rest from the samples.
 
     A field becomes a tensor where every sample has it; T is the longest response.
     """
@@ -85,6 +88,7 @@ def collate(
         num_sequences=num_sequences,
         logprobs=logprobs,
         values=values,
+        scores=scores,
         entropy=entropy,
         labels=None if None in labels else torch.tensor(labels, device=device),
         group=torch.tensor([sample.group for sample in samples], device=device),

@@ -64,7 +64,7 @@ class Prompter(Protocol):
         """The sample of a completed request."""
 
     def given(self, step: int) -> list[Sample]:
-        """Samples of an iteration that generates nothing (DPO, KTO)."""
+        """Samples of an iteration that generates nothing (DPO, KTO, SFT, reward models)."""
 
 
 class ExperienceBuffer(Protocol):

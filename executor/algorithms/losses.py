@@ -19,7 +19,7 @@ from executor.algorithms.batch import Batch as Batch
 from executor.algorithms.batch import collate as collate
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
-from executor.algorithms.preferences import dpo_loss, kto_loss
+from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
 from executor.samples import LossSpec
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -29,11 +29,12 @@ Correction = Literal["none", "truncated", "masked"]
 def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     """The loss, a scalar with gradient, and the metrics of one micro-batch (see metrics.py for their form).
 
-    Settings are the keyword arguments of policy_loss, value_loss, sft_loss (here), dpo_loss and kto_loss
-    (preferences.py). Normaliser of the loss: policy, value and sft by `aggregation` (token: num_tokens;
-    sequence: mean of each sequence, then num_sequences; constant: num_sequences x max_tokens); dpo: pairs,
-    num_sequences / 2; kto: num_sequences. Metrics are means over tokens, those of dpo over pairs and of kto
-    over sequences; `tokens` and `sequences` are counts of this micro-batch.
+    Settings are the keyword arguments of policy_loss, value_loss, sft_loss (here), dpo_loss, kto_loss and
+    reward_model_loss (preferences.py). Normaliser of the loss: policy, value and sft by `aggregation`
+    (token: num_tokens; sequence: mean of each sequence, then num_sequences; constant: num_sequences x
+    max_tokens); dpo and reward_model: pairs, num_sequences / 2; kto: num_sequences. Metrics are means over
+    tokens, those of pairs over pairs and of kto over sequences; `tokens` and `sequences` are counts of this
+    micro-batch.
     """
     losses: dict[str, Callable[..., tuple[Tensor, Metrics]]] = {
         "policy": policy_loss,
@@ -41,6 +42,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
         "dpo": dpo_loss,
         "kto": kto_loss,
         "sft": sft_loss,
+        "reward_model": reward_model_loss,
     }
     loss, metrics = losses[spec.name](batch, **spec.settings)
     counts = {

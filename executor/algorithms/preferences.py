@@ -1,4 +1,4 @@
-"""Losses of preference training: pairs (DPO) and single labels (KTO).
+"""Losses of preference training: pairs (DPO, reward models) and single labels (KTO).
 
 Legend: B sequences, T response tokens, N = B / 2 pairs. A sequence's log-ratio is the sum over its response
 of log-prob minus reference log-prob.
@@ -33,6 +33,23 @@ def dpo_loss(batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
         "dpo/margin": mean_of(chosen - rejected, every),
         "dpo/chosen_reward": mean_of(chosen, every),
         "dpo/rejected_reward": mean_of(rejected, every),
+    }
+    return 2.0 * losses.sum() / batch.num_sequences, metrics
+
+
+def reward_model_loss(batch: Batch) -> tuple[Tensor, Metrics]:
+    """-log sigmoid(score chosen - score rejected), over the pairs of the step.
+
+    Source: Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1.
+    """
+    assert batch.scores is not None, "a reward model gives scores"
+    chosen, rejected = _pairs(batch, batch.scores.float())  # (N,)
+    losses = -logsigmoid(chosen - rejected)
+    every = torch.ones_like(losses)
+    metrics = {
+        "reward_model/loss": mean_of(losses, every),
+        "reward_model/accuracy": mean_of((chosen > rejected).float(), every),
+        "reward_model/margin": mean_of(chosen - rejected, every),
     }
     return 2.0 * losses.sum() / batch.num_sequences, metrics
 

@@ -42,6 +42,8 @@ RECIPES = {
     "reinforce++": Recipe(actor="policy", advantages="returns", kl_in="reward"),
     "dpo": Recipe(actor="dpo", advantages=None),
     "kto": Recipe(actor="kto", advantages=None),
+    "sft": Recipe(actor="sft", advantages=None),
+    "reward_model": Recipe(actor="reward_model", advantages=None),
 }
 """grpo averages over all tokens of the step (as DAPO, arXiv 2503.14476, and today's frameworks do); the
 paper's mean of each response first is `aggregation: sequence`."""
@@ -79,6 +81,11 @@ def actor_loss(
             assert kl_baseline is not None, "KTO needs the KL baseline of the step's data"
             constants = {"beta": settings.beta, "kl_baseline": kl_baseline}
             return LossSpec(name="kto", settings=constants)
+        case "sft":
+            averaged = settings.aggregation or chosen.aggregation
+            return LossSpec(name="sft", settings={"aggregation": averaged, "max_tokens": max_tokens})
+        case "reward_model":
+            return LossSpec(name="reward_model", settings={})
     place, estimator = kl_terms(workload.algorithm, settings)
     return LossSpec(
         name="policy",
@@ -119,7 +126,7 @@ def _problems(workload: Workload, settings: Settings, staleness: float) -> Itera
     """All of them."""
     if workload.generates:
         yield from _online_problems(workload, settings, staleness)
-    elif workload.algorithm == "dpo" and workload.num_sequences // workload.mini_batches % 2:
+    elif workload.paired and workload.num_sequences // workload.mini_batches % 2:
         yield RlhfsimError(
             "split-pair",
             f"{workload.mini_batches} mini-batches of {workload.num_sequences} sequences would split a pair",

@@ -1,6 +1,6 @@
 """How a batch is cut: optimizer steps, then data-parallel ranks of equal work. Deterministic in its seed.
 
-Samples that belong together (both sides of a DPO pair) are never separated.
+Samples that belong together (both sides of a pair) are never separated.
 """
 
 from __future__ import annotations

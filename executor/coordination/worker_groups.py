@@ -18,7 +18,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from executor.algorithms import recipes
 from executor.algorithms.iteration import results_of
 from executor.coordination import rollout, weights
 from executor.coordination.batching import balanced, optimizer_steps
@@ -283,7 +282,7 @@ class WorkerGroups:
             mini_batches=workload.mini_batches,
             epochs=workload.epochs,
             seed=(self.job.settings.seed, step + 1),
-            pairs=recipes.recipe(workload.algorithm).actor == "dpo",
+            pairs=workload.paired,
         )
         tags = self._tags(f"{role}.train", "train", step)
         self._rest_after_streaming(step)

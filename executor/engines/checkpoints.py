@@ -5,6 +5,7 @@ It fits only the same ranks, layout, precision and model.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -157,10 +158,20 @@ def export(saved: Saved, folder: Path) -> None:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     if dist.get_rank() == 0:
-        saved.model.config.save_pretrained(folder)
+        _configuration(saved.model).save_pretrained(folder)
         for name in BESIDE_WEIGHTS:
             if (Path(saved.spec.model) / name).is_file():
                 shutil.copyfile(Path(saved.spec.model) / name, folder / name)
+
+
+def _configuration(model: HeadedModel) -> Any:
+    """With a scalar head that of a sequence classifier of one label, as other libraries read it."""
+    config = copy.deepcopy(model.config)
+    if model.head_name == "score":
+        config.num_labels = 1
+        names = config.architectures or []
+        config.architectures = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]
+    return config
 
 
 def _on_host(saved: Saved) -> Iterator[tuple[Named, int]]:

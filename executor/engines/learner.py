@@ -19,11 +19,14 @@ from executor.algorithms import losses, metrics
 from executor.engines import lora, states
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import MicroBatch, filler
-from executor.engines.protocols import MiniBatch
+from executor.engines.protocols import Head, MiniBatch
 from executor.engines.scoring import ForwardPasses
-from executor.samples import Floats, LossSpec, Sample
+from executor.samples import PAIRED, Floats, LossSpec, Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
+
+OUTPUTS: Mapping[Head, str] = {"causal": "logprobs", "value": "values", "score": "scores"}
+"""Head -> what a loss calls its outputs."""
 
 
 class Learner(states.Movable, ForwardPasses):
@@ -89,7 +92,11 @@ class Learner(states.Movable, ForwardPasses):
         for group in self._optimizer().param_groups:
             group["lr"] = rate
         with self._owned():
-            micro = self.micro_batches(batch.samples, paired=loss.name == "dpo")
+            micro = self.micro_batches(
+                batch.samples,
+                select="last" if self.spec.head == "score" else "tokens",
+                paired=loss.name in PAIRED,
+            )
             sums = self._accumulate(micro, batch, loss)
             self.steps += 1
             total = metrics.finish(self._reduced(sums))
@@ -122,7 +129,7 @@ class Learner(states.Movable, ForwardPasses):
         if micro.empty:
             # both outputs, as in other ranks: ZeRO-3 fetches weights in the order of the backward pass
             return (outputs.sum() + entropy.sum()) * 0.0, {}
-        rows = {"values" if self.spec.head == "value" else "logprobs": micro.rows(outputs)}
+        rows = {OUTPUTS[self.spec.head]: outputs if self.spec.head == "score" else micro.rows(outputs)}
         if entropy.numel():
             rows["entropy"] = micro.rows(entropy)
         tokens, sequences = batch.global_tokens, batch.global_sequences

@@ -2,8 +2,9 @@
 
 Columns are named by `executor.settings.Data`. Which ones a file needs depends on what it is for:
 none      prompt, answer                    rule rewards
-pairs     prompt, chosen, rejected          DPO
+pairs     prompt, chosen, rejected          DPO, reward models
 labels    prompt, answer (the response), label    KTO
+responses prompt, answer (the response)     SFT
 All other columns go to `Problem.meta` (tests of a code problem, ...). A text column may also hold numbers.
 One different prompt in ten is held out where there are ten or more, chosen by hash: no epoch contains it.
 """
@@ -32,6 +33,7 @@ _NEEDED: Mapping[Preference, tuple[str, ...]] = {
     "none": ("answer_column",),
     "pairs": ("chosen_column", "rejected_column"),
     "labels": ("answer_column", "label_column"),
+    "responses": ("answer_column",),
 }
 """Settings that name a needed column, beside the prompt's."""
 
@@ -116,6 +118,8 @@ class FileSource:
             case "labels":
                 values["response"] = str(answer)
                 values["label"] = 1.0 if float(values.pop(data.label_column)) > 0 else -1.0
+            case "responses":
+                values["response"] = str(answer)
             case "none":
                 pass
         return Problem(prompt=prompt, answer="" if answer is None else str(answer), meta=values)

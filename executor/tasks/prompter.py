@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -87,12 +88,16 @@ class TaskPrompter:
         )
 
     def given(self, step: int) -> list[Sample]:
-        """Samples of DPO (both sides of each pair, chosen first) or KTO (one labelled response each)."""
+        """Samples of an iteration that generates nothing."""
+        return self.answered(self._problems(step))
+
+    def answered(self, problems: Iterable[tuple[int, Problem]]) -> list[Sample]:
+        """Numbered problems with their given responses: both sides of a pair (chosen first), or the one."""
         samples = []
-        for group, problem in self._problems(step):
-            sides = [("chosen", 1.0), ("rejected", -1.0)]
-            if self.workload.algorithm != "dpo":
-                sides = [("response", float(problem.meta["label"]))]
+        for group, problem in problems:
+            sides = [("response", float(problem.meta.get("label", 1.0)))]
+            if self.workload.paired:
+                sides = [("chosen", 1.0), ("rejected", -1.0)]
             for i, (name, label) in enumerate(sides):
                 samples.append(self._labelled(len(sides) * group + i, group, problem, name, label))
         return samples
@@ -102,7 +107,7 @@ class TaskPrompter:
             raise RlhfsimError(
                 "no-preferences",
                 f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
-                help="name the columns in data: chosen_column, rejected_column, label_column",
+                help="name the columns in data: answer_column, chosen_column, rejected_column, label_column",
             )
         return Sample(
             id=number,

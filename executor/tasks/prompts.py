@@ -17,8 +17,9 @@ import numpy as np
 from executor.tasks import generators
 from executor.tasks.text import Prompt
 
-Preference = Literal["none", "pairs", "labels"]
-"""pairs: DPO, meta has `chosen` and `rejected`; labels: KTO, meta has `response` and `label` (+1 or -1)."""
+Preference = Literal["none", "pairs", "labels", "responses"]
+"""What meta has. pairs (DPO, reward models): `chosen`, `rejected`; labels (KTO): `response`,
+`label` (+1 or -1); responses (SFT): `response`."""
 
 HELD_OUT_SHARE = 5
 """One problem in so many is held out of training."""
@@ -88,6 +89,8 @@ class Generated:
                 meta |= {"chosen": drawn.answer, "rejected": drawn.wrong}
             case "labels":
                 meta |= {"response": drawn.answer if good else drawn.wrong, "label": 1.0 if good else -1.0}
+            case "responses":
+                meta |= {"response": drawn.answer}
             case "none":
                 pass
         return Problem(prompt=drawn.prompt, answer=drawn.answer, meta=meta)

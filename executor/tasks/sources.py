@@ -9,7 +9,12 @@ from executor.tasks.files import FileSource
 from executor.tasks.prompts import Generated, Preference, ProblemSource
 from rlhfsim.errors import RlhfsimError
 
-_PREFERENCES: Mapping[str, Preference] = {"dpo": "pairs", "kto": "labels"}
+_PREFERENCES: Mapping[str, Preference] = {
+    "dpo": "pairs",
+    "reward_model": "pairs",
+    "kto": "labels",
+    "sft": "responses",
+}
 
 
 def open_source(data: Data, algorithm: str, seed: int) -> ProblemSource:

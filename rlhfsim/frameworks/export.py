@@ -260,7 +260,7 @@ def headline(plan: Plan) -> str:
     """What runs where, in short."""
     policy = next(m.name for m in plan.models if m.role == "actor")
     gpus = " + ".join(f"{h.gpus} {h.profile}" for h in plan.hardware)
-    return f"{plan.workload.algorithm.upper()} of {policy} on {gpus}"
+    return f"{plan.workload.title} of {policy} on {gpus}"
 
 
 def predicted(plan: Plan) -> str:
@@ -324,7 +324,7 @@ def the_rollout(plan: Plan, title: str) -> RolloutPlacement:
         raise RlhfsimError(
             "algorithm-not-exported",
             f"{title} is written for algorithms that generate, not for {plan.workload.algorithm}",
-            help="export to trl, which trains DPO and KTO",
+            help="export DPO and KTO to trl; run the others with rlhfsim launch",
         )
     return plan.placement.rollout
 

@@ -81,7 +81,7 @@ def _datasheet(profile: Profile) -> TableData:
 def _batch(plan: Plan) -> TableData:
     w = plan.workload
     rows = {
-        "algorithm": w.algorithm.upper(),
+        "algorithm": w.title,
         "prompts per step": f"{w.prompts:,}",
         "responses per prompt": f"{w.samples:,}",
         "prompt": words.lengths(w.prompt_len),

@@ -28,7 +28,7 @@ def cautions(plan: Plan) -> Iterator[str]:
     """What is asked of a model or an algorithm that it was not made for."""
     work = plan.workload
     if work.algorithm in GROUPED and work.samples == 1:
-        yield f"{work.algorithm.upper()} compares the responses of a prompt, and there is one (--samples 8)"
+        yield f"{work.title} compares the responses of a prompt, and there is one (--samples 8)"
     try:
         beyond = stretched(work)
     except RlhfsimError:  # a model file of another machine

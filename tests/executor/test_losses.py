@@ -32,6 +32,7 @@ LOSSES: list[tuple[Any, dict[str, Any]]] = [
     ("dpo", {}),
     ("kto", {"kl_baseline": 0.3, "desirable_weight": 1.5}),
     ("sft", {}),
+    ("reward_model", {}),
 ]
 
 
@@ -51,6 +52,7 @@ def random_batch(pairs: int = 4, tokens: int = 7, seed: int = 0) -> Batch:
         num_sequences=rows,
         logprobs=-drawn(rows, tokens).abs(),
         values=drawn(rows, tokens),
+        scores=drawn(rows),
         entropy=drawn(rows, tokens).abs(),
         advantages=drawn(rows, tokens),
         returns=drawn(rows, tokens),
@@ -74,7 +76,9 @@ def part(batch: Batch, rows: list[int]) -> Batch:
 
 def learning(batch: Batch) -> tuple[Batch, list[Tensor]]:
     """The batch with gradients wanted, and the tensors that get them."""
-    leaves = {n: getattr(batch, n).clone().requires_grad_() for n in ("logprobs", "values", "entropy")}
+    leaves = {
+        n: getattr(batch, n).clone().requires_grad_() for n in ("logprobs", "values", "scores", "entropy")
+    }
     return replace(batch, **leaves), list(leaves.values())
 
 
@@ -310,6 +314,15 @@ def test_dpo_at_the_reference_is_log_two_and_falls_when_the_chosen_side_gains() 
     loss, metrics = compute(spec, better)
     assert loss.item() < log(2.0)
     assert finish(metrics)["dpo/accuracy"] == 1.0
+
+
+def test_a_reward_model_learns_by_the_bradley_terry_loss_of_its_pairs() -> None:
+    batch = replace(random_batch(pairs=2), scores=torch.tensor([2.0, 0.5, -1.0, 1.0]))
+    loss, metrics = compute(LossSpec(name="reward_model", settings={}), batch)
+    by_hand = (log(1 + exp(-1.5)) + log(1 + exp(2.0))) / 2
+    assert loss.item() == pytest.approx(by_hand)
+    assert finish(metrics)["reward_model/accuracy"] == 0.5
+    assert finish(metrics)["reward_model/margin"] == pytest.approx(-0.25)
 
 
 def test_dpo_refuses_a_pair_that_is_torn_apart_or_turned_round() -> None:

@@ -97,8 +97,8 @@ def test_it_runs(case: str, tiny_model: Path, tmp_path: Path, ray_address: str) 
     assert predicted <= measured | {"actor.generate.wait"}
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
-def test_preferences_are_learnt_without_a_rollout(
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "sft", "reward_model"])
+def test_given_responses_are_learnt_without_a_rollout(
     algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str
 ) -> None:
     rows = [

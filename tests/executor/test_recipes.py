@@ -26,6 +26,8 @@ def test_losses_follow_from_the_algorithm() -> None:
     assert kto.settings == {"beta": 0.3, "kl_baseline": 0.7}
     assert critic_loss(settings).settings == {"value_clip": 0.4}
     assert actor_loss(GRPO, settings, max_tokens=8).settings["aggregation"] == "token"
+    assert actor_loss(Workload(algorithm="sft"), settings, max_tokens=8).settings["aggregation"] == "token"
+    assert actor_loss(Workload(algorithm="reward_model"), settings, max_tokens=8).settings == {}
     dr = actor_loss(Workload(algorithm="dr-grpo", samples=4), settings, max_tokens=8).settings
     assert (dr["aggregation"], dr["max_tokens"]) == ("constant", 8)
     asked = actor_loss(GRPO, Algorithm(aggregation="sequence"), max_tokens=8)
@@ -46,6 +48,7 @@ def test_kl_stands_where_the_algorithm_has_it_unless_the_settings_say_so() -> No
         (GRPO, Settings(sampling=Sampling(top_p=0.9)), 0, "top-p-with-correction"),
         (GRPO, Settings(algorithm=Algorithm(kl_estimator="k1")), 0, "k1-in-loss"),
         (Workload(algorithm="dpo", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),
+        (Workload(algorithm="reward_model", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),
     ],
 )
 def test_what_would_train_wrongly_is_refused(

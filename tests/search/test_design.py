@@ -132,7 +132,9 @@ def test_nothing_fits_gives_no_plan_and_a_change_that_fits() -> None:
     assert "--" in design.remedy
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto", "reward_model"]
+)
 def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
     work = Workload(
         algorithm=algorithm, model="qwen3-4b", prompts=64, reward=Reward(model=None, rules=Rules())
@@ -140,7 +142,7 @@ def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
     design = rlhfsim.design(Request(cluster=cluster(8), workload=work), explain=False)
     names = {phase.name for phase in chosen(design).prediction.phases}
     assert "actor.train" in names
-    assert ("actor.generate" in names) == (algorithm not in ("dpo", "kto"))
+    assert ("actor.generate" in names) == (algorithm not in ("dpo", "kto", "reward_model"))
 
 
 def test_a_rollout_pool_of_other_gpus_is_used_for_the_rollout() -> None:

@@ -55,6 +55,11 @@ def test_old_log_probs_of_the_rollout_engine_save_a_forward() -> None:
     assert "actor.logprob" not in found
 
 
+@pytest.mark.parametrize("algorithm", ["sft", "reward_model"])
+def test_what_comes_before_rl_only_trains(algorithm: str) -> None:
+    assert calls(Workload(algorithm=algorithm)) == {"actor.train": ()}  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 @pytest.mark.parametrize("kl", [True, False])
 def test_preference_training_has_no_rollout_reward_or_sync(algorithm: str, kl: bool) -> None:

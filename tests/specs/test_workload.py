@@ -17,6 +17,7 @@ def test_sequences_are_prompts_times_samples_and_pairs_count_twice() -> None:
     assert Workload(algorithm="grpo", prompts=128, samples=8).num_sequences == 1024
     assert Workload(algorithm="dpo", prompts=128).num_sequences == 256
     assert Workload(algorithm="kto", prompts=128).num_sequences == 128
+    assert Workload(algorithm="reward_model", prompts=128).num_sequences == 256
 
 
 @pytest.mark.parametrize(
@@ -29,12 +30,14 @@ def test_sequences_are_prompts_times_samples_and_pairs_count_twice() -> None:
         ("reinforce++", True, False, True),
         ("dpo", False, False, False),
         ("kto", False, False, False),
+        ("sft", False, False, False),
+        ("reward_model", False, False, False),
     ],
 )
 def test_roles_follow_from_the_algorithm(algorithm: str, generates: bool, critic: bool, reward: bool) -> None:
     workload = read(f"{{algorithm: {algorithm}}}")
     assert (workload.generates, workload.has_critic, workload.has_reward_model) == (generates, critic, reward)
-    assert workload.has_reference
+    assert workload.has_reference == (algorithm not in ("sft", "reward_model"))
 
 
 def test_without_kl_an_online_algorithm_has_no_reference_but_preference_training_keeps_it() -> None:

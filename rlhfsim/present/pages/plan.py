@@ -51,7 +51,7 @@ def heading(plan: Plan) -> str:
     actor = next(m for m in plan.models if m.role == "actor")
     titles = [profile.title if (profile := profile_of(h.profile)) else h.profile for h in plan.hardware]
     where = " and ".join(f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True))
-    return f"{plan.workload.algorithm.upper()} of {actor.name} on {where}"
+    return f"{plan.workload.title} of {actor.name} on {where}"
 
 
 def subtitle(plan: Plan) -> str:
@@ -91,7 +91,7 @@ def verdict(plan: Plan, steps: int = RUN) -> str:
     )
     return (
         f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. "
-        f"One {plan.workload.algorithm.upper()} step of {actor.name} takes about {words.seconds(p.step_s)} "
+        f"One {plan.workload.title} step of {actor.name} takes about {words.seconds(p.step_s)} "
         "on "
         f"{words.plural(words.gpus(plan), 'GPU')}{cost}: "
         f"{findings.run_of(steps, p.step_s, p.usd_per_step)}, and {memory}."

@@ -196,7 +196,7 @@ def _show_nothing(console: Console, answer: Design) -> None:
         console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
     else:
         group, work = request.cluster.node_group, request.workload
-        what = f"{work.algorithm.upper()} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
+        what = f"{work.title} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
         console.print(nothing + Text(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
     if answer.missing is not None:
         console.print(missing_text(answer.missing), highlight=False)

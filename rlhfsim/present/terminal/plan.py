@@ -57,7 +57,7 @@ def task(plan: Plan) -> str:
     on = " on 4 bit" if adapters and adapters.base == "nf4" else ""
     lora = f", LoRA rank {adapters.rank}{on}" if adapters else ""
     backend = BACKENDS[plan.placement.backend].title
-    what = f"{plan.workload.algorithm.upper()} of {actor}{size}{beside}{lora}"
+    what = f"{plan.workload.title} of {actor}{size}{beside}{lora}"
     return f"{what} on {hardware_text(plan)}, {backend}"
 
 
@@ -82,7 +82,7 @@ def batch(plan: Plan) -> str:
     """`1,024 prompts x 8 responses; prompt 1,024 tokens, ...; 1 update per step`."""
     w = plan.workload
     batch = f"{w.prompts:,} prompts" + (f" x {w.samples:,} responses" if w.samples > 1 else "")
-    if w.algorithm == "dpo":
+    if w.paired:
         batch = f"{w.prompts * w.samples:,} pairs"
     prompt, response = (words.lengths(x, file=True) for x in (w.prompt_len, w.response_len))
     return (

@@ -18,6 +18,7 @@ class Models:
     """The shape of every role's model; None where the step has no such role."""
 
     actor: ModelSpec
+    """With a value head where it becomes a reward model."""
     critic: ModelSpec | None = None
     """With a value head."""
     reference: ModelSpec | None = None
@@ -37,14 +38,14 @@ def models_of(workload: Workload) -> Models:
     Raises:
         RlhfsimError: a name that is no preset, alias or readable file.
     """
-    actor = resolve_model(workload.model)
+    policy = resolve_model(workload.model)
 
     def named(name: str) -> ModelSpec:
-        return actor if name == SAME else resolve_model(name)
+        return policy if name == SAME else resolve_model(name)
 
     reward = workload.reward.model if workload.has_reward_model else None
     return Models(
-        actor=actor,
+        actor=policy.with_value_head() if workload.algorithm == "reward_model" else policy,
         critic=named(workload.critic).with_value_head() if workload.has_critic else None,
         reference=named(workload.reference) if workload.has_reference else None,
         reward=named(reward).with_value_head() if reward is not None else None,

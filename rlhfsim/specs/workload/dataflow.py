@@ -35,7 +35,8 @@ def dataflow(workload: Workload) -> tuple[Call, ...]:
 
     PPO: generate -> {reference.logprob, reward.score, critic.value, actor.logprob} ->
     {critic.train, actor.train} -> actor.sync. GRPO, RLOO and REINFORCE++ drop the critic; DPO and
-    KTO drop the rollout, the reward and the sync.
+    KTO drop the rollout, the reward and the sync; SFT and reward models are actor.train alone: the actor is
+    the model that is trained, whatever it becomes.
     """
     scoring = _scoring_calls(workload)
     ready = tuple(call.name for call in scoring) or (("actor.generate",) if workload.generates else ())

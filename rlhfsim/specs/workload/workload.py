@@ -16,14 +16,16 @@ from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.lengths import Fixed, Lengths
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
-Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
+Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto", "sft", "reward_model"]
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Of matrix products."""
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
-"""Algorithms that generate; the others learn from given pairs or labels."""
-
-
+"""Algorithms that generate; the others learn from given pairs, labels or responses."""
+PAIRED: frozenset[str] = frozenset({"dpo", "reward_model"})
+"""Algorithms that learn from a chosen and a rejected response to each prompt."""
+REFERRED: frozenset[str] = frozenset({"dpo", "kto"})
+"""Algorithms whose loss compares with a reference, whatever the KL."""
 GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "rloo"})
 """Algorithms that compare the responses of one prompt with each other."""
 
@@ -150,7 +152,7 @@ class Workload(Hashed):
 
     def __post_init__(self) -> None:
         """Check that batch and mini-batches agree, and that preference training has its reference."""
-        if not self.generates and self.reference == "none":
+        if self.algorithm in REFERRED and self.reference == "none":
             raise RlhfsimError(
                 "missing-reference",
                 f"{self.algorithm} compares with a reference model, it needs a reference",
@@ -188,9 +190,14 @@ class Workload(Hashed):
         sampling.check(self.prompts)
 
     @property
+    def title(self) -> str:
+        """Of the algorithm, as people write it: `GRPO`."""
+        return self.algorithm.replace("_", " ").upper()
+
+    @property
     def num_sequences(self) -> int:
-        """Sequences per step: prompts x samples (DPO: pairs count twice)."""
-        return self.prompts * self.samples * (2 if self.algorithm == "dpo" else 1)
+        """Sequences per step: prompts x samples (both sides of a pair count)."""
+        return self.prompts * self.samples * (2 if self.paired else 1)
 
     @property
     def gen_prompts(self) -> int:
@@ -223,14 +230,20 @@ class Workload(Hashed):
         return self.algorithm in ONLINE
 
     @property
+    def paired(self) -> bool:
+        """Whether it learns from pairs."""
+        return self.algorithm in PAIRED
+
+    @property
     def has_critic(self) -> bool:
         """Whether a value model is trained."""
         return self.algorithm == "ppo"
 
     @property
     def has_reference(self) -> bool:
-        """Whether reference log-probs are needed (DPO and KTO always need them)."""
-        return self.reference != "none" and (self.kl or not self.generates)
+        """Whether reference log-probs are needed: with a KL term; by DPO and KTO always."""
+        wanted = self.kl if self.generates else self.algorithm in REFERRED
+        return self.reference != "none" and wanted
 
     @property
     def base_is_reference(self) -> bool:
