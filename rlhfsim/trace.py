@@ -22,6 +22,9 @@ from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 SCHEMA: Literal["rlhfsim.trace/1"] = "rlhfsim.trace/1"
 COVERS, JOINT = "covers", "+"
 """Attribute of a span whose timer covers several phases of the plan, and what joins their names."""
+ALLOCATED, RESERVED, ENGINE_INSIDE = "allocated_bytes", "reserved_bytes", "engine_inside"
+"""Attributes of an imported training span: what torch counted on a GPU so far, and 1 where the pool of an
+engine in the same process is in it, also while it sleeps."""
 MAX_BYTES = 256 * 2**20
 """Larger traces are refused before they are parsed."""
 ALL = "all"

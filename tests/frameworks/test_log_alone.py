@@ -192,10 +192,12 @@ def test_a_setting_corrects_the_printed_configuration(tmp_path: Path) -> None:
     assert run.setup.workload.samples == 8
 
 
-def imported(tmp_path: Path, config: Mapping[str, Any] = CONFIG) -> Path:
+def imported(tmp_path: Path, config: Mapping[str, Any] = CONFIG, *options: str, **more: float) -> Path:
     out = tmp_path / "out"
     result = CliRunner().invoke(
-        command, [str(log(tmp_path, config=config)), "--gpu", "h100", "--out", str(out)]
+        command,
+        [str(log(tmp_path, config=config, **more)), "--gpu", "h100", "--out", str(out), *options],
+        catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
     return out
@@ -209,6 +211,23 @@ def test_a_comparison_says_where_the_time_went_and_which_key_would_have_saved_it
     data = json.loads(CliRunner().invoke(compare, [str(out), "--json"], catch_exceptions=False).output)
     assert data["changes"][0]["predicted_step_s"] < data["step"]["predicted_s"]
     assert {row["name"] for row in data["where"]} >= {"actor.generate", "actor.train"}
+
+
+def test_what_torch_counted_is_compared_with_the_pool_of_an_engine_in_its_process(tmp_path: Path) -> None:
+    counted = {"perf/max_memory_allocated_gb": 66.0, "perf/max_memory_reserved_gb": 99.0}
+    rows = {}
+    for version in ("0.5", "0.8"):
+        (tmp_path / version).mkdir()
+        out = imported(tmp_path / version, CONFIG, "--set", f"verl_version={version}", **counted)
+        rows[version] = {row.phase: row for row in side_by_side(out).memory if row.measured}
+    inside, beside = (rows[version]["all, allocated by torch"] for version in ("0.5", "0.8"))
+    assert inside.measured == beside.measured == 66 * 2**30
+    assert inside.predicted == pytest.approx((beside.predicted or 0) + inside.roles["rollout"])
+    assert 30e9 < inside.roles["rollout"] < 40e9  # half of the GPU, less what is not in the pool
+    assert "rollout" not in beside.roles
+    reserved = rows["0.5"]["all, reserved by torch"]
+    assert reserved.measured == 99 * 2**30
+    assert (reserved.predicted or 0) > (inside.predicted or 0)
 
 
 def test_the_parts_of_a_phase_add_up_and_its_mfu_is_that_of_its_tokens(tmp_path: Path) -> None:

@@ -14,9 +14,15 @@ from dataclasses import dataclass
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.trace import WAIT, Trace
+from rlhfsim.trace import ALLOCATED, ENGINE_INSIDE, RESERVED, WAIT, Span, Trace
 
 MEMORY = "memory_bytes"
+ROLLOUT = "rollout"
+NOT_TORCH = frozenset(("framework", "nccl"))
+NOT_ALLOCATED = NOT_TORCH | {"fragmentation"}
+"""Components of the ledger that torch does not count as allocated."""
+POOL = ("weights", "kv_cache")
+"""Components of an engine that lie in its pool, counted while it sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,39 @@ def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemory,
     return tuple(
         _held(key, entries.get(key, []), peaks.get(key)) for key in dict.fromkeys([*entries, *peaks])
     )
+
+
+def torch_counts(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemory, ...]:
+    """What torch counted in the trainer's process over the run, against all that its roles hold at once.
+
+    Context and libraries are not torch's; what the allocator wastes is reserved, not allocated. A sleeping
+    engine of that process counts with its pool, though no memory stands behind it.
+    """
+    spans = [s for s in trace.spans if s.step in seen.counted]
+    return tuple(
+        _held((words, plan.placement.actor.pool), _counted(plan, apart, spans), peak)
+        for key, words, apart in (
+            (ALLOCATED, "all, allocated by torch", NOT_ALLOCATED),
+            (RESERVED, "all, reserved by torch", NOT_TORCH),
+        )
+        if (peak := max((float(s.attributes.get(key, 0.0)) for s in spans), default=0.0))
+    )
+
+
+def _counted(plan: Plan, apart: frozenset[str], spans: Sequence[Span]) -> list[LedgerEntry]:
+    """Entries that torch counts: of the trainer's fullest phase, and of the engine's beside it."""
+    here = [e for e in plan.prediction.ledger if e.pool == plan.placement.actor.pool]
+    trainer = [e for e in here if e.role != ROLLOUT and e.component not in apart]
+    inside = any(s.attributes.get(ENGINE_INSIDE) for s in spans)
+    engine = [e for e in here if inside and e.role == ROLLOUT and e.component in POOL]
+    return _fullest(trainer) + _fullest(engine)
+
+
+def _fullest(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    by_phase: dict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        by_phase[entry.phase].append(entry)
+    return max(by_phase.values(), key=lambda held: sum(e.bytes for e in held), default=[])
 
 
 def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], peak: float | None) -> PhaseMemory:

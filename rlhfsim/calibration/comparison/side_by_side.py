@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.gap import Gap, gap
-from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint
+from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint, torch_counts
 from rlhfsim.calibration.comparison.phases import Comparison, check_plan, compare
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.frameworks.rlhfsim.run_folder import TRACE
@@ -45,6 +45,6 @@ def read(folder: Path, plan_file: Path | None = None) -> SideBySide:
         trace=trace,
         found=compare(plan, run, trace),
         gap=why,
-        memory=footprint(plan, run, trace),
+        memory=(*footprint(plan, run, trace), *torch_counts(plan, run, trace)),
         notes=(*notes, *(why.notes if why else ()), *run.left_out),
     )

@@ -92,6 +92,10 @@ class Framework:
     """The version that names of metrics give away, as far as its defaults differ; None: they do not."""
     reserved_gib: tuple[str, ...] = ()
     """Most GiB of a GPU that were reserved, the pool of a sleeping engine among them."""
+    allocated_gib: tuple[str, ...] = ()
+    """Most GiB of a GPU that tensors took so far, counted with `reserved_gib`."""
+    engine_inside: Callable[[FrameworkSettings], bool] = lambda settings: False
+    """Whether the rollout engine runs in the trainer's process, so that its pool counts there, also asleep."""
     tokens: tuple[str, ...] = ()
     """Tokens of all samples of a step, without padding."""
     gpus_of: Callable[[Mapping[str, float]], float | None] = lambda values: None

@@ -17,7 +17,20 @@ from rlhfsim.frameworks.logs.framework import Timer
 from rlhfsim.frameworks.logs.imported import Imported, LoggedStep, call_of, first, timers
 from rlhfsim.plan import installed_version
 from rlhfsim.specs.workload.dataflow import dataflow
-from rlhfsim.trace import CONTROLLER, COVERS, CPU_POOL, JOINT, MEASURED, WAIT, Span, Trace
+from rlhfsim.trace import (
+    ALLOCATED,
+    CONTROLLER,
+    COVERS,
+    CPU_POOL,
+    ENGINE_INSIDE,
+    JOINT,
+    MEASURED,
+    RESERVED,
+    WAIT,
+    Span,
+    Trace,
+)
+from rlhfsim.units import GIB
 
 
 def trace_of(run: Imported, plan_hash: str) -> Trace:
@@ -78,6 +91,8 @@ def _span(
     role, _, kind = name.partition(".")
     pool = _pool(run, name)
     attributes: dict[str, float | str] = {"metric": timer.metric}
+    if name == "actor.train":
+        attributes |= _memory(run, run.steps[step])
     if covers != (name,):
         attributes[COVERS] = JOINT.join(covers)
     kinds = {"": CONTROLLER, "generate.wait": WAIT, "train.load": "load"}
@@ -92,6 +107,14 @@ def _span(
         bound_by=MEASURED,
         attributes=attributes,
     )
+
+
+def _memory(run: Imported, step: LoggedStep) -> dict[str, float | str]:
+    """What torch counted by then on the fullest GPU, and whether the engine's pool is in it."""
+    counts = {ALLOCATED: run.framework.allocated_gib, RESERVED: run.framework.reserved_gib}
+    held = {key: most * GIB for key, names in counts.items() if (most := first(step.values, names))}
+    inside = run.framework.engine_inside(run.settings)
+    return {**held, ENGINE_INSIDE: float(inside)} if held else {}
 
 
 def _pool(run: Imported, name: str) -> str:

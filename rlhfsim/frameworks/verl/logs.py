@@ -9,7 +9,7 @@ from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.frameworks.verl.configuration import CONFIGURATION, ROLL
 from rlhfsim.frameworks.verl.mfu import PEAKS, TOKENS, peak
-from rlhfsim.frameworks.verl.versions import KL_IN_REWARD
+from rlhfsim.frameworks.verl.versions import KL_IN_REWARD, SERVERS, VERSION, before
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
 # verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
@@ -96,6 +96,11 @@ def gpus_of(values: Mapping[str, float]) -> float | None:
     return tokens / (rate * seconds) if tokens and rate and seconds else None
 
 
+def engine_inside(settings: FrameworkSettings) -> bool:
+    """Until v0.6 vLLM's worker was the trainer's (vllm_rollout_spmd.py); since then it is a server beside it."""
+    return settings.find(f"{ROLL}.name") in (None, "vllm") and before(settings.find(VERSION), SERVERS)
+
+
 KEYS = {
     "samples": f"{ROLL}.n",
     "prompts": "data.train_batch_size",
@@ -150,6 +155,8 @@ FRAMEWORK = Framework(
     gpus_of=gpus_of,
     keys=KEYS,
     reserved_gib=("perf/max_memory_reserved_gb",),
+    allocated_gib=("perf/max_memory_allocated_gb",),
+    engine_inside=engine_inside,
     peak=peak,
     peaks=PEAKS,
     console=console,

@@ -40,6 +40,8 @@ MICRO_BATCHES = (
 
 
 Version = tuple[int, int]
+SERVERS: Version = (0, 7)
+"""Since then rollout engines run as servers, in processes of their own."""
 CHANGED: Mapping[str, Mapping[Version, float]] = {
     EAGER: {(0, 0): True, (0, 6): False},
     UNPADDED: {(0, 0): False, (0, 7): True},
@@ -97,6 +99,12 @@ def default(key: str, version: str | None, *, megatron: bool = False) -> float:
     known = (CHANGED_IN_MEGATRON.get(key) if megatron else None) or CHANGED[key]
     release = _release(version)
     return known[max(since for since in known if release is None or since <= release)]
+
+
+def before(version: str | None, release: Version) -> bool:
+    """Whether a version that is known is older than a release."""
+    known = _release(version)
+    return known is not None and known < release
 
 
 def spelled(key: str, version: str | None) -> str | None:
