@@ -97,7 +97,7 @@ def gpus_of(values: Mapping[str, float]) -> float | None:
 
 
 def engine_inside(settings: FrameworkSettings) -> bool:
-    """Until v0.6 vLLM's worker was the trainer's (vllm_rollout_spmd.py); since then it is a server beside it."""
+    """Until v0.6 vLLM's worker was the trainer's (vllm_rollout_spmd.py), since then a server's."""
     return settings.find(f"{ROLL}.name") in (None, "vllm") and before(settings.find(VERSION), SERVERS)
 
 
