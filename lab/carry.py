@@ -30,7 +30,8 @@ from rlhfsim.calibration.fit import calibrate
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.calibration.posterior import PriceModel, fit
 from rlhfsim.calibration.predict import RunPricer, cluster_with, pricer_of, with_lengths
-from rlhfsim.calibration.profile_writer import DRIFT, region
+from rlhfsim.calibration.priors import DRIFT
+from rlhfsim.calibration.profile_writer import region
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.framework import around
 from rlhfsim.plan import Plan

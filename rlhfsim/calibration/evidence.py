@@ -4,7 +4,8 @@
 
 s is the standard deviation of ln seconds between steps of one run, pooled over all runs of a phase.
 Of a synchronous run the rest of the step counts as well (controller and gaps), of a run with stale
-samples the whole step, because generation has no time of its own there. Named and left out: phases
+samples the whole step, because generation has no time of its own there. A run whose lengths vary from
+step to step also says how its phases grow with them (`by_length`). Named and left out: phases
 that the cost model does not have, and those too short to matter.
 """
 
@@ -15,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 
+from rlhfsim.calibration.by_length import growths
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.predict import REST, STEP, RunPricer
+from rlhfsim.calibration.predict import BY_LENGTH, REST, STEP, RunPricer
 
 SHORT = 0.005
 """Share of the step below which a phase is not fitted: clock and calls, not work."""
@@ -38,10 +40,15 @@ class Datum:
     """Index of the run."""
     phase: str
     seconds: float
-    """Median over the counted steps."""
+    """Median over the counted steps; of a phase `BY_LENGTH` a ratio of two."""
     scatter: float
     """Standard error of ln seconds, from the scatter between steps."""
     steps: int
+
+    @property
+    def within(self) -> bool:
+        """Whether it compares steps of one run, and so says nothing of how runs differ."""
+        return self.phase.endswith(BY_LENGTH)
 
     @property
     def log(self) -> float:
@@ -74,7 +81,19 @@ def evidence(
         )
         for i, phase, times in phases
     )
-    return data, tuple(notes)
+    return (*data, *_curves(runs, cases, data)), tuple(notes)
+
+
+def _curves(
+    runs: Sequence[Observation], cases: Sequence[RunPricer], data: Sequence[Datum]
+) -> Iterator[Datum]:
+    """How much longer the phases of `data` take on the longest samples of their run."""
+    counted = {(d.run, d.phase) for d in data}
+    for i, (run, case) in enumerate(zip(runs, cases, strict=True)):
+        for grown in growths(run) if case.ends else ():
+            if (i, grown.phase) in counted:
+                name = f"{grown.phase}{BY_LENGTH}"
+                yield Datum(run=i, phase=name, seconds=grown.ratio, scatter=grown.scatter, steps=grown.steps)
 
 
 def _standard_error(spread: float, steps: int) -> float:

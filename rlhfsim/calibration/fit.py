@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from rlhfsim.calibration.biases import Known, bias_priors, factors_of_phases, known_biases
+from rlhfsim.calibration.by_length import with_ends
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
 from rlhfsim.calibration.interval import stretched
@@ -95,7 +96,7 @@ def calibrate(
     """
     before = profile or _profile_of(observations)
     check_profile(observations, before)
-    cases = tuple(pricer_of(o, before) for o in observations)
+    cases = tuple(with_ends(pricer_of(o, before), o, before) for o in observations)
     data, notes = evidence(observations, cases)
     if not data:
         raise RlhfsimError(

@@ -59,7 +59,7 @@ def identify(
     """
     effect = _effects(model, known)
     matter = [k for k in range(len(known)) if np.abs(effect[:, k]).max(initial=0.0) >= NO_EFFECT]
-    sigma = np.array([np.hypot(d.scatter, UNKNOWN_MISMATCH) for d in data])
+    sigma = np.array([np.hypot(d.scatter, 0.0 if d.within else UNKNOWN_MISMATCH) for d in data])
     scaled = effect / sigma[:, None]
     chosen = _chosen(scaled, matter, [k for k in matter if known[k].name.startswith(NODES)])
     rest = [k for k in matter if k not in chosen]

@@ -41,6 +41,18 @@ SLACK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLengths:
+    """Tokens of one step's samples."""
+
+    prompt: float
+    """Mean."""
+    response: float
+    """Mean."""
+    longest: float | None = None
+    """Longest response; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What one executed run says."""
 
@@ -60,6 +72,8 @@ class Observation:
     """Mean tokens of a prompt over the counted steps; None: not measured."""
     response_tokens: float | None = None
     """Mean tokens of a response over the counted steps; None: not measured."""
+    lengths: tuple[StepLengths, ...] = ()
+    """Of every counted step; empty where they were not measured in each."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> version."""
     device: str = "unknown"
@@ -137,7 +151,9 @@ def observe(
     lines = _by_step(rows, trace.steps)
     counted, notes = counted_steps(plan, trace, lines, place)
     spans = [span for span in trace.spans if span.step in counted and span.kind != WAIT]
+    measured = [_lengths(lines[step]) for step in counted if step in lines]
     prompt, response = _tokens([lines[step] for step in counted if step in lines])
+    each = tuple(lengths for lengths in measured if lengths is not None)
     known = environment or {}
     return Observation(
         name=name,
@@ -148,6 +164,7 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
+        lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
         date=_day(known["date"]) if "date" in known else _date(folder),
@@ -320,6 +337,14 @@ def _step_seconds(trace: Trace, counted: Sequence[int], rows: Mapping[int, Row])
         start, end = windows[step]
         measured = following[0] - start if following and following[0] > start else end - start
         yield logged if logged and logged > 0 else measured
+
+
+def _lengths(row: Row) -> StepLengths | None:
+    """Lengths of one step; None where a mean is missing."""
+    prompt, response = _tokens([row])
+    if prompt is None or response is None:
+        return None
+    return StepLengths(prompt=prompt, response=response, longest=_number(row, "response/length_max"))
 
 
 def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:

@@ -10,7 +10,8 @@ also stands around its prior, since one phase may be off by far more than the ot
 two visits to the cost model; visits repeat until theta rests, and derivatives are taken again where it
 bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the residuals as
 Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped squares, and shrunk
-to the mean over phases. Covariance of the posterior, with weights w_i = rho':
+to the mean over phases; data within one run (`by_length`) have none. Covariance of the posterior, with
+weights w_i = rho':
 
     C = (J^T W J + P^-1)^-1 + A J_u P_u J_u^T A^T      A = (J^T W J + P^-1)^-1 J^T W
 
@@ -168,7 +169,7 @@ def fit(
     slopes = model.slopes(_values(fitted, theta), names) if start is None else start.slopes
     taken, predicted, refined = theta, model.log(_values(fitted, theta)), 0
     doubt = model.slopes({}, [p.name for p in others])
-    tau, known = {d.phase: UNKNOWN_MISMATCH for d in data}, False
+    tau, known = _unknown(data), False
     for visit in range(VISITS):
         here = model.log(_values(fitted, theta))
         bent = np.abs(here - predicted - slopes @ (theta - taken)) / _sigma(data, tau)
@@ -192,7 +193,7 @@ def _values(fitted: Sequence[Prior], theta: Floats) -> dict[str, float]:
 
 
 def _sigma(data: Sequence[Datum], tau: Mapping[str, float]) -> Floats:
-    return np.array([np.hypot(d.scatter, tau[d.phase]) for d in data])
+    return np.array([np.hypot(d.scatter, tau.get(d.phase, 0.0)) for d in data])
 
 
 def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Floats) -> Floats:
@@ -260,15 +261,26 @@ def _unexplained(
     return _mismatch(data, residuals, _leverage(together, sigma, both, moved))
 
 
+def _between(data: Sequence[Datum]) -> Floats:
+    """1 for data of a run, 0 for those that compare steps of one and say nothing of how runs differ."""
+    return np.array([float(not d.within) for d in data])
+
+
+def _unknown(data: Sequence[Datum]) -> dict[str, float]:
+    """tau of every phase before any is estimated."""
+    return {d.phase: UNKNOWN_MISMATCH for d in data if not d.within}
+
+
 def _mismatch(data: Sequence[Datum], residuals: Floats, leverage: Floats) -> tuple[dict[str, float], bool]:
     """tau by phase, and whether the data were enough to estimate any."""
-    free = np.clip(1 - leverage, 0.0, 1.0)
+    free = np.clip(1 - leverage, 0.0, 1.0) * _between(data)
     scatter = np.array([d.scatter for d in data])
     if free.sum() < 2:
-        return {d.phase: UNKNOWN_MISMATCH for d in data}, False
-    pooled = _paule_mandel(residuals, scatter, free)
+        return _unknown(data), False
+    rows = free > 0
+    pooled = _paule_mandel(residuals[rows], scatter[rows], free[rows])
     taus = {}
-    for phase in dict.fromkeys(d.phase for d in data):
+    for phase in _unknown(data):
         rows = np.array([d.phase == phase for d in data])
         n = float(free[rows].sum())
         of_phase = _paule_mandel(residuals[rows], scatter[rows], free[rows]) if n > 1 else pooled
@@ -320,7 +332,7 @@ def _posterior(
         tau=tau,
         tau_known=known,
         slopes=slopes,
-        spare=float(len(data) - _leverage(slopes, sigma, fitted, theta).sum()),
+        spare=float((1 - _leverage(slopes, sigma, fitted, theta)) @ _between(data)),
     )
 
 

@@ -35,6 +35,8 @@ NODES = "bias of "
 """How the name of a bias begins: `bias of verl > actor.train > packed`."""
 STEP = "step"
 """Name under which the whole step stands beside its phases."""
+BY_LENGTH = " by length"
+"""Behind the name of a phase: how much longer it takes on the run's longest samples (`by_length`)."""
 REST = "rest"
 """The step without its timed phases: the controller, and gaps between calls."""
 DIFFERENCE = 1e-3
@@ -61,6 +63,8 @@ class RunPricer:
     """Measured phases that time a part of the critical chain."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Phases that may have a bias, with the mode of their engine."""
+    ends: tuple[RunPricer, RunPricer] | None = None
+    """The same run on its shortest and on its longest samples; None: not told apart."""
     _known: list[Pieces] = field(default_factory=list, compare=False)
     """Its pieces at coefficients that were asked for, once there are any."""
 
@@ -83,7 +87,15 @@ class RunPricer:
         for clock, under in self.covers.items():
             by_phase[clock] = sum(alone.get(phase, 0.0) for phase in under)
         rest = step.seconds - math.fsum(by_phase[name] for name in self.clocks)
-        return {**by_phase, STEP: step.seconds, REST: max(0.0, rest)}
+        return {**by_phase, STEP: step.seconds, REST: max(0.0, rest), **self._growths(values or {})}
+
+    def _growths(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Ratios of the longest to the shortest samples, by phase and `BY_LENGTH`."""
+        if self.ends is None:
+            return {}
+        short, long = (end.seconds(values) for end in self.ends)
+        whole = (STEP, REST)
+        return {f"{n}{BY_LENGTH}": long[n] / s for n, s in short.items() if s > 0 and n not in whole}
 
     def chain(self) -> frozenset[str]:
         """Phases that make up the step, with the profile's own coefficients."""

@@ -21,6 +21,7 @@ from rlhfsim.calibration.biases import section
 from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
+from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Point, Provenance
@@ -50,14 +51,6 @@ ENGINES = (
     "rlhfsim",
 )
 """Libraries whose version decides times."""
-DRIFT = Coefficient(
-    value=0.2,
-    low=0.1,
-    high=0.4,
-    source="prior: on 13 published GRPO rows five fitted coefficients err by 14 % with one row left out "
-    "and by 30 % with one model left out, which is one to two e-folds of parameters away",
-)
-"""P90 of ln(true / predicted) added per e-fold of distance."""
 MAX_SOURCE = 1900
 """Characters of a source; the profile's field takes 2000."""
 DIGITS = 5

@@ -95,7 +95,7 @@ class Framework:
     allocated_gib: tuple[str, ...] = ()
     """Most GiB of a GPU that tensors took so far, counted with `reserved_gib`."""
     engine_inside: Callable[[FrameworkSettings], bool] = lambda settings: False
-    """Whether the rollout engine runs in the trainer's process, so that its pool counts there, also asleep."""
+    """Whether the rollout engine runs in the trainer's process, so that its pool counts there even asleep."""
     tokens: tuple[str, ...] = ()
     """Tokens of all samples of a step, without padding."""
     gpus_of: Callable[[Mapping[str, float]], float | None] = lambda values: None

@@ -145,6 +145,8 @@ def metrics_of(run: Imported) -> list[dict[str, float]]:
                 "throughput/samples_per_sec": samples,
                 "throughput/tokens_per_sec": samples * (prompt + response),
             }
+        if longest := first(step.values, run.framework.longest):
+            row["response/length_max"] = longest
         rows.append(row | {k: v for k, v in step.values.items() if math.isfinite(v)})
     return rows
 
