@@ -64,6 +64,8 @@ class Sample:
     """(P,)"""
     response: Tokens
     """(R,)"""
+    mask: Floats | None = None
+    """(R,) 1 at tokens that are learned from, 0 elsewhere; None: all are."""
     finish: Finish = "stop"
     versions: NDArray[np.int32] | None = None
     """(R,)"""
@@ -101,6 +103,11 @@ class Sample:
         return len(self.response)
 
     @property
+    def num_learned(self) -> int:
+        """Response tokens that are learned from."""
+        return self.num_tokens if self.mask is None else int(self.mask.sum())
+
+    @property
     def length(self) -> int:
         """Prompt and response tokens."""
         return len(self.prompt) + len(self.response)
@@ -112,6 +119,7 @@ def emptied(sample: Sample, *, with_reference: bool) -> Sample:
     return replace(
         sample,
         response=sample.response[:0],
+        mask=None,
         reward=None,
         versions=None if sample.versions is None else sample.versions[:0],
         rollout_logprobs=none,

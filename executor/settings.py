@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhfsim.specs.loading import checked
+from rlhfsim.specs.workload.workload import PolicyLoss
 
 Precision = Literal["fp32", "bf16"]
 Positive = Annotated[float, Field(gt=0)]
@@ -77,8 +78,12 @@ class RewardRule:
 class Algorithm:
     """Constants of the loss; papers in executor/algorithms."""
 
-    clip_low: Positive = 0.2
-    clip_high: Positive = 0.2
+    policy_loss: PolicyLoss | None = None
+    """None: as is usual for the algorithm."""
+    clip_low: Positive | None = None
+    clip_high: Positive | None = None
+    """Ratios are clipped to 1 - clip_low and 1 + clip_high. None: as is usual, see
+    executor/algorithms/recipes.py."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Most times that a negative advantage counts; None: no dual clip."""
     value_clip: Positive | None = 0.2
@@ -93,7 +98,18 @@ class Algorithm:
     correction: Literal["none", "truncated", "masked"] = "truncated"
     """Importance correction between rollout and training log-probs."""
     correction_cap: Positive = 2.0
+    correction_level: Literal["token", "sequence"] = "token"
+    """Whether a token is weighted by its own ratio or by that of its whole response."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by it, then clipped; penalties follow."""
     reward_clip: Positive | None = 10.0
+    length_penalty: NonNegative = 0.0
+    """Taken from the reward of the longest possible response, from shorter ones in proportion."""
+    overlong_tokens: Count | None = None
+    """Last tokens of the longest possible response in which a reward falls by up to overlong_penalty."""
+    overlong_penalty: Positive = 1.0
+    overlong_filter: bool = False
+    """Responses that were cut teach nothing; their rewards still count in their groups."""
     beta: Positive = 0.1
     """DPO and KTO."""
     aggregation: Literal["token", "sequence", "constant"] | None = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from executor.algorithms.kl import kl
 from executor.algorithms.recipes import kl_terms, recipe
+from executor.algorithms.shaping import shaped
 from executor.samples import Sample
 from executor.settings import Algorithm
 from rlhfsim.errors import RlhfsimError
@@ -26,11 +27,13 @@ VARIANCE_EPSILON = 1e-8
 """Added to the variance when whitening."""
 
 
-def advantages(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+def advantages(
+    algorithm: str, samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None = None
+) -> list[Sample]:
     """The samples with `advantages` (R,), and for ppo and reinforce++ `returns` (R,), in their order.
 
     The batch must hold all samples of a group and all samples of the iteration: groups are compared and
-    whitening is done over all of them.
+    whitening is done over all of them. `max_tokens`: most of a response, for penalties of its length.
 
     Raises:
         RlhfsimError: a reward is missing or not finite, a group is too small, ppo has no values.
@@ -39,10 +42,11 @@ def advantages(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -
         case None:
             raise AssertionError(f"{algorithm} learns without advantages")
         case "gae":
-            return _ppo(samples, settings)
+            return _ppo(samples, settings, max_tokens)
         case "returns":
-            return _reinforce(samples, settings)
-    return _grouped(algorithm, _BASELINES[kind], samples, settings)
+            return _reinforce(samples, settings, max_tokens)
+    scores = np.array([_score(algorithm, sample, settings, max_tokens) for sample in samples])
+    return _grouped(algorithm, _BASELINES[kind], samples, scores)
 
 
 def gae(
@@ -118,8 +122,10 @@ _BASELINES = {
 }
 
 
-def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
-    """(R,) the clipped reward at the last token; where KL is in the reward, - coefficient x KL everywhere.
+def token_rewards(
+    algorithm: str, sample: Sample, settings: Algorithm, max_tokens: int | None = None
+) -> Array:
+    """(R,) the shaped reward at the last token; where KL is in the reward, - coefficient x KL everywhere.
 
     The KL compares the policy that this step starts from with the reference; without reference log-probs
     (a plan without KL) there is none.
@@ -132,53 +138,41 @@ def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
         log_ratio = policy - sample.reference_logprobs
         rewards -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp)
     if sample.num_tokens:
-        rewards[-1] += _clipped_reward(sample, settings.reward_clip)
+        rewards[-1] += shaped(sample, settings, max_tokens)
     return rewards
 
 
-def _clipped_reward(sample: Sample, limit: float | None) -> float:
-    """The sample's reward within +-limit."""
-    if sample.reward is None or not math.isfinite(sample.reward):
-        raise RlhfsimError(
-            "reward-not-finite",
-            f"the reward of sample {sample.id} is {sample.reward}",
-            help="a reward function must return a finite number for every response",
-        )
-    return sample.reward if limit is None else float(np.clip(sample.reward, -limit, limit))
-
-
-def _ppo(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+def _ppo(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None) -> list[Sample]:
     """Whitened GAE, and returns for the critic that are not whitened."""
     pairs = []
     for sample in samples:
         if sample.values is None:
             raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")
-        rewards = token_rewards("ppo", sample, settings)
+        rewards = token_rewards("ppo", sample, settings, max_tokens)
         pairs.append(gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam))
     return _stored(samples, whiten([advantage for advantage, _ in pairs]), [target for _, target in pairs])
 
 
-def _reinforce(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+def _reinforce(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None) -> list[Sample]:
     """REINFORCE++: whitened sums of the token rewards to come. Source: Hu et al. 2025, arXiv 2501.03262."""
-    rewards = [token_rewards("reinforce++", sample, settings) for sample in samples]
+    rewards = [token_rewards("reinforce++", sample, settings, max_tokens) for sample in samples]
     returns = [discounted(row, settings.gamma) for row in rewards]
     return _stored(samples, whiten(returns), returns)
 
 
-def _score(algorithm: str, sample: Sample, settings: Algorithm) -> float:
+def _score(algorithm: str, sample: Sample, settings: Algorithm, max_tokens: int | None) -> float:
     """What a sample's group compares; an empty response still has its reward, unless that failed."""
     if sample.dropped:
         return 0.0
     if not sample.num_tokens:
-        return _clipped_reward(sample, settings.reward_clip)
-    return float(token_rewards(algorithm, sample, settings).sum())
+        return shaped(sample, settings, max_tokens)
+    return float(token_rewards(algorithm, sample, settings, max_tokens).sum())
 
 
 def _grouped(
-    algorithm: str, baseline: Callable[[Array], Array], samples: Sequence[Sample], settings: Algorithm
+    algorithm: str, baseline: Callable[[Array], Array], samples: Sequence[Sample], scores: Array
 ) -> list[Sample]:
     """One number a sample, the same at each of its tokens."""
-    scores = np.array([_score(algorithm, sample, settings) for sample in samples])
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)

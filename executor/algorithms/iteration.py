@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.algorithms.preferences import kl_baseline, mismatched
+from executor.algorithms.shaping import filtered
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer, emptied
 from executor.settings import Settings
 from rlhfsim.specs.workload.dataflow import Call, dataflow
@@ -257,7 +258,8 @@ class Loop:
         """Advantages, training of critic and actor side by side, weight sync."""
         version = self.backend.version
         if self.workload.generates:
-            samples = advantages(self.workload.algorithm, samples, self.settings.algorithm)
+            samples = advantages(self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
+            samples = filtered(samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:
             critic = recipes.critic_loss(self.settings.algorithm)

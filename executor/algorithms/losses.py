@@ -21,9 +21,11 @@ from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
 from executor.samples import LossSpec
+from rlhfsim.specs.workload.workload import PolicyLoss
 
 Aggregation = Literal["token", "sequence", "constant"]
 Correction = Literal["none", "truncated", "masked"]
+Level = Literal["token", "sequence"]
 
 
 def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -55,6 +57,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
 def policy_loss(
     batch: Batch,
     *,
+    policy_loss: PolicyLoss = "ppo",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
@@ -64,6 +67,7 @@ def policy_loss(
     entropy_coefficient: float = 0.0,
     correction: Correction = "none",
     correction_cap: float = 2.0,
+    correction_level: Level = "token",
     old_logprobs: Literal["recompute", "rollout"] = "recompute",
     aggregation: Aggregation = "token",
     max_tokens: int | None = None,
@@ -77,12 +81,13 @@ def policy_loss(
     """
     new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
     old, rollout = _behaviour(batch, new, old_logprobs)
-    surrogate, metrics = _surrogate(batch, new, old, clip_low, clip_high, dual_clip)
+    surrogate, metrics = _surrogate(policy_loss, batch, new, old, clip_low, clip_high, dual_clip)
     if rollout is not None:
         trained = new.detach() if old_logprobs == "rollout" else old
         metrics |= _mismatch(trained, rollout, mask)
     if rollout is not None and correction != "none" and old_logprobs == "recompute":
-        weight = _correction(old - rollout, correction, correction_cap)
+        gap = old - rollout
+        weight = _correction(gap if correction_level == "token" else _sums(gap), correction, correction_cap)
         surrogate = weight * surrogate
         metrics["correction/weight_mean"] = mean_of(weight, mask)
     terms = surrogate
@@ -163,23 +168,38 @@ def _behaviour(
     return old.detach(), rollout
 
 
+def _sums(terms: Tensor) -> Tensor:
+    """(B, T) the sum over its sequence at each token; `terms` are 0 at padding."""
+    return terms.sum(-1, keepdim=True).expand_as(terms)
+
+
 def _surrogate(
-    batch: Batch, new: Tensor, old: Tensor, low: float, high: float, dual: float | None
+    kind: PolicyLoss, batch: Batch, new: Tensor, old: Tensor, low: float, high: float, dual: float | None
 ) -> tuple[Tensor, Metrics]:
-    """Loss (B, T) of the clipped surrogate, with a separate upper bound and the dual clip.
+    """Loss (B, T) of the surrogate, with a separate upper bound and the dual clip.
 
-        max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A dual
+        ppo, gspo   max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A dual
+        cispo       -A sg[clip(r, 1 - low, 1 + high)] log p
 
-    Sources: PPO; DAPO arXiv 2503.14476 (low, high); Ye et al. 2020, arXiv 1912.09729 (dual clip).
+    r is the ratio of the token; of gspo the geometric mean over the response, with the gradient of the
+    token: sg[r] p / sg[p]. sg: without gradient. Sources: PPO; DAPO arXiv 2503.14476 (low, high); Ye et al.
+    2020, arXiv 1912.09729 (dual clip); GSPO arXiv 2507.18071 equation 14; CISPO arXiv 2506.13585.
     """
     assert batch.advantages is not None, "the policy loss needs advantages"
     advantages = torch.where(batch.mask > 0, batch.advantages.float(), 0.0)
-    ratio = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    free = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-    loss = torch.maximum(free, bounded)
+    log_ratio = new - old
+    if kind == "gspo":
+        lengths = batch.mask.sum(-1, keepdim=True).clamp(min=1.0)
+        log_ratio = new - new.detach() + _sums(log_ratio.detach()) / lengths
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    near = ratio.clamp(1.0 - low, 1.0 + high)
+    if kind == "cispo":
+        loss, clipped = -advantages * near.detach() * new, near != ratio
+    else:
+        free, bounded = -advantages * ratio, -advantages * near
+        loss, clipped = torch.maximum(free, bounded), bounded > free
     metrics = {
-        "policy/clip_fraction": mean_of((bounded > free).float(), batch.mask),
+        "policy/clip_fraction": mean_of(clipped.float(), batch.mask),
         "policy/ratio_mean": mean_of(ratio, batch.mask),
         "policy/approx_kl": mean_of(kl(old - new, "k3", torch.exp), batch.mask),
         "max:policy/ratio_max": largest_of(ratio, batch.mask),
@@ -193,10 +213,11 @@ def _surrogate(
 
 
 def _correction(log_ratio: Tensor, kind: Correction, cap: float) -> Tensor:
-    """Weight (B, T) of each token, exp(old - rollout), without gradient.
+    """Weight (B, T) of each token, exp(old - rollout) of the token or of its response, without gradient.
 
     truncated: at most `cap`; masked: 0 outside [1 / cap, cap]. Sources: Espeholt et al. 2018, arXiv
-    1802.01561 (truncation); IcePop, arXiv 2510.18855 (masking).
+    1802.01561 (truncation); IcePop, arXiv 2510.18855 (masking). Over a response the product is unbiased and
+    varies the more the longer it is.
     """
     weight = log_ratio.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if kind == "truncated":

@@ -10,7 +10,7 @@ from executor.algorithms.kl import Estimator
 from executor.samples import LossName, LossSpec
 from executor.settings import Algorithm, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import CLIP_RANGES, PolicyLoss, Workload
 
 Advantages = Literal["gae", "returns", "group_normalised", "group_centred", "leave_one_out"]
 
@@ -23,6 +23,8 @@ class Recipe:
     """Loss of the policy."""
     advantages: Advantages | None
     """What a sample was better by; None: it learns from given pairs or labels."""
+    policy_loss: PolicyLoss = "ppo"
+    """Kind of the policy's loss unless the settings say so, see losses.py."""
     kl_in: Literal["reward", "loss"] = "loss"
     """Where the KL stands unless the settings say so."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -38,6 +40,9 @@ RECIPES = {
     "ppo": Recipe(actor="policy", advantages="gae", kl_in="reward"),
     "grpo": Recipe(actor="policy", advantages="group_normalised"),
     "dr-grpo": Recipe(actor="policy", advantages="group_centred", aggregation="constant"),
+    "dapo": Recipe(actor="policy", advantages="group_normalised"),
+    "gspo": Recipe(actor="policy", advantages="group_normalised", policy_loss="gspo", aggregation="sequence"),
+    "cispo": Recipe(actor="policy", advantages="group_normalised", policy_loss="cispo"),
     "rloo": Recipe(actor="policy", advantages="leave_one_out", kl_in="reward"),
     "reinforce++": Recipe(actor="policy", advantages="returns", kl_in="reward"),
     "dpo": Recipe(actor="dpo", advantages=None),
@@ -47,6 +52,9 @@ RECIPES = {
 }
 """grpo averages over all tokens of the step (as DAPO, arXiv 2503.14476, and today's frameworks do); the
 paper's mean of each response first is `aggregation: sequence`."""
+
+CLIP_RANGE = (0.2, 0.2)
+"""Where `CLIP_RANGES` says nothing: PPO, arXiv 1707.06347, section 6.1."""
 
 
 def recipe(algorithm: str) -> Recipe:
@@ -87,11 +95,15 @@ def actor_loss(
         case "reward_model":
             return LossSpec(name="reward_model", settings={})
     place, estimator = kl_terms(workload.algorithm, settings)
+    kind = settings.policy_loss or chosen.policy_loss
+    low, high = CLIP_RANGES.get(workload.algorithm if kind == chosen.policy_loss else kind, CLIP_RANGE)
+    averaged = chosen.aggregation if kind == chosen.policy_loss or kind != "gspo" else "sequence"
     return LossSpec(
         name="policy",
         settings={
-            "clip_low": settings.clip_low,
-            "clip_high": settings.clip_high,
+            "policy_loss": kind,
+            "clip_low": settings.clip_low or low,
+            "clip_high": settings.clip_high or high,
             "dual_clip": settings.dual_clip,
             "kl_coefficient": settings.kl_coefficient,
             "kl_estimator": estimator,
@@ -99,8 +111,9 @@ def actor_loss(
             "entropy_coefficient": settings.entropy_coefficient,
             "correction": settings.correction,
             "correction_cap": settings.correction_cap,
+            "correction_level": settings.correction_level,
             "old_logprobs": workload.old_logprobs,
-            "aggregation": settings.aggregation or chosen.aggregation,
+            "aggregation": settings.aggregation or averaged,
             "max_tokens": max_tokens,
         },
     )
@@ -156,6 +169,13 @@ def _online_problems(workload: Workload, settings: Settings, staleness: float) -
             f"top_p {settings.sampling.top_p} samples from another distribution than the log-probs that the "
             "correction compares",
             help="set sampling.top_p to 1, or algorithm.correction to none (with old_logprobs: recompute)",
+        )
+    longest = settings.sampling.max_tokens or int(workload.response_len.maximum)
+    if (algorithm.overlong_tokens or 0) > longest:
+        yield RlhfsimError(
+            "overlong-exceeds-response",
+            f"algorithm.overlong_tokens {algorithm.overlong_tokens} is more than a response of {longest}",
+            help="lower it, or raise sampling.max_tokens",
         )
     if kl_terms(workload.algorithm, algorithm) == ("loss", "k1") and workload.has_reference:
         yield RlhfsimError(

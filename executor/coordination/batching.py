@@ -45,7 +45,7 @@ def optimizer_steps(
         for chunk in np.array_split(order, min(mini_batches, len(units))):
             chosen = [samples[i] for u in chunk for i in units[u]]
             shares = balanced(chosen, ranks, pairs=pairs)
-            tokens = sum(s.num_tokens for s in chosen)
+            tokens = max(1, sum(s.num_learned for s in chosen))
             for steps, share in zip(plan, shares, strict=True):
                 mine = tuple(chosen[i] for i in share)
                 steps.append(MiniBatch(samples=mine, global_tokens=tokens, global_sequences=len(chosen)))

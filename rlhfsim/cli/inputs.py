@@ -38,7 +38,7 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import GROUPED, Algorithm, Rules, Workload, usual_batch
+from rlhfsim.specs.workload.workload import GROUPED, WITHOUT_KL, Algorithm, Rules, Workload, usual_batch
 
 MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
@@ -223,7 +223,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "speculation": _speculation(given["speculation"]),
         "oversampling": given["oversampling"],
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
-        "kl": not given["no_kl"],
+        "kl": not (given["no_kl"] or given["algorithm"] in WITHOUT_KL),
         "packing": not (given["no_packing"] or _pads(given.get("framework"))),
     }
     with on_command_line():

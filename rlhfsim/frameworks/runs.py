@@ -45,6 +45,18 @@ Known = Literal["run on GPUs", "run on CPUs", "written only"]
 Name = TypeVar("Name", bound=str)
 OWN = "rlhfsim"
 """The framework that `rlhfsim launch` is."""
+COMMON: tuple[Algorithm, ...] = (
+    "ppo",
+    "grpo",
+    "dr-grpo",
+    "rloo",
+    "reinforce++",
+    "dpo",
+    "kto",
+    "sft",
+    "reward_model",
+)
+"""Algorithms that a framework trains unless its folder says otherwise."""
 PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
@@ -135,7 +147,7 @@ class Runs:
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
     """What generates; another than `PRICED_ENGINE` is priced with that one's figures."""
-    algorithms: tuple[Algorithm, ...] | None = None
+    algorithms: tuple[Algorithm, ...] | None = COMMON
     """What it trains by; None: all."""
     one_epoch: bool = False
     """It trains on a batch once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from executor.algorithms.kl import kl
 from executor.algorithms.losses import Batch, compute
 from executor.algorithms.metrics import finish
 from executor.algorithms.preferences import kl_baseline
+from executor.algorithms.shaping import length_penalty
 from executor.samples import LossSpec, Sample
 from executor.settings import Algorithm
 
@@ -122,7 +124,33 @@ def test_advantages_agree_with_kl_in_the_reward(algorithm: str) -> None:
             near(sample.returns, case["outputs"]["returns"][i][: sample.num_tokens])
 
 
+def test_the_penalty_of_overlong_responses_agrees() -> None:
+    case = CASES["overlong-trl"]
+    settings = Algorithm(overlong_tokens=case["settings"]["overlong_tokens"])
+    longest = case["settings"]["max_tokens"]
+    near(
+        [-length_penalty(n, settings, longest) for n in case["inputs"]["length"]], case["outputs"]["penalty"]
+    )
+
+
+def test_the_packages_themselves_agree_on_other_numbers() -> None:
+    """Where verl and TRL are installed: their functions, on fresh inputs."""
+    for package in ("verl.trainer.ppo.core_algos", "trl"):
+        pytest.importorskip(package, exc_type=ImportError)
+    spec = importlib.util.spec_from_file_location("make_vectors", FILE.with_name("make_vectors.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    fresh.RNG = np.random.default_rng(17)
+    for name, case in fresh.recipes().items():
+        if name.startswith("policy"):
+            check_loss(fresh.plain(case), "policy", "logprobs")
+
+
 def test_the_vectors_clip_on_both_sides_so_that_agreement_means_something() -> None:
     outputs = CASES["policy-verl-token"]["outputs"]["metrics"]
     assert outputs["policy/clip_fraction"] > 0.1
     assert outputs["policy/dual_clip_fraction"] > 0.02
+    for kind in ("gspo", "gspo-token", "cispo"):
+        assert 0.05 < CASES[f"policy-verl-{kind}"]["outputs"]["metrics"]["policy/clip_fraction"] < 0.5

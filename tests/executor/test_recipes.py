@@ -34,6 +34,19 @@ def test_losses_follow_from_the_algorithm() -> None:
     assert asked.settings["aggregation"] == "sequence"
 
 
+def test_variants_of_grpo_differ_in_loss_and_clip() -> None:
+    def loss(algorithm: str, **changes: Any) -> tuple[Any, ...]:
+        workload = Workload(algorithm=algorithm, samples=4)  # type: ignore[arg-type]
+        found = actor_loss(workload, Algorithm(**changes), max_tokens=8).settings
+        return tuple(found[name] for name in ("policy_loss", "clip_low", "clip_high", "aggregation"))
+
+    assert loss("grpo") == ("ppo", 0.2, 0.2, "token")
+    assert loss("dapo") == ("ppo", 0.2, 0.28, "token")
+    assert loss("gspo") == loss("grpo", policy_loss="gspo") == ("gspo", 3e-4, 4e-4, "sequence")
+    assert loss("cispo") == ("cispo", 1.0, 4.0, "token")
+    assert loss("dr-grpo", policy_loss="cispo", clip_high=2.0) == ("cispo", 1.0, 2.0, "constant")
+
+
 def test_kl_stands_where_the_algorithm_has_it_unless_the_settings_say_so() -> None:
     assert kl_terms("ppo", Algorithm()) == ("reward", "k1")
     assert kl_terms("grpo", Algorithm()) == ("loss", "k3")
@@ -47,6 +60,7 @@ def test_kl_stands_where_the_algorithm_has_it_unless_the_settings_say_so() -> No
         (GRPO, Settings(algorithm=Algorithm(correction="none")), 1, "stale-without-correction"),
         (GRPO, Settings(sampling=Sampling(top_p=0.9)), 0, "top-p-with-correction"),
         (GRPO, Settings(algorithm=Algorithm(kl_estimator="k1")), 0, "k1-in-loss"),
+        (GRPO, Settings(algorithm=Algorithm(overlong_tokens=1025)), 0, "overlong-exceeds-response"),
         (Workload(algorithm="dpo", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),
         (Workload(algorithm="reward_model", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),
     ],

@@ -95,6 +95,8 @@ def for_verl() -> Iterator[Plan]:
         for j, layout in enumerate(fsdp):
             gpus, more = layout["dp"] * layout.get("cp", 1), PACKS if (i + j) % 2 else {"micro_batch": 2}
             yield plan(workload(algorithm), "fsdp2", layout | more, {"tp": 2, "dp": gpus // 2})
+    for algorithm in ("dapo", "gspo", "cispo"):
+        yield plan(workload(algorithm), "fsdp2", {"dp": 8} | FULL, {"dp": 8})
     work = workload("grpo", kl=False, old_logprobs="rollout")
     for schedule in (ASYNC, {"staleness": 4, "partial_rollout": True}, {}):
         yield plan(work, "fsdp2", {"dp": 8, "zero": 3} | PACKS, {"tp": 2, "dp": 4}, 8, schedule)
@@ -120,6 +122,8 @@ def for_openrlhf() -> Iterator[Plan]:
 
 def for_trl() -> Iterator[Plan]:
     yield estimate_file(ROOT / "scenarios/recipes/trl-grpo-qwen2.5-72b.yaml")
+    for algorithm in ("dapo", "gspo", "cispo"):
+        yield plan(workload(algorithm), "fsdp2", {"dp": 8} | FULL, {"dp": 8})
     for algorithm in ("grpo", "dr-grpo", "rloo"):
         for backend, zero in (("deepspeed", 3), ("deepspeed", 2), ("fsdp2", 3)):
             layout = {"dp": 8, "zero": zero, "micro_batch": 4}

@@ -264,7 +264,7 @@ MOE = workload("grpo", model="qwen3-30b-a3b")
 DYNAMIC = workload(
     "grpo", mini_batches=4, dynamic_sampling=DynamicSampling(kept=0.6, gen_prompts=256, max_gen_batches=10)
 )
-FP8 = workload("grpo", rollout_precision="fp8")
+FP8 = workload("gspo", rollout_precision="fp8")
 HOST = {"offload_optimizer": "cpu", "offload_params": "cpu"}
 NGRAM = {"method": "ngram", "draft_tokens": 4, "acceptance": 0.5}
 DRAWN: dict[str, tuple[str, Workload, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -382,7 +382,7 @@ DRAWN: dict[str, tuple[str, Workload, str, dict[str, Any], dict[str, Any], dict[
     ),
     "trl FSDP2": (
         "trl",
-        workload("dr-grpo", packing=False),
+        workload("cispo", packing=False),
         "fsdp2",
         {"dp": 8, "zero": 3, "micro_batch": 4, "recompute": "none"},
         {"tp": 2, "dp": 4},

@@ -42,6 +42,12 @@ def test_the_shortest_context_of_all_models_counts() -> None:
 
 def test_algorithms_that_compare_samples_have_groups_of_them() -> None:
     assert usual_batch("grpo") == usual_batch("rloo") == {"prompts": 128, "samples": 8}
+    assert with_usual_batch({"algorithm": "dapo", "samples": 16}) == {
+        "algorithm": "dapo",
+        "prompts": 128,
+        "samples": 16,
+        "kl": False,
+    }
     assert usual_batch("ppo") == usual_batch("dpo") == {"prompts": 1024, "samples": 1}
     assert with_usual_batch({"algorithm": "grpo", "prompts": 64}) == {
         "algorithm": "grpo",

@@ -171,7 +171,10 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
         )
     if "RLOO" in trainer:
         return "rloo"
-    return "dr-grpo" if s.find("loss_type") == "dr_grpo" else "grpo"
+    if s.find("importance_sampling_level") == "sequence":
+        return "gspo"
+    losses: dict[Any, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
+    return losses.get(s.find("loss_type"), "grpo")
 
 
 def _longest_prompt(s: FrameworkSettings) -> int | None:

@@ -30,8 +30,11 @@ from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_worklo
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.workload.workload import CLIP_RANGES
 
-COMMANDS = {"grpo": "grpo", "dr-grpo": "grpo", "rloo": "rloo", "dpo": "dpo", "kto": "kto"}
+LOSSES = {"grpo": "grpo", "dr-grpo": "dr_grpo", "dapo": "dapo", "gspo": "grpo", "cispo": "cispo"}
+"""`loss_type` of the GRPO trainer; GSPO's is that of GRPO with ratios of whole responses."""
+COMMANDS = dict.fromkeys(LOSSES, "grpo") | {"rloo": "rloo", "dpo": "dpo", "kto": "kto"}
 ACCELERATE = "accelerate"
 """Title of the section that becomes accelerate.yaml."""
 NEEDS = {
@@ -80,7 +83,7 @@ def command(plan: Plan) -> str:
         raise RlhfsimError(
             "algorithm-without-command",
             f"TRL has no command for {plan.workload.algorithm.upper()}",
-            help=f"its commands: {', '.join(COMMANDS.values())}",
+            help=f"its commands: {', '.join(dict.fromkeys(COMMANDS.values()))}",
         )
     return COMMANDS[plan.workload.algorithm]
 
@@ -172,10 +175,16 @@ def _algorithm(plan: Plan) -> Iterator[Setting]:
     kl = plan.placement.reference is not None
     yield Setting(key="beta", value=0.001 if kl else 0.0, why="" if kl else "no reference model")
     if command(plan) == "grpo":
-        doctor = plan.workload.algorithm == "dr-grpo"
-        yield Setting(key="loss_type", value="dr_grpo" if doctor else "grpo")
-        if doctor:
+        algorithm = plan.workload.algorithm
+        yield Setting(key="loss_type", value=LOSSES[algorithm])
+        if algorithm == "dr-grpo":
             yield Setting(key="scale_rewards", value="none")
+        if algorithm == "gspo":
+            yield Setting(key="importance_sampling_level", value="sequence")
+        if algorithm in CLIP_RANGES:
+            low, high = CLIP_RANGES[algorithm]
+            yield Setting(key="epsilon", value=low)
+            yield Setting(key="epsilon_high", value=1 + high if algorithm == "cispo" else high)
 
 
 def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:

@@ -51,7 +51,7 @@ RUNS = Runs(
         sequences_of_batch=True,
         whole_updates=True,
     ),
-    algorithms=("grpo", "dr-grpo", "rloo", "dpo", "kto"),  # those with a command
+    algorithms=("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "dpo", "kto"),  # those with a command
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",

@@ -192,7 +192,8 @@ def _rollout(s: FrameworkSettings, gpus: int, megatron: bool) -> RolloutLayout:
 
 
 def algorithm(s: FrameworkSettings) -> Algorithm:
-    """The algorithm of the advantage estimator; GRPO without division by the deviation is Dr. GRPO."""
+    """The algorithm of the advantage estimator, for GRPO also of the loss; without division by the deviation
+    it is Dr. GRPO. DAPO reads as GRPO: what it changes of a step is said by other keys."""
     name = s.text("algorithm.adv_estimator", default="gae").rpartition(".")[2].lower()
     if name not in ESTIMATORS:
         raise RlhfsimError(
@@ -201,6 +202,11 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
             help=f"priced: {', '.join(ESTIMATORS)}; the nearest one: --set algorithm.adv_estimator=grpo",
         )
     found = ESTIMATORS[name]
+    match found, s.text(f"{ACTOR}.policy_loss.loss_mode", default="vanilla"):
+        case "grpo", "gspo":
+            return "gspo"
+        case "grpo", "cispo":
+            return "cispo"
     divided = s.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
     return found if divided or found != "grpo" else "dr-grpo"
 

@@ -32,12 +32,16 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import CLIP_RANGES
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 ESTIMATORS = {
     "ppo": "gae",
     "grpo": "grpo",
     "dr-grpo": "grpo",
+    "dapo": "grpo",
+    "gspo": "grpo",
+    "cispo": "grpo",
     "rloo": "rloo",
     "reinforce++": "reinforce_plus_plus",
 }
@@ -138,6 +142,14 @@ def _algorithm(plan: Plan) -> Iterator[Setting]:
     if work.algorithm == "dr-grpo":
         yield Setting(key="algorithm.norm_adv_by_std_in_grpo", value=False)
         yield Setting(key=f"{ACTOR}.loss_agg_mode", value="seq-mean-token-sum-norm")
+    if work.algorithm in ("gspo", "cispo"):
+        yield Setting(key=f"{ACTOR}.policy_loss.loss_mode", value=work.algorithm)
+    if work.algorithm == "gspo":
+        yield Setting(key=f"{ACTOR}.loss_agg_mode", value="seq-mean-token-mean")
+    if work.algorithm in CLIP_RANGES:
+        low, high = CLIP_RANGES[work.algorithm]
+        yield Setting(key=f"{ACTOR}.clip_ratio_low", value=low)
+        yield Setting(key=f"{ACTOR}.clip_ratio_high", value=high)
     if work.algorithm in ("ppo", "reinforce++"):
         yield Setting(key="algorithm.use_kl_in_reward", value=plan.placement.reference is not None)
     else:

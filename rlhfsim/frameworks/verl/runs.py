@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Runs, known_by
 from rlhfsim.frameworks.says import Places, Says
 from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -33,6 +33,7 @@ RUNS = Runs(
         whole_updates=True,
         packed_contexts=("fsdp2",),
     ),
+    algorithms=(*COMMON, "dapo", "gspo", "cispo"),
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,18 +17,44 @@ from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.lengths import Fixed, Lengths
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
-Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto", "sft", "reward_model"]
+Algorithm = Literal[
+    "ppo",
+    "grpo",
+    "dr-grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce++",
+    "dpo",
+    "kto",
+    "sft",
+    "reward_model",
+]
+PolicyLoss = Literal["ppo", "gspo", "cispo"]
+"""ppo: the ratio of each token is clipped; gspo: that of the response; cispo: the clipped ratio is a weight
+without gradient."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Of matrix products."""
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
-ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
+GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo"})
+"""Algorithms that compare the responses of one prompt with each other."""
+ONLINE: frozenset[str] = GROUPED | {"ppo", "reinforce++"}
 """Algorithms that generate; the others learn from given pairs, labels or responses."""
 PAIRED: frozenset[str] = frozenset({"dpo", "reward_model"})
 """Algorithms that learn from a chosen and a rejected response to each prompt."""
 REFERRED: frozenset[str] = frozenset({"dpo", "kto"})
 """Algorithms whose loss compares with a reference, whatever the KL."""
-GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "rloo"})
-"""Algorithms that compare the responses of one prompt with each other."""
+WITHOUT_KL: frozenset[str] = frozenset({"dapo"})
+"""Algorithms that have no KL term unless a file says so (arXiv 2503.14476, section 2.3)."""
+CLIP_RANGES: Mapping[str, tuple[float, float]] = {
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+}
+"""How far below and above 1 the policy's ratio counts, where it is not 0.2 both ways. DAPO, arXiv 2503.14476,
+section 4.1; GSPO, arXiv 2507.18071, section 5.1; CISPO has no lower bound (arXiv 2506.13585), its upper one
+is that of ScaleRL, arXiv 2510.13786 (TRL's `epsilon_high` 5)."""
 
 
 def usual_batch(algorithm: str) -> dict[str, int]:
@@ -42,7 +69,9 @@ def with_usual_batch(data: Any) -> Any:
     """A workload of a file, with the usual batch where it names none; anything else as it is."""
     if not isinstance(data, dict) or "algorithm" not in data:
         return data
-    return {**usual_batch(str(data["algorithm"])), **data}
+    algorithm = str(data["algorithm"])
+    without_kl = {"kl": False} if algorithm in WITHOUT_KL else {}
+    return {**usual_batch(algorithm), **without_kl, **data}
 
 
 @checked
@@ -178,7 +207,7 @@ class Workload(Hashed):
         if not self.generates or self.has_critic or self.samples < 2:
             what, remedy = (
                 "groups of samples",
-                "use grpo, dr-grpo, rloo or reinforce++ with 2 samples or more",
+                "use an algorithm of groups (grpo, dapo, ...) or reinforce++, with 2 samples or more",
             )
         elif self.reward.rules is None or self.reward.model is not None:
             what = "rewards by rules alone, a model's are never equal"

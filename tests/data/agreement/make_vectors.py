@@ -25,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer
+from trl.rewards import get_soft_overlong_punishment
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.workers.config import FSDPActorConfig
 
 B, T = 8, 11
 RNG = np.random.default_rng(20261121)
@@ -94,20 +96,32 @@ def case(source: str, inputs: dict[str, Any], settings: dict[str, Any], **output
     return {"source": source, "inputs": inputs, "settings": settings, "outputs": outputs}
 
 
-def grpo(loss_type: str, aggregation: str, *, beta: float, delta: float | None, cap: float | None) -> Any:
-    """TRL's GRPO loss; `delta` is its dual clip, `cap` truncates the importance ratio to the sampler."""
+def grpo(
+    loss_type: str,
+    aggregation: str,
+    *,
+    beta: float,
+    delta: float | None,
+    cap: float | None,
+    policy_loss: str = "ppo",
+    clip: tuple[float, float] = (0.2, 0.28),
+) -> Any:
+    """TRL's GRPO loss; `delta` is its dual clip, `cap` truncates the importance ratio to the sampler, of
+    tokens, or of responses in the loss of GSPO."""
     x = policy_inputs()
+    low, high = clip
+    by_response = policy_loss == "gspo"
     logprobs = x["logprobs"].clone().requires_grad_()
     coefficient = 0.01 if loss_type == "dapo" else 0.0
     me = trainer(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, x["entropy"], None),
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level="token",
+        importance_sampling_level="sequence" if by_response else "token",
         beta=beta,
         loss_type=loss_type,
-        epsilon_low=0.2,
-        epsilon_high=0.28,
+        epsilon_low=low,
+        epsilon_high=1 + high if policy_loss == "cispo" else high,
         args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
         use_vllm=cap is not None,
         vllm_importance_sampling_correction=True,
@@ -116,7 +130,9 @@ def grpo(loss_type: str, aggregation: str, *, beta: float, delta: float | None, 
         use_adaptive_entropy=False,
         entropy_coef=coefficient,
     )
-    ratio = torch.exp(x["old_logprobs"] - x["rollout_logprobs"]).clamp(max=cap or 1e9)
+    gap = (x["old_logprobs"] - x["rollout_logprobs"]) * x["mask"]
+    gap = gap.sum(1, keepdim=True) if by_response else gap
+    ratio = torch.exp(gap).clamp(max=cap or 1e9)
     batch = {
         "prompt_ids": torch.zeros(B, 1),
         "prompt_mask": torch.ones(B, 1),
@@ -132,8 +148,8 @@ def grpo(loss_type: str, aggregation: str, *, beta: float, delta: float | None, 
     loss.backward()
     measured = {name: values[-1] for name, values in me._metrics["train"].items()}
     settings = {
-        "clip_low": 0.2,
-        "clip_high": 0.28,
+        "clip_low": low,
+        "clip_high": high,
         "dual_clip": delta,
         "kl_coefficient": beta,
         "kl_estimator": "k3",
@@ -143,10 +159,11 @@ def grpo(loss_type: str, aggregation: str, *, beta: float, delta: float | None, 
         "aggregation": aggregation,
         "max_tokens": 16,
     }
-    metrics = {
-        "policy/clip_fraction": measured["clip_ratio/region_mean"],
-        "policy/entropy": measured["entropy"],
-    }
+    if policy_loss != "ppo":
+        settings |= {"policy_loss": policy_loss, "correction_level": "sequence" if by_response else "token"}
+    metrics = {"policy/entropy": measured["entropy"]}
+    if policy_loss == "ppo":  # the others count positive advantages alone, or responses
+        metrics["policy/clip_fraction"] = measured["clip_ratio/region_mean"]
     if beta:
         metrics["kl/mean"] = measured["kl"]
     return case(
@@ -304,6 +321,56 @@ def verl_policy(mode: str, aggregation: str, kind: str, cap: float) -> Any:
     )
 
 
+def verl_kind(kind: str, aggregation: str, clip: tuple[float, float], correction: str, cap: float) -> Any:
+    """verl's losses of GSPO and CISPO, with the weights of whole responses to the sampler."""
+    x = policy_inputs()
+    logprobs = x["logprobs"].clone().requires_grad_()
+    weights, _ = compute_rollout_correction_weights(
+        x["old_logprobs"] - x["rollout_logprobs"],
+        x["mask"],
+        rollout_is="sequence",
+        rollout_is_threshold=cap if correction == "truncated" else f"{1 / cap}_{cap}",
+    )
+    config = FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_mini_batch_size=B,
+        ppo_micro_batch_size_per_gpu=B,
+        clip_ratio_low=clip[0],
+        clip_ratio_high=clip[1],
+    )
+    mode = {"token": "token-mean", "sequence": "seq-mean-token-mean"}[aggregation]
+    compute = core_algos.get_policy_loss_fn(kind)
+    loss, measured = compute(x["old_logprobs"], logprobs, x["advantages"], x["mask"], mode, config, weights)
+    loss.backward()
+    settings = {
+        "policy_loss": kind,
+        "clip_low": clip[0],
+        "clip_high": clip[1],
+        "correction": correction,
+        "correction_cap": cap,
+        "correction_level": "sequence",
+        "aggregation": aggregation,
+    }
+    metrics = {"policy/clip_fraction": measured["actor/pg_clipfrac"]}
+    return case(
+        f"verl compute_policy_loss_{kind}", x, settings, loss=loss, gradient=logprobs.grad, metrics=metrics
+    )
+
+
+def overlong() -> Any:
+    """TRL's soft punishment of long responses (DAPO, equation 13), before, inside and behind its interval."""
+    longest, last = 20, 8
+    lengths = [1, 11, 12, 13, 16, 19, 20]
+    punished = get_soft_overlong_punishment(longest, last)
+    return case(
+        "trl get_soft_overlong_punishment",
+        {"length": lengths},
+        {"overlong_tokens": last, "max_tokens": longest},
+        penalty=[float(p) for p in punished([[0] * length for length in lengths])],
+    )
+
+
 def verl_value() -> Any:
     """verl's clipped value loss."""
     x = {"mask": ragged(), "old_values": normal(B, T), "returns": normal(B, T)}
@@ -393,6 +460,22 @@ def plain(value: Any) -> Any:
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
+def recipes() -> dict[str, Any]:
+    """Cases of GSPO, CISPO, weights of whole responses, and penalties of long ones."""
+    return {
+        "policy-verl-gspo": verl_kind("gspo", "sequence", (0.04, 0.05), "truncated", 1.5),
+        "policy-verl-gspo-token": verl_kind("gspo", "token", (0.1, 0.12), "masked", 3.0),
+        "policy-verl-cispo": verl_kind("cispo", "token", (0.3, 0.4), "masked", 3.0),
+        "policy-trl-gspo": grpo(
+            "grpo", "sequence", beta=0.05, delta=None, cap=2.0, policy_loss="gspo", clip=(0.1, 0.12)
+        ),
+        "policy-trl-cispo": grpo(
+            "cispo", "token", beta=0.0, delta=None, cap=1.3, policy_loss="cispo", clip=(1.0, 0.5)
+        ),
+        "overlong-trl": overlong(),
+    }
+
+
 def main() -> None:
     """Compute all cases and write them beside this file."""
     cases = {
@@ -413,6 +496,7 @@ def main() -> None:
             f"advantages-verl-{name}": verl_advantages(name)
             for name in ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++")
         },
+        **recipes(),
     }
     libraries = {name: version(name) for name in ("trl", "verl", "torch", "transformers")}
     lines = [f"{json.dumps(name)}: {json.dumps(plain(entry))}" for name, entry in cases.items()]
