@@ -21,6 +21,7 @@ from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.columns import Floats, Ints, Numbers
+from rlhfsim.search.dominance import Beside, rollout_of
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
@@ -97,8 +98,8 @@ class Search:
         self.counts: Counter[str] = Counter()
         self.nearest: tuple[Skeleton, str, float] | None = None
         self._seen: dict[Placement, Candidate | None] = {}
-        self._continuous: dict[object, list[Floats]] = {}
-        """Learner and sync of simulated plans whose rollout never drains, by their rollout."""
+        self._continuous: dict[object, list[Beside]] = {}
+        """Simulated plans whose rollout never drains, by their rollout."""
         self._opened = 0
         self._deadline = time.monotonic() + (request.time_limit or inf)
 
@@ -316,28 +317,28 @@ class Search:
         rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
         beaten, continuous = 0, skeleton.partition.pace == "continuous" and self.request.objective != "memory"
         prices: Known = {}
-        learners = self.subproblems.beside(skeleton, pools, rows) if continuous else np.zeros((len(rows), 0))
-        for choice, bound, learner in zip(rows, bounds.tolist(), learners, strict=True):
+        learners = np.zeros((len(rows), 2))
+        if continuous:  # the fastest learners first, which say most of the others
+            learners = self.subproblems.beside(skeleton, pools, rows)
+            order = np.lexsort((bounds, learners[:, 0]))
+            rows, bounds, learners = rows[order], bounds[order], learners[order]
+        for choice, bound, (learner, sync) in zip(rows, bounds.tolist(), learners.tolist(), strict=True):
             if proves and bound > self.threshold:
+                if continuous:
+                    continue
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
             if proves and streaming_seconds(self.request, self.models, placement, prices) > self.threshold:
                 continue
-            others = self._continuous.setdefault(self._rollout(placement), []) if continuous else []
-            if proves and placement not in self._seen and any((x <= learner).all() for x in others):
+            others = self._continuous.setdefault(rollout_of(placement), []) if continuous else []
+            slower = any(x.beats(learner, sync, self.threshold) for x in others)
+            if proves and slower and placement not in self._seen:
                 beaten += 1
-            elif self._judge(placement, proves=proves):
-                others.append(learner)
+            elif plan := self._judge(placement, proves=proves):
+                others.append(Beside(learner, sync, value(self.request, plan)))
                 if not proves:
                     break
         return unfit, beaten
-
-    @staticmethod
-    def _rollout(placement: Placement) -> object:
-        """What a rollout's pace depends on besides the learner and the sync."""
-        assert placement.rollout is not None
-        home = placement.pool(placement.rollout.pool)
-        return placement.rollout, home.gpus, home.hardware, placement.schedule
 
     # --- counting ---------------------------------------------------------------------------------
 

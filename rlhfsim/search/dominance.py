@@ -1,13 +1,15 @@
-"""Rows of a table that no other row of their class equals or beats in every column."""
+"""What another option or plan equals or beats: rows of a table, and plans whose rollout never drains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import OptionTable
+from rlhfsim.specs.placement.placement import Placement
 
 MIX = 6364136223846793005
 """Odd, so that no bit of a class is lost (Knuth's multiplier)."""
@@ -68,3 +70,32 @@ def lean(
         assert table.agreed is not None
         classes = mixed(classes, table.agreed[:, column])
     return np.sort(undominated(columns, classes))
+
+
+# --- plans whose rollout never drains ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A simulated plan, by what runs beside its rollout."""
+
+    learner_s: float
+    """The learner's chain for one batch."""
+    sync_s: float
+    step_s: float
+    """Simulated."""
+
+    def beats(self, learner_s: float, sync_s: float, limit: float) -> bool:
+        """Whether a plan with the same rollout is no faster, or slower than `limit`.
+
+        A slower learner shortens no step, and a transfer that is shorter by some seconds none by more.
+        """
+        slower = self.learner_s <= learner_s
+        return slower and (self.sync_s <= sync_s or self.step_s - (self.sync_s - sync_s) > limit)
+
+
+def rollout_of(placement: Placement) -> object:
+    """What a rollout's pace depends on besides the learner and the sync."""
+    assert placement.rollout is not None
+    home = placement.pool(placement.rollout.pool)
+    return placement.rollout, home.gpus, home.hardware, placement.schedule
