@@ -149,27 +149,33 @@ class RolloutReplica:
 
         One call an event, hence written out: the same as `StepClock.seconds`.
         """
-        running, step, engine = self.running, self.step, self.engine
+        running, step, engine, began = self.running, self.step, self.engine, self._began
         n = len(running)
         if not n:
             return math.inf
         target = running[0][0] - step
         self._fired = True
         if n > 1:
-            left = (engine.capacity + self._began) / n - engine.own - step
+            left = (engine.capacity + began) / n - engine.own - step
             if left < target - EPSILON:
                 target, self._fired = left, False
         if target < 0.0:
             target = 0.0
         self._target = target
         clock = engine.clock
+        grid, last = clock.grid, clock.last
         tau, half, area = clock.rows.get(n) or clock.row(n)
-        grid, context = clock.grid, engine.prompt + step - self._began / n
-        i = bisect_right(grid, context, 1, clock.last) - 1
+        context = engine.prompt + step - began / n
+        i = bisect_right(grid, context, 1, last) - 1
         end = context + target
-        j = i if end < grid[i + 1] else bisect_right(grid, end, 1, clock.last) - 1
-        x, y = context - grid[i], end - grid[j]
-        decode = area[j] + y * (tau[j] + y * half[j]) - area[i] - x * (tau[i] + x * half[i])
+        x = context - grid[i]
+        if end < grid[i + 1]:
+            y = end - grid[i]
+            decode = area[i] + y * (tau[i] + y * half[i]) - area[i] - x * (tau[i] + x * half[i])
+        else:
+            j = bisect_right(grid, end, 1, last) - 1
+            y = end - grid[j]
+            decode = area[j] + y * (tau[j] + y * half[j]) - area[i] - x * (tau[i] + x * half[i])
         return self.now + self._first + self._again + decode * self.pace
 
     def advance(self, time: float) -> None:
@@ -204,23 +210,23 @@ class RolloutReplica:
 
     def fire(self, time: float) -> list[int]:
         """The event announced by `next_time`; groups of the samples that finish, one entry a sample."""
-        running, step = self.running, self.step + self._target
+        running = self.running
         if self._first or self._again:
             self._pay(self._first + self._again)
         self.busy += time - self.now
         self.now = time
         self._decode(self._target)
-        done: list[int] = []
         if not self._fired:
             self._evict()
-            return done
-        step += EPSILON
-        while running and running[0][0] <= step:
-            sequence = heappop(running)
-            self._began -= sequence[2]
-            done.append(sequence[3])
-        if not running:
-            self._began = 0.0
+            return []
+        end = self.step + EPSILON
+        _, _, begin, group, _ = heappop(running)
+        began, done = self._began - begin, [group]
+        while running and running[0][0] <= end:
+            _, _, begin, group, _ = heappop(running)
+            began -= begin
+            done.append(group)
+        self._began = began if running else 0.0
         if self.waiting:
             self.admit()
         return done

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class RolloutPool:
 
     def next_time(self) -> float:
         """When something next happens inside the pool; inf while it is stopped or empty."""
-        if self.paused:
+        if self.held or self._blocked_since is not None:
             return math.inf
         events, stamp = self._events, self._stamp
         while events and events[0][1] != stamp[events[0][2]]:
@@ -117,17 +117,16 @@ class RolloutPool:
 
         Returns the time at which it stopped, None if it reached `until`.
         """
-        while True:
-            time = self.next_time()
-            if time > until or time == math.inf:
-                return None
-            finished = self._fire()
+        events = self._events
+        while self.next_time() <= until and events:
+            time = events[0][0]
+            finished = self._fire(events[0][2], time)
             if (batch and finished and self.ready) or (idle and self.idle):
                 return time
+        return None
 
-    def _fire(self) -> bool:
-        """The next event; whether a group finished."""
-        time, _, r = heappop(self._events)
+    def _fire(self, r: int, time: float) -> bool:
+        """The next event, of replica r; whether a group finished."""
         replica, groups, finished = self.replicas[r], self.groups, False
         for number in replica.fire(time):
             group = groups[number]
@@ -142,7 +141,9 @@ class RolloutPool:
         stamp = self._stamp[r] = self._stamp[r] + 1
         following = replica.next_time()
         if following < math.inf:
-            heappush(self._events, (following, stamp, r))
+            heapreplace(self._events, (following, stamp, r))
+        else:
+            heappop(self._events)
         if finished and self.queue is not None and not self.draining and self._full:
             self._block(time)
         return finished
