@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
+from rlhfsim.simulation.asynchronous.run import least_seconds
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -89,10 +90,23 @@ def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = N
 
 def streaming_seconds(request: Request, models: Models, placement: Placement, prices: Known) -> float:
     """The closed form of a streaming plan, a tighter bound than that of its pools; 0 for any other plan."""
-    role = placement.rollout
-    if not placement.schedule.streaming or role is None or request.objective == "memory":
+    if not placement.schedule.streaming or placement.rollout is None or request.objective == "memory":
         return 0.0
-    profile = request.cluster.node_groups[placement.pool(role.pool).hardware].profile
+    setting, kv_tokens = _running(request, models, placement)
+    return closed_form(program(setting, kv_tokens, prices), placement.schedule).seconds
+
+
+def stale_seconds(request: Request, models: Models, placement: Placement) -> float:
+    """What the step of a plan with stale samples does not go below; 0 for any other plan."""
+    if not placement.schedule.asynchronous or placement.rollout is None:
+        return 0.0
+    return least_seconds(*_running(request, models, placement))
+
+
+def _running(request: Request, models: Models, placement: Placement) -> tuple[Setting, float | None]:
+    """A plan with a rollout, and the KV capacity of a replica."""
+    assert placement.rollout is not None
+    profile = request.cluster.node_groups[placement.pool(placement.rollout.pool).hardware].profile
     kv_tokens = engine_in_plan(models, placement, request.workload, profile).kv_tokens
     setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
-    return closed_form(program(setting, kv_tokens, prices), placement.schedule).seconds
+    return setting, kv_tokens

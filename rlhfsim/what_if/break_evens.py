@@ -55,17 +55,20 @@ class Quantity:
         return asked
 
     def seconds(self, questions: Sequence[Question], factor: float) -> list[float]:
-        """Steps of placements with so many times the quantity; inf where one does not fit."""
+        """Steps of placements with so many times the quantity, the chosen one first; inf where one does not
+        fit, or is not clearly faster than the chosen one."""
         placements = [q.placement and self.follow(q.placement, factor) for q in questions]
         if not any(placements):
             return [math.inf] * len(questions)
         # one request for all: what is cached for its profiles holds
-        request = self.changed(questions[0].request, factor)
-        replies = [
-            good(replace(q, request=request, placement=placement)) if placement else None
-            for q, placement in zip(questions, placements, strict=True)
-        ]
-        return [math.inf if candidate is None else candidate.seconds for candidate in replies]
+        request, below = self.changed(questions[0].request, factor), math.inf
+        seconds: list[float] = []
+        for question, placement in zip(questions, placements, strict=True):
+            asked = replace(question, request=request, placement=placement, below=below)
+            plan = good(asked) if placement else None
+            seconds.append(math.inf if plan is None else plan.seconds)
+            below = seconds[0] / (1 + CLEAR)
+        return seconds
 
 
 def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven]:

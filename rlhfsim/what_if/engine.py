@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from rlhfsim.search.branch_and_bound import Search, SearchResult
-from rlhfsim.search.candidates import Candidate, judged, value
+from rlhfsim.search.candidates import Candidate, judged, stale_seconds, value
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
@@ -149,12 +149,18 @@ def variants(request: Request) -> tuple[Workload, ...]:
 
 
 def good(question: Question, prices: Prices | None = None) -> Candidate | None:
-    """A good plan of a question without the proof, or its placement priced again; None where nothing fits."""
+    """A good plan of a question without the proof, or its placement priced again; None where nothing fits.
+
+    A placement that stays above `below` is not simulated to the end, or not at all.
+    """
     if question.placement is None:
         return _search(question, prices).first()
     if not _has_work(question.request, question.placement):
         return None
-    return judged(question.request, question.models, question.placement)
+    cutoff = None if question.below == math.inf else question.below
+    if cutoff and stale_seconds(question.request, question.models, question.placement) > cutoff:
+        return None
+    return judged(question.request, question.models, question.placement, cutoff=cutoff)
 
 
 def _search(question: Question, prices: Prices | None) -> Search:

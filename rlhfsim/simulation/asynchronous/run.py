@@ -232,6 +232,13 @@ def continuous_bound(setting: Setting, kv_tokens: float | None) -> float:
     return floor.work / replicas
 
 
+def least_seconds(setting: Setting, kv_tokens: float | None) -> float:
+    """Seconds that a step with stale samples does not go below: its trainer's calls, and its rollout's work."""
+    calls, _ = timetable(learner_steps(program(setting, kv_tokens)), PLAIN)
+    work = continuous_bound(setting, kv_tokens) if setting.placement.schedule.continuous else 0.0
+    return max(work, *(call.end for call in calls))
+
+
 def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
     """The least that a batch costs a replica, and the number of replicas."""
     longest = float(usual_lengths(setting).max())
