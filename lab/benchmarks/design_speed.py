@@ -28,9 +28,18 @@ class Case:
     memory_limit_mb: float | None = None
 
 
+ASYNC = (
+    "--gpus 64 --model 32b --algorithm grpo --prompts 128 --samples 8 "
+    "--response-len lognormal:mean=4000,max=16384 --allow async,rollout-logprobs --max-staleness 2"
+)
+"""Its limit is three times what the same question takes without `--allow`, a page's the half minute that
+people wait for one."""
 CASES = (
     Case("design 64 GPUs 70B", "design --gpus 64 --model 70b --out {out}", 3.0, 400),
     Case("design 1,024 GPUs 405B", "design --gpus 1024 --model 405b --out {out}", 10.0, 1000),
+    Case("design 64 GPUs 32B", f"design {ASYNC.split(' --allow')[0]} --out {{out}}", 3.0, 400),
+    Case("the same, async allowed", f"design {ASYNC} --out {{out}}", 9.0, 400),
+    Case("its page", "report {out} --out {out}.html", 30.0),
     Case("estimate verl", "estimate verl", 1.5),
     Case("simulate verl, 20 steps", "simulate verl", 3.0),
     Case("--help", "--help", 0.4),
