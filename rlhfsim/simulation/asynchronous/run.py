@@ -233,7 +233,7 @@ def continuous_bound(setting: Setting, kv_tokens: float | None) -> float:
 
 
 def least_seconds(setting: Setting, kv_tokens: float | None) -> float:
-    """Seconds that a step with stale samples does not go below: its trainer's calls, and its rollout's work."""
+    """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work."""
     calls, _ = timetable(learner_steps(program(setting, kv_tokens)), PLAIN)
     work = continuous_bound(setting, kv_tokens) if setting.placement.schedule.continuous else 0.0
     return max(work, *(call.end for call in calls))
