@@ -15,6 +15,7 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.rollout.generation import Generation, Requests, generate
@@ -26,7 +27,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
@@ -269,12 +270,19 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
 def _software(setting: Setting, layout: Layout) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
     workload, placement, name = setting.workload, setting.placement, setting.cluster.framework
-    software = placement.software or default_software(placement.backend)
+    software = _stack(setting)
     if layout.shards and name and framework(name).copies_each:
         software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
         return replace(software, reduce_bytes=2.0)
     return replace(software, fp32_sums=True) if sums_fp32(workload, placement.backend) else software
+
+
+def _stack(setting: Setting) -> Software:
+    """The plan's training stack, with the head of its framework where it names none."""
+    placement, cluster = setting.placement, setting.cluster
+    packing = setting.workload.packing
+    return software_of(placement.software, cluster.framework, placement.backend, packing=packing)
 
 
 def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
@@ -293,7 +301,7 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         precision=workload.train_precision,
         pack_len=packs,
         lora=workload.lora if call.role == "actor" else None,
-        software=setting.placement.software,
+        software=_stack(setting),
     )
     if workload.generates:
         count = micro_batches(role.layout, sequences, 1, packs)[1]

@@ -48,7 +48,7 @@ def forward(
     size, count = micro_batches(layout, sequences, 1, pack_len)
     work = work_of(device, layout, sequences, size, precision, software, model)
     scored, frozen = head == "logprob", lora is not None
-    through = passes(device, model, work, software, "none", frozen=frozen, logprob=scored)
+    through = passes(device, model, work, software, "none", frozen=frozen, logprob=scored, scoring=True)
     through = slowed(through, contention(device, layout.gpus))
     stages = pipeline.split(model.num_layers, layout.pp)
     times = stages.times(through.layer_forward, *through.ends_forward)

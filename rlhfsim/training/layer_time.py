@@ -21,6 +21,7 @@ from rlhfsim.kernels.flop import FLASH_BACKWARD
 from rlhfsim.kernels.layers import Matrix
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.heads import Traffic
 from rlhfsim.training.mixer_time import BF16, attention, hbm, index, scan
 from rlhfsim.training.work import Work
 
@@ -116,20 +117,24 @@ def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> L
 
 
 @lru_cache(maxsize=65536)
-def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) -> Layer:
+def head(
+    device: Device, model: ModelSpec, work: Work, *, logprob: bool = True, traffic: Traffic | None = None
+) -> Layer:
     """LM head with cross-entropy (or value head), split over tp in the vocabulary.
 
     The loss passes over the logits: FP32 copy, maximum, exponential and sum, gather forward (12 B
     each); softmax minus one-hot backward (8 B). Fused kernels need about half. Source: counting.
+    `traffic`: of a framework whose loss passes over them otherwise.
     """
     matrix = layers.head_matrix(model, work.tp)
     forward, data, weight, _ = _gemms(device, (matrix,), work)
     logits = work.tokens * matrix.n / hbm(device) if logprob and not model.value_head else 0.0
     scale = 0.5 if work.fused else 1.0
+    ahead, back = traffic or (12 * scale, 8 * scale)
     norm = 2 * BF16 * work.held * model.hidden / hbm(device)
     return Layer(
-        Pass(forward, 0.0, 12 * scale * logits + norm, 0.0, 0.0, 0.0),
-        Pass(data + weight, 0.0, 8 * scale * logits + 2 * norm, 0.0, 0.0, 0.0),
+        Pass(forward, 0.0, ahead * logits + norm, 0.0, 0.0, 0.0),
+        Pass(data + weight, 0.0, back * logits + 2 * norm, 0.0, 0.0, 0.0),
         weight,
         0.0,
         {},

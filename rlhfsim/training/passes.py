@@ -49,6 +49,7 @@ def passes(
     *,
     frozen: bool = False,
     logprob: bool = True,
+    scoring: bool = False,
 ) -> Passes:
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1), but adapters.
 
@@ -74,7 +75,9 @@ def passes(
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
         raw_ahead, raw_back = raw_ahead.plus(raw.forward.times(count)), raw_back.plus(behind.times(count))
         launch += count * (1 + again) * least
-    ends = (roofline.embedding(device, model, work), roofline.head(device, model, work, logprob=logprob))
+    traffic = software.head.traffic(scoring=scoring) if software.head else None
+    head = roofline.head(device, model, work, logprob=logprob, traffic=traffic)
+    ends = (roofline.embedding(device, model, work), head)
     shown = [(exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends]
     for one, two in shown:
         ahead, back = ahead.plus(one), back.plus(two)

@@ -12,6 +12,7 @@ from rlhfsim.rollout.prefill import group_prefill
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.mixers import DENSE
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.training.gradient_exchange import update, zero_calls
@@ -126,3 +127,22 @@ def test_flash_attention_2_is_slower_where_the_gpu_has_newer_kernels() -> None:
     slowed = [flash2_slowdown(_device(name)) for name in ("a100", "l40s", "h100", "h200", "b200")]
     hopper, blackwell = _device("h100")["flash2_on_hopper"], _device("b200")["flash2_on_blackwell"]
     assert slowed == [1.0, 1.0, hopper, hopper, blackwell]
+
+
+def test_a_loss_that_passes_over_the_logits_more_often_takes_the_time_of_those_bytes() -> None:
+    device, model = _device("h100"), resolve_model("qwen2.5-0.5b")
+    eager = Software(fused=False, head=Head(train_bytes=14, score_bytes=14, source="test"))
+    assert eager.head is not None
+    more = replace(eager.head, score_traffic=32, forward_traffic=32, backward_traffic=54)
+    counted, padded = (
+        passes(device, model, WORK, replace(eager, head=h), "none") for h in (eager.head, more)
+    )
+    scored = passes(device, model, WORK, replace(eager, head=more), "none", scoring=True)
+    logits = WORK.tokens * model.vocab / device.profile.hbm.value / device["hbm_efficiency"]
+    assert padded.ends_forward[1] - counted.ends_forward[1] == pytest.approx((32 - 6) * logits)
+    assert sum(padded.backward) - sum(counted.backward) == pytest.approx((54 - 4) * logits)
+    assert scored.ends_forward == padded.ends_forward
+    value = replace(model, value_head=True)
+    assert passes(device, value, WORK, replace(eager, head=more), "none") == passes(
+        device, value, WORK, eager, "none"
+    )

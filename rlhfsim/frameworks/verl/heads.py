@@ -2,6 +2,17 @@
 
 Bytes of a logit at the peak. Sources: verl/workers/actor/dp_actor.py and verl/utils/torch_functional.py of
 0.2 (also in Jiayi-Pan/TinyZero de61e6aad), 0.5.0 and 1dda039b9; verl/utils/experimental.
+
+Bytes that padded losses move by logit of the micro-batch, the response taken as half of it, counted kernel by
+kernel (read + written) in the same places. Not known here: transformers before 4.45 return FP32 logits.
+
+    scoring          temperature 4; half of: cross-entropy 2, FP32 copy 6, softmax 8, log-sum-exp 24,
+                     product 12, sum 4                                                            32
+    training         temperature 4, half a cross-entropy 1                                        5
+      its backward   cross-entropy 2, the slice of the response 4, temperature 4                  10
+    with entropy     as scoring                                                                   32
+      its backward   half of: products 16, softmax 12, log-sum-exp 24, their sums 24; cast 3, cross-entropy
+                     and its sum 5, slice 4, temperature 4                                        54
 """
 
 from __future__ import annotations
@@ -22,6 +33,9 @@ UNPADDED = Head(
 PADDED = Head(
     train_bytes=6,
     score_bytes=14,
+    score_traffic=32,
+    forward_traffic=5,
+    backward_traffic=10,
     source="verl from 0.4 without remove_padding: BF16 logits, a copy of the response's and the gradient "
     "of all; while scoring the entropy as in ENTROPY_PADDED (verl/workers/actor/dp_actor.py)",
 )
@@ -34,6 +48,9 @@ ENTROPY_IN_LOSS = Head(
 ENTROPY_PADDED = Head(
     train_bytes=14,
     score_bytes=14,
+    score_traffic=32,
+    forward_traffic=32,
+    backward_traffic=54,
     source="verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits "
     "have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)",
 )

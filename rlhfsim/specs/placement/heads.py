@@ -9,6 +9,9 @@ from pydantic import Field
 
 from rlhfsim.specs.loading import checked
 
+Traffic = tuple[float, float]
+"""Bytes of HBM per logit, forward and backward."""
+
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,13 @@ class Head:
     """Per logit at the peak of the loss and its backward pass."""
     score_bytes: Annotated[float, Field(gt=0)]
     """Per logit in a forward pass without gradients."""
+    score_traffic: Annotated[float, Field(gt=0)] | None = None
+    """Bytes of HBM that a forward pass without gradients reads and writes per logit; None: as counted for one
+    eager loss (`training.layer_time.head`)."""
+    forward_traffic: Annotated[float, Field(gt=0)] | None = None
+    """The same of the loss in training."""
+    backward_traffic: Annotated[float, Field(gt=0)] | None = None
+    """The same of its gradients."""
     vocab: Annotated[int, Field(ge=1)] | None = None
     """Entries of the vocabulary that are worked on at a time; None: all."""
     tokens: Annotated[int, Field(ge=1)] | None = None
@@ -26,6 +36,11 @@ class Head:
     whole: bool = False
     """Tensor parallelism leaves the head and its logits whole."""
     source: str
+
+    def traffic(self, *, scoring: bool) -> Traffic | None:
+        """Bytes per logit that a forward and a backward pass move; None: not known to differ."""
+        ahead = self.score_traffic if scoring else self.forward_traffic
+        return None if ahead is None else (ahead, 0.0 if scoring else self.backward_traffic or 0.0)
 
 
 UNFUSED = Head(
