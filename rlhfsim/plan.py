@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.outputs import write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
@@ -345,27 +344,6 @@ def read_plan(path: str | Path) -> Plan:
             help="write one with: rlhfsim design --out plan.json",
         )
     return convert(Plan, source, source.data | {"schema": SCHEMA})
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` in one step; a reader sees the old file or the new one, never a part."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise RlhfsimError(
-            "unwritable-file",
-            f"cannot write: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(path)),
-            help="check that the folder exists and is writable",
-        ) from error
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import write_atomically
+from rlhfsim.outputs import write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 
 SCHEMA: Literal["rlhfsim.trace/1"] = "rlhfsim.trace/1"

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
-    {"rlhfsim.units", "rlhfsim.resources"},
+    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs"},
     {"rlhfsim.specs"},
     {"rlhfsim.plan"},
     {"rlhfsim.trace"},
@@ -36,6 +36,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EXECUTOR_MAY = {
     "rlhfsim.errors",
     "rlhfsim.units",
+    "rlhfsim.outputs",
     "rlhfsim.specs",
     "rlhfsim.plan",
     "rlhfsim.trace",

@@ -17,7 +17,8 @@ import yaml
 
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, content_hash, installed_version, write_atomically, write_plan
+from rlhfsim.outputs import sweep, write_atomically
+from rlhfsim.plan import Plan, content_hash, installed_version, write_plan
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "rlhfsim": ("rlhfsim",),
@@ -153,6 +154,7 @@ def _holds_something(files: RunFiles) -> bool:
     leftovers = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
         leftovers |= {files.plan, files.settings, files.vllm, files.environment, *files.trainers.values()}
+    sweep(files.root)
     return any(path not in leftovers for path in files.root.iterdir()) or any(
         files.checkpoints.glob("step-*")
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from executor.settings import Tracking
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import write_atomically
+from rlhfsim.outputs import write_atomically
 
 logger = logging.getLogger(__name__)
 STEP = "step"

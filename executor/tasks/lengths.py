@@ -22,7 +22,7 @@ from executor.settings import Data
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import write_atomically
+from rlhfsim.outputs import write_atomically
 
 CHUNK = 1_000
 """Prompts that are counted at a time."""

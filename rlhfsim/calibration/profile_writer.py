@@ -7,7 +7,6 @@ not at all, and never over a file that exists or under the name of a profile tha
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.outputs import write_new
 from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Point, Provenance
 from rlhfsim.specs.hardware.hardware import Profile
@@ -69,9 +69,18 @@ def write_profile(path: str | Path, calibration: Calibration, base: str | Path |
         RlhfsimError: the file exists, its name is that of a known profile, or it cannot be written.
     """
     out = Path(path)
+    return write_text(out, profile_text(out.stem, calibration, _extends(out, calibration.profile, base)))
+
+
+def write_text(out: Path, text: str) -> Profile:
+    """The text as a new profile.
+
+    Raises:
+        RlhfsimError: as of `write_profile`.
+    """
     check_new(out)
-    text = profile_text(out.stem, calibration, _extends(out, calibration.profile, base))
-    write_new(out, text)
+    if not write_new(out, text):
+        check_new(out)
     return load_profile(out)
 
 
@@ -102,28 +111,6 @@ def check_new(out: Path) -> None:
             place=place,
             help=f"give another --out, such as {out.stem}_calibrated.yaml",
         )
-
-
-def write_new(out: Path, text: str) -> None:
-    """The whole file at once, and only if there is none: a link to an existing name fails."""
-    try:
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", text=True)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o644)
-            os.link(name, out)
-        finally:
-            os.unlink(name)
-    except FileExistsError:
-        check_new(out)
-    except OSError as error:
-        raise RlhfsimError(
-            "unwritable-file",
-            f"cannot write: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(out)),
-            help="check that the folder exists and is writable",
-        ) from error
 
 
 def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None:

@@ -12,7 +12,17 @@ import click
 from rlhfsim.calibration.fit import calibrate as fit
 from rlhfsim.calibration.profile_writer import check_new, write_profile
 from rlhfsim.cli.mixed_runs import is_run_folder, of_one_gpu, read_runs
-from rlhfsim.cli.params import FILE, PATH, Words, bad_option, emit, json_option, on_command_line, option
+from rlhfsim.cli.params import (
+    PATH,
+    Output,
+    Words,
+    bad_option,
+    emit,
+    json_option,
+    on_command_line,
+    option,
+    writer,
+)
 from rlhfsim.present import plain
 from rlhfsim.present.terminal import calibrate as calibrate_view
 from rlhfsim.present.terminal.console import console
@@ -27,11 +37,11 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
 @option(
     "--out",
-    FILE,
+    Output(None),
     "Write the calibrated profile: a new file, named by its stem. Without it nothing is written.",
     metavar="FILE.yaml",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
-from rlhfsim.cli.params import FILE, PATH, bad_option, emit, json_option, option
+from rlhfsim.cli.params import PATH, Output, bad_option, emit, json_option, option, writer
 from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import side_by_side, write_chrome
 from rlhfsim.present.terminal import compare as compare_view
@@ -21,11 +21,11 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PLAN] RUN", type=PATH)
 @option(
     "--trace out",
-    FILE,
+    Output("trace for Perfetto"),
     "Write predicted and measured steps into one file for ui.perfetto.dev.",
     metavar="OUT.json",
 )

@@ -25,8 +25,8 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import (
-    PATH,
     OneOf,
+    Output,
     Words,
     bad_option,
     detail_option,
@@ -35,6 +35,7 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    writer,
 )
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
@@ -68,7 +69,7 @@ Examples:
 OBJECTIVES = get_args(Objective)
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @cluster_options
 @workload_options
 @backend_options
@@ -96,7 +97,7 @@ OBJECTIVES = get_args(Objective)
 )
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
-@option("--out", PATH, "Where the plan is written.", default=Path("plan.json"))
+@option("--out", Output("plan"), "Where the plan is written.", default=Path("plan.json"))
 @detail_option
 @json_option
 @click.pass_context

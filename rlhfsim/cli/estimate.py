@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rlhfsim.cli.constraints import priced_targets, promise_options, target_options, targets_of
-from rlhfsim.cli.params import FILE, detail_option, emit, option, together
+from rlhfsim.cli.params import Output, detail_option, emit, option, together, writer
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import estimate as view
@@ -23,11 +23,11 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @plan_options
 @together(*target_options)
 @promise_options
-@option("--out", FILE, "Write the plan as plan.json.", metavar="FILE")
+@option("--out", Output("plan"), "Write the plan as plan.json.", metavar="FILE")
 @detail_option
 @click.pass_context
 def estimate(ctx: click.Context, /, **given: Any) -> None:

@@ -14,8 +14,8 @@ from rlhfsim.api import estimate
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
-    FOLDER,
     PATH,
+    NewFolder,
     Number,
     OneOf,
     Words,
@@ -24,16 +24,17 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    writer,
 )
-from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported
 from rlhfsim.frameworks.logs.imported import import_run as read_logs
 from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, trace_of
 from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
-from rlhfsim.plan import Plan, write_atomically, write_plan
+from rlhfsim.outputs import write_folder
+from rlhfsim.plan import Plan, plan_text
 from rlhfsim.present.terminal import import_run as view
-from rlhfsim.trace import write_trace
+from rlhfsim.trace import dumps
 
 EPILOG = """\b
 Examples:
@@ -47,7 +48,7 @@ MAX_TOKENS = 10_000_000
 NAMES = framework_names()
 
 
-@click.command(name="import-run", epilog=EPILOG)
+@writer(name="import-run", epilog=EPILOG)
 @click.argument("path", type=PATH)
 @option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
 @option(
@@ -66,7 +67,7 @@ NAMES = framework_names()
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
 @option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logged them.")
-@option("--out", FOLDER, "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
+@option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
 def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
     """Read a run of another framework into a folder that compare and calibrate read.
@@ -76,7 +77,6 @@ def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **gi
     the framework's own default, and is listed. What nothing says is asked for, all at once. Every metric that
     is a time and has no counterpart is named.
     """
-    _check_out(out)
     choices = Choices(
         gpu=given["gpu"],
         rollout_gpu=given["rollout_gpu"],
@@ -115,30 +115,10 @@ def settings(given: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _check_out(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RlhfsimError(
-            "folder-not-empty",
-            "the folder holds something already",
-            place=Place(file=str(out)),
-            help="name a new folder; nothing is overwritten",
-        )
-
-
 def write(run: Imported, plan: Plan, out: Path, path: Path) -> None:
-    """The run folder; plan.json comes last, so that a folder with one is whole."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RlhfsimError(
-            "unwritable-file",
-            f"cannot make the folder: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(out)),
-            help="check that its parent is writable",
-        ) from error
-    rows = "".join(json.dumps(row, allow_nan=False) + "\n" for row in metrics_of(run))
-    write_atomically(out / METRICS, rows)
-    for name, data in ((ENVIRONMENT, environment(run)), ("import.json", provenance(run, path))):
-        write_atomically(out / name, json.dumps(data, indent=1) + "\n")
-    write_trace(out / TRACE, trace_of(run, plan.input_hash))
-    write_plan(out / PLAN, plan)
+    """The run folder, whole or not at all."""
+    data = {ENVIRONMENT: environment(run), "import.json": provenance(run, path)}
+    files = {name: json.dumps(content, indent=1) + "\n" for name, content in data.items()}
+    files[METRICS] = "".join(json.dumps(row, allow_nan=False) + "\n" for row in metrics_of(run))
+    files[TRACE] = dumps(trace_of(run, plan.input_hash))
+    write_folder(out, files | {PLAN: plan_text(plan)})

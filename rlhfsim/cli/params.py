@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rlhfsim import units
+from rlhfsim import outputs, units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.specs.loading import convert, parse_json
 
@@ -28,6 +28,84 @@ COMMAND_LINE = Place(file="command line")
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+class Output(click.Path):
+    """A file that a command writes; `Writer` checks it before the command works."""
+
+    def __init__(self, kind: str | None, beside: Callable[[Path], dict[Path, str]] | None = None) -> None:
+        """`kind`: of `outputs.MARKS`, an earlier one is replaced; `beside`: further files, their kinds."""
+        super().__init__(path_type=Path, dir_okay=False)
+        self.kind, self.beside = kind, beside
+
+    def files(self, path: Path) -> dict[Path, str | None]:
+        """All that is written, with its kind; beside a device nothing is."""
+        beside = self.beside(path) if self.beside and outputs.is_replaceable(path) else {}
+        return {path: self.kind, **beside}
+
+
+class NewFolder(click.Path):
+    """A folder that a command makes; `Writer` checks it before the command works."""
+
+    def __init__(self) -> None:
+        """An empty one may be there."""
+        super().__init__(path_type=Path)
+
+
+class Writer(click.Command):
+    """A command whose outputs replace neither its inputs nor files that it did not write."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The answer of the command.
+
+        Raises:
+            RlhfsimError: an output cannot be written, or would replace what it must not.
+        """
+        given = [(param, ctx.params.get(param.name or "")) for param in self.params]
+        inputs = [name for param, value in given if not _writes(param) for name in _names(value)]
+        files: dict[Path, str | None] = {}
+        for param, value in given:
+            if isinstance(param.type, Output) and value is not None:
+                check_output(value, param.type, inputs)
+                if files.keys() & (mine := param.type.files(value)).keys():
+                    raise bad_option(f"{param.opts[0]} {value}: two outputs in one file", "name two files")
+                files |= mine
+            if isinstance(param.type, NewFolder) and value is not None:
+                outputs.check_new_folder(value)
+        return super().invoke(ctx)
+
+
+def writer(**settings: Any) -> Callable[[Callable[..., Any]], Writer]:
+    """`click.command` for those that write files."""
+    return click.command(cls=Writer, **settings)
+
+
+def check_output(out: Path, kind: Output, inputs: Iterable[Path | str] = ()) -> None:
+    """That `out` and what is written beside it can be written, and replace no input and no foreign file.
+
+    Raises:
+        RlhfsimError: otherwise.
+    """
+    read = [path for path in map(Path, inputs) if outputs.is_file(path)]
+    for path, name in kind.files(out).items():
+        if outputs.is_file(path) and any(path.samefile(one) for one in read):
+            raise RlhfsimError(
+                "output-is-input",
+                "the command reads this file, so it is not written over it",
+                place=Place(file=str(path)),
+                help="name another file for the output",
+            )
+        outputs.check_file(path, name)
+
+
+def _writes(param: click.Parameter) -> bool:
+    return isinstance(param.type, Output | NewFolder)
+
+
+def _names(value: Any) -> list[Path | str]:
+    """What may name a file in the value of a parameter."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [one for one in values if isinstance(one, Path | str)]
 
 
 def option(names: str, kind: Any, help: str, **more: Any) -> Option:

@@ -12,7 +12,18 @@ from typing import Any
 import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
-from rlhfsim.cli.params import FILE, FOLDER, PATH, Number, bad_option, flag, json_option, option
+from rlhfsim.cli.params import (
+    FOLDER,
+    PATH,
+    Number,
+    Output,
+    bad_option,
+    check_output,
+    flag,
+    json_option,
+    option,
+    writer,
+)
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
@@ -37,9 +48,10 @@ Examples:
   rlhfsim report runs/a
   rlhfsim report plan.json --compare runs/a
 """
+PAGE = Output("page")
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("source", type=PATH)
 @option(
     "--compare",
@@ -47,7 +59,7 @@ Examples:
     "The folder of a run: SOURCE is then the plan that it is held against.",
     metavar="RUN",
 )
-@option("--out", FILE, "Where the page is written; default: the name of SOURCE with .html, here.")
+@option("--out", PAGE, "Where the page is written; default: the name of SOURCE with .html, here.")
 @option("--title", None, "Title of the page; default: what it is about.")
 @flag("--no-sizes", "Do not search the best plans of other numbers of GPUs.")
 @option(
@@ -62,8 +74,9 @@ def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, 
 
     SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
     """
-    page = _page(source, compare, given)
     where = out or Path(f"{source.resolve().stem}.html")
+    check_output(where, PAGE, [source])
+    page = _page(source, compare, given)
     write(where, page)
     written = f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')})"
     if as_json:

@@ -16,8 +16,8 @@ from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
-    FILE,
     Number,
+    Output,
     ParamType,
     Whole,
     bad_option,
@@ -26,9 +26,11 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    writer,
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.outputs import is_replaceable
 from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
@@ -116,9 +118,10 @@ class Duration(ParamType):
 
 
 _TIME = Duration()
+TRACE = Output("trace", beside=lambda out: {chrome_path(out): "trace for Perfetto"})
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("file", required=False)
 @option("--iterations", Whole(1, MAX_STEPS), "Steps that are measured.", default=20)
 @option(
@@ -140,7 +143,7 @@ _TIME = Duration()
 @option(
     "--checkpoint-interval", Interval(), "Time between checkpoints, or auto: the best one.", default="auto"
 )
-@option("--trace", FILE, "Write the trace, and OUT.chrome.json for ui.perfetto.dev.", metavar="OUT.json")
+@option("--trace", TRACE, "Write the trace, and OUT.chrome.json for ui.perfetto.dev.", metavar="OUT.json")
 @price_option()
 @json_option
 @click.pass_context
@@ -161,7 +164,8 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
     written = given["trace"] if answer.trace is not None else None
     if written is not None and answer.trace is not None:
         write_trace(written, answer.trace)
-        write_chrome(chrome_path(written), answer.trace)
+        if is_replaceable(written):
+            write_chrome(chrome_path(written), answer.trace)
     emit(
         given["as_json"],
         lambda: plain.simulation(answer, notes, help, written),

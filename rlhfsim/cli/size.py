@@ -16,8 +16,8 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import (
-    PATH,
     OneOf,
+    Output,
     Whole,
     Words,
     bad_option,
@@ -26,6 +26,7 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    writer,
 )
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
@@ -48,7 +49,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @option(
     "--gpu",
     Words("NAME,..."),
@@ -66,7 +67,7 @@ Examples:
 @constraint_options
 @confidence_option
 @flag("--pareto", "Instead: every size that no other one beats in GPUs, time and money.")
-@option("--out", PATH, "Write the plan of the answer.")
+@option("--out", Output("plan"), "Write the plan of the answer.")
 @json_option
 @click.pass_context
 def size(ctx: click.Context, /, **given: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rlhfsim.cli.params import FILE, PATH, Words, flag, option
+from rlhfsim.cli.params import FILE, PATH, Output, Words, flag, option, writer
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.plan import write_atomically
+from rlhfsim.outputs import is_replaceable, write_atomically
 from rlhfsim.present.terminal import validate as view
 from rlhfsim.present.terminal.console import WIDTH
 from rlhfsim.validation import rows as measured
@@ -25,9 +25,10 @@ Examples:
   rlhfsim validate --kind decode --kind memory
   rlhfsim validate my_runs.csv --out errors.csv  your own measurements
 """
+REPORT = Output("scoreboard", beside=lambda out: {out.with_suffix(".json"): "figures"})
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("paths", nargs=-1, type=PATH, metavar="[PATH]...")
 @option(
     "--kind kinds",
@@ -37,8 +38,8 @@ Examples:
     multiple=True,
 )
 @flag("--json as_json", "Print figures as JSON (schema rlhfsim.validate/1).")
-@option("--out", FILE, "Write every row to a .csv or .json file.", metavar="FILE")
-@option("--report", FILE, "Write the scoreboard, and its figures beside it as .json.", metavar="FILE.md")
+@option("--out", Output("rows"), "Write every row to a .csv or .json file.", metavar="FILE")
+@option("--report", REPORT, "Write the scoreboard, and its figures beside it as .json.", metavar="FILE.md")
 @option(
     "--check against",
     FILE,
@@ -71,7 +72,8 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, **g
     if given["out"]:
         write_atomically(given["out"], view.rows_text(outcomes, given["out"]))
     if report := given["report"]:
-        write_atomically(report.with_suffix(".json"), scoreboard.dumps(board))
+        if is_replaceable(report):
+            write_atomically(report.with_suffix(".json"), scoreboard.dumps(board))
         write_atomically(report, markdown(board))
     if as_json:
         click.echo(scoreboard.dumps(board), nl=False)

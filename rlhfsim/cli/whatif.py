@@ -17,8 +17,8 @@ from rlhfsim import api
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     COMMAND_LINE,
-    FILE,
     FOLDER,
+    Output,
     Several,
     Whole,
     Words,
@@ -27,6 +27,7 @@ from rlhfsim.cli.params import (
     flag,
     json_option,
     option,
+    writer,
 )
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import DETAILS, show
@@ -49,7 +50,7 @@ Examples:
 Shipped scenarios: """ + ", ".join(scenario_names())
 
 
-@click.command(epilog=EPILOG)
+@writer(epilog=EPILOG)
 @click.argument("scenario", required=False, shell_complete=completion.scenarios)
 @option(
     "--set settings",
@@ -70,9 +71,9 @@ Shipped scenarios: """ + ", ".join(scenario_names())
 )
 @option("--cache", FOLDER, "Where designs are kept; default: ~/.cache/rlhfsim/designs.", metavar="FOLDER")
 @flag("--no-cache", "Keep nothing and search everything.")
-@option("--csv", FILE, "Write the table of points as CSV.", metavar="FILE")
-@option("--parquet", FILE, "Write the table of points as Parquet.", metavar="FILE")
-@option("--out", FILE, "Write the result as JSON, with every plan.", metavar="FILE")
+@option("--csv", Output("points.csv"), "Write the table of points as CSV.", metavar="FILE")
+@option("--parquet", Output("points.parquet"), "Write the table of points as Parquet.", metavar="FILE")
+@option("--out", Output("what-if"), "Write the result as JSON, with every plan.", metavar="FILE")
 @option(
     "--detail",
     Several("part", DETAILS),

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.plan import Plan, PredictedPhase, write_atomically
+from rlhfsim.outputs import write_atomically
+from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
 from rlhfsim.units import GB, MICROSECOND
 

@@ -117,7 +117,9 @@ def test_changes_show_only_what_is_another_and_mark_another_architecture(scenari
 
 def test_json_files_and_text_hold_the_same(scenario: Path, tmp_path: Path) -> None:
     out, table = tmp_path / "w.json", tmp_path / "w.csv"
-    result = run(scenario, "--json", "--out", str(out), "--csv", str(table))
+    files = ("--out", str(out), "--csv", str(table), "--parquet", str(tmp_path / "w.parquet"))
+    assert run(scenario, *files).exit_code == 0
+    result = run(scenario, "--json", *files)  # earlier results may be replaced
     assert result.exit_code == 0
     data, kept = json.loads(result.output), read_whatif(out)
     assert data["schema"] == "rlhfsim.whatif/1"

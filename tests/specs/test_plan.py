@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_atomically, write_plan
+from rlhfsim.outputs import write_atomically
+from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_plan
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

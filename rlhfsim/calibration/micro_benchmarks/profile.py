@@ -16,7 +16,7 @@ from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen, changes, split
 from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
-from rlhfsim.calibration.profile_writer import MAX_SOURCE, check_new, write_new, written, yaml_text
+from rlhfsim.calibration.profile_writer import MAX_SOURCE, write_text, written, yaml_text
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.measured import Measured, Missing, Session
 from rlhfsim.specs.hardware.profile_files import aliases, profile_names
@@ -78,9 +78,7 @@ def write(path: Path, measured: MeasuredProfile) -> Profile:
     Raises:
         RlhfsimError: it exists, hides a known profile, or cannot be written.
     """
-    check_new(path)
-    write_new(path, measured.text)
-    return load_profile(path)
+    return write_text(path, measured.text)
 
 
 def base_of(session: Session) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from rlhfsim.plan import write_atomically
+from rlhfsim.outputs import write_atomically
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Page
 from rlhfsim.present.tables import TableData

@@ -26,7 +26,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, content_hash, write_atomically
+from rlhfsim.outputs import sweep, write_atomically
+from rlhfsim.plan import Plan, content_hash
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import profile_hash
@@ -168,6 +169,7 @@ class Store:
                 place=Place(file=str(folder)),
                 help="give --cache FOLDER, or --no-cache",
             ) from error
+        sweep(folder)
 
     def recall(self, key: str) -> DesignResult | None:
         """The design of this key; None where there is none that can be read."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, write_atomically
+from rlhfsim.outputs import write_atomically
+from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.units import MIB, Dimension
 from rlhfsim.what_if.dotted_paths import keys, value_at
