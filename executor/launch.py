@@ -145,12 +145,13 @@ def prepare(
         plan=plan,
         settings=settings,
         model=model,
-        gpu=cluster.has_gpus(address, settings.environment),
+        gpu=cluster.has_gpus(address, settings.variables),
         max_prompt=1,
         fakes=fakes,
     )
     refusals.check(job)
     refusals.check_rewards(job)
+    refusals.check_environment(job)
     if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
         say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)
@@ -161,6 +162,7 @@ def prepare(
         sampling=settings.sampling,
         max_tokens=job.max_tokens,
         seed=settings.seed,
+        environment=settings.environment,
     )
     config = {} if absent else model_config(job.model)
     job = replace(job, max_prompt=_longest_prompt(job, prompter, config, say))
@@ -207,7 +209,7 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
     def score(samples: Sequence[Sample]) -> list[Scored]:
         prompts = {id(s.prompt): s.prompt for s in samples}  # shared by the samples of a group
         asked = dict(zip(prompts, prompter.text.decode(list(prompts.values())), strict=True))
-        answers = prompter.text.decode([s.response for s in samples])
+        answers = prompter.text.decode([s.response[s.sampled] for s in samples])  # not its environment's
         texts = [
             (asked[id(s.prompt)], text, s.answer, s.meta or {})
             for s, text in zip(samples, answers, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
+from executor.environments.process import EnvironmentProcess
 from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
@@ -103,6 +104,29 @@ def check_rewards(job: Job) -> None:
             f"({len(its):,} and {len(mine):,}): it would read noise",
             help="use a reward model of the policy's family: ids go to it as they are",
         )
+
+
+def check_environment(job: Job) -> None:
+    """The plan's environment is said, and can be made.
+
+    Raises:
+        RlhfsimError: it is not, or the settings have one that the plan does not know of.
+    """
+    settings, planned = job.settings.environment, job.plan.workload.environment
+    if planned is not None and settings is None and job.fakes is None:
+        raise RlhfsimError(
+            "environment-missing",
+            "the plan's workload has an environment, but the settings do not say which",
+            help="set environment.kind: python, search, guess or module:Class",
+        )
+    if settings is not None and planned is None:
+        raise RlhfsimError(
+            "environment-unused",
+            f"the settings have the environment {settings.kind}, but the plan's workload has none",
+            help="leave environment out, or plan with one (environment: {turns: 4} in the scenario)",
+        )
+    if settings is not None:
+        EnvironmentProcess(settings).close()
 
 
 def _unused(job: Job) -> Iterator[tuple[str, str, str]]:

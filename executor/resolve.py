@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ class Job:
     def rules(self) -> tuple[RewardRule, ...]:
         """Rules of the rewards."""
         given = self.settings.rewards
-        return (RewardRule(kind="answer"),) if given is None else given
+        usual = () if self.settings.environment else (RewardRule(kind="answer"),)
+        return usual if given is None else given
 
     @property
     def bucket_bytes(self) -> int:
@@ -65,6 +67,13 @@ class Job:
     def max_tokens(self) -> int:
         """Most tokens of a response."""
         return self.settings.sampling.max_tokens or int(self.plan.workload.response_len.maximum)
+
+    @property
+    def turns(self) -> int:
+        """Most turns of a response."""
+        settings, planned = self.settings.environment, self.plan.workload.environment
+        given = settings.turns if settings is not None else None
+        return given or (int(planned.turns) if planned is not None else 1)
 
     @property
     def total_steps(self) -> int:
@@ -132,6 +141,10 @@ def rollout_spec(job: Job) -> RolloutSpec:
         quantised=role.layout.precision == "fp8",
         interrupted=schedule.partial_rollout or schedule.overlapped_sync,
         seed=job.settings.seed,
+        environment=job.settings.environment,
+        turns=job.turns,
+        chat=job.settings.data.chat_template,
+        folder=os.getcwd() if job.settings.environment else "",
     )
 
 
@@ -185,4 +198,4 @@ def environment(job: Job) -> dict[str, str]:
         "DS_LOG_LEVEL": "error",
         "PYTHONUNBUFFERED": "1",
     }
-    return common | ({} if job.gpu else cpu) | dict(job.settings.environment)
+    return common | ({} if job.gpu else cpu) | dict(job.settings.variables)

@@ -7,7 +7,7 @@ copy; engines turn them into tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +19,24 @@ Finish = Literal["stop", "length"]
 LossName = Literal["policy", "value", "dpo", "kto", "sft", "reward_model"]
 PAIRED: frozenset[LossName] = frozenset({"dpo", "reward_model"})
 """Losses of pairs: both sides stand in one micro-batch."""
+
+
+Turn = Mapping[str, str]
+"""One turn of a conversation: `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an environment begins a conversation with."""
+
+    prompt: str | tuple[Turn, ...]
+    """What the model is asked."""
+    answer: str = ""
+    """What the data expect."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What the data attached."""
+    seed: int = 0
+    """Of this conversation alone: an environment that draws takes its numbers from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +54,31 @@ class GenerationRequest:
     top_p: float = 1.0
     seed: int = 0
     """Of this request alone: equal seeds give equal random streams."""
+    task: Task | None = None
+    """For the environment that answers between its turns; None: one turn, and nobody answers."""
+
+
+class Fault(NamedTuple):
+    """How an environment failed in a conversation."""
+
+    kind: Literal["timeout", "error"]
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What an environment did with a response: its turns follow one another in the tokens."""
+
+    sampled: NDArray[np.bool_]
+    """(R,) False at tokens that the environment wrote: nothing is learnt from them."""
+    turns: int
+    """That the policy sampled."""
+    reward: float | None = 0.0
+    """Sum of the environment's rewards; None: it failed, and the sample is to be dropped."""
+    seconds: float = 0.0
+    """That the environment took, all turns together."""
+    fault: Fault | None = None
+    """The conversation ended with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +88,16 @@ class Completion:
     id: int
     """Of its request."""
     tokens: Tokens
-    """(R,) with the end-of-sequence token where one was sampled."""
+    """(R,) with the end-of-sequence tokens where they were sampled."""
     logprobs: Floats
-    """(R,) of the sampled tokens under the engine's (temperature-scaled) distribution."""
+    """(R,) of the sampled tokens under the engine's (temperature-scaled) distribution; others 0."""
     versions: NDArray[np.int32]
-    """(R,) weight version that sampled each token."""
+    """(R,) weight version that sampled each token; of others that of the turn before."""
     finish: Finish
+    prompt: Tokens | None = None
+    """(P,) that the environment put in place of the request's."""
+    conversation: Conversation | None = None
+    """None: no environment answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +112,7 @@ class Sample:
     response: Tokens
     """(R,)"""
     mask: Floats | None = None
-    """(R,) 1 at tokens that are learned from, 0 elsewhere; None: all are."""
+    """(R,) 0 at tokens that are not learned from, 1 elsewhere; None: all that were sampled are."""
     finish: Finish = "stop"
     versions: NDArray[np.int32] | None = None
     """(R,)"""
@@ -91,6 +138,20 @@ class Sample:
     """What the task expects, for rule rewards."""
     meta: dict[str, Any] | None = None
     """What the task attached (tests of a code problem, difficulty, ...)."""
+    conversation: Conversation | None = None
+    """None: no environment answered."""
+
+    @property
+    def sampled(self) -> NDArray[np.bool_]:
+        """(R,) True at the tokens that the policy sampled, False at those of an environment."""
+        if self.conversation is None:
+            return np.ones(len(self.response), np.bool_)
+        return self.conversation.sampled
+
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens that the policy sampled."""
+        return int(self.sampled.sum())
 
     @property
     def dropped(self) -> bool:
@@ -103,9 +164,14 @@ class Sample:
         return len(self.response)
 
     @property
+    def learned(self) -> NDArray[np.bool_]:
+        """(R,) True at the tokens that are learned from: those sampled that `mask` leaves."""
+        return self.sampled if self.mask is None else self.sampled & (self.mask > 0)
+
+    @property
     def num_learned(self) -> int:
         """Response tokens that are learned from."""
-        return self.num_tokens if self.mask is None else int(self.mask.sum())
+        return int(self.learned.sum())
 
     @property
     def length(self) -> int:
@@ -115,12 +181,13 @@ class Sample:
 
 def emptied(sample: Sample, *, with_reference: bool) -> Sample:
     """The sample without its response: it keeps its place in the batch, and nothing is learnt from it."""
-    none = np.zeros(0, np.float32)
+    none, talk = np.zeros(0, np.float32), sample.conversation
     return replace(
         sample,
         response=sample.response[:0],
         mask=None,
         reward=None,
+        conversation=None if talk is None else replace(talk, sampled=talk.sampled[:0]),
         versions=None if sample.versions is None else sample.versions[:0],
         rollout_logprobs=none,
         old_logprobs=none,

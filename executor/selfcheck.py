@@ -43,7 +43,9 @@ class Agreement:
 def agreement(workers: WorkerGroups, samples: list[Sample]) -> Agreement:
     """Compare; the samples must come from the present weights."""
     trained = workers.score(Call(role="actor", kind="logprob"), samples, CHECK)
-    gaps = np.concatenate([np.abs(t - s.rollout_logprobs) for t, s in zip(trained, samples, strict=True)])
+    gaps = np.concatenate(
+        [np.abs(t - s.rollout_logprobs)[s.sampled] for t, s in zip(trained, samples, strict=True)]
+    )
     return Agreement(mean=float(gaps.mean()), largest=float(gaps.max()), tokens=len(gaps))
 
 

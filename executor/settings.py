@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
@@ -22,12 +22,17 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def _none_where_empty(value: Any) -> Any:
+    """Settings that older runs wrote have {} here."""
+    return value or None
+
+
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Prompts."""
 
-    task: Literal["arithmetic", "comparison", "logic", "file"] = "arithmetic"
+    task: Literal["arithmetic", "comparison", "logic", "guess", "file"] = "arithmetic"
     path: str | None = None
     """JSONL or Parquet file; task `file`."""
     prompt_column: str = "prompt"
@@ -71,6 +76,29 @@ class RewardRule:
     """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
     memory_bytes: Positive = 256 * 2**20
     """Limit of `code`."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSettings:
+    """Who answers between the turns of a response."""
+
+    kind: Annotated[str, Field(pattern=r"^(python|search|guess|[\w.]+:[\w.]+)$")]
+    """python: runs programs in the sandbox; search: finds passages in text files; guess: a game with a hidden
+    number; or `module:Class` of one's own, see executor/environments/protocol.py."""
+    options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    """Keyword arguments of its class."""
+    turns: Count | None = None
+    """Most turns of a response; None: the most of the plan's workload."""
+    turn_tokens: Count | None = None
+    """Most tokens that the policy samples in a turn; None: what is left of the response."""
+    timeout_s: Positive = 30.0
+    """Of one answer."""
+    on_error: Literal["stop", "zero", "drop"] = "stop"
+    """What a time-out, an exception or a wrong answer does: the run stops; the conversation ends with the
+    environment's reward 0; the sample teaches nothing."""
+    concurrency: Count = 64
+    """Answers that a replica's environments work on at a time."""
 
 
 @checked
@@ -208,7 +236,7 @@ class Settings:
     """Of the reward model's score beside the rules."""
     data: Data = Data()
     rewards: tuple[RewardRule, ...] | None = None
-    """None: kind answer, where the plan has rules."""
+    """None: kind answer, where the plan has rules and no environment."""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer = Optimizer()
     critic_optimizer: Optimizer | None = None
@@ -226,5 +254,7 @@ class Settings:
     evaluation: Evaluation = Evaluation()
     tracking: Tracking = Tracking()
     limits: Limits = Limits()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Annotated[EnvironmentSettings | None, BeforeValidator(_none_where_empty)] = None
+    """None: a response is one turn. Where the plan's workload has an environment, this is it."""
+    variables: Mapping[str, str] = field(default_factory=dict)
     """Extra environment variables of every worker."""

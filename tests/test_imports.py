@@ -46,6 +46,7 @@ EXECUTOR_LAYERS = [
     {"executor.samples", "executor.settings"},
     {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},
     {"executor.engines.protocols", "executor.sockets"},
+    {"executor.environments"},
     {"executor.weight_transfer"},
     {"executor.engines"},
     {"executor.microbench"},

@@ -21,6 +21,7 @@ from executor.settings import Algorithm
 from rlhfsim.errors import RlhfsimError
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group; as verl and NeMo-RL have it."""
 VARIANCE_EPSILON = 1e-8
@@ -50,7 +51,7 @@ def advantages(
 
 
 def gae(
-    rewards: Array, values: Array, gamma: float, lam: float, mask: Array | None = None
+    rewards: Array, values: Array, gamma: float, lam: float, mask: Mask | None = None
 ) -> tuple[Array, Array]:
     """Generalised advantage estimates and returns of one response, each (R,).
 
@@ -70,7 +71,7 @@ def gae(
     return advantage, advantage + values
 
 
-def discounted(rewards: Array, gamma: float, mask: Array | None = None) -> Array:
+def discounted(rewards: Array, gamma: float, mask: Mask | None = None) -> Array:
     """Discounted sums of the rewards from each token on, (R,); 0 at masked tokens, which do not discount."""
     sums = np.zeros(len(rewards))
     following = 0.0
@@ -125,10 +126,10 @@ _BASELINES = {
 def token_rewards(
     algorithm: str, sample: Sample, settings: Algorithm, max_tokens: int | None = None
 ) -> Array:
-    """(R,) the shaped reward at the last token; where KL is in the reward, - coefficient x KL everywhere.
+    """(R,) the shaped reward at the last sampled token; KL in the reward: - coefficient x KL everywhere.
 
     The KL compares the policy that this step starts from with the reference; without reference log-probs
-    (a plan without KL) there is none.
+    (a plan without KL) there is none. Tokens of an environment have neither.
     """
     rewards = np.zeros(sample.num_tokens)
     place, estimator = kl_terms(algorithm, settings)
@@ -136,9 +137,9 @@ def token_rewards(
         policy = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
         assert policy is not None, "KL in the reward needs the policy's log-probs"
         log_ratio = policy - sample.reference_logprobs
-        rewards -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp)
-    if sample.num_tokens:
-        rewards[-1] += shaped(sample, settings, max_tokens)
+        rewards -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp) * sample.sampled
+    if sample.num_sampled:
+        rewards[np.flatnonzero(sample.sampled)[-1]] += shaped(sample, settings, max_tokens)
     return rewards
 
 
@@ -149,22 +150,33 @@ def _ppo(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None)
         if sample.values is None:
             raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")
         rewards = token_rewards("ppo", sample, settings, max_tokens)
-        pairs.append(gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam))
-    return _stored(samples, whiten([advantage for advantage, _ in pairs]), [target for _, target in pairs])
+        values = sample.values.astype(np.float64)
+        pairs.append(gae(rewards, values, settings.gamma, settings.lam, sample.sampled))
+    rows = _whitened(samples, [advantage for advantage, _ in pairs])
+    return _stored(samples, rows, [target for _, target in pairs])
 
 
 def _reinforce(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None) -> list[Sample]:
     """REINFORCE++: whitened sums of the token rewards to come. Source: Hu et al. 2025, arXiv 2501.03262."""
     rewards = [token_rewards("reinforce++", sample, settings, max_tokens) for sample in samples]
-    returns = [discounted(row, settings.gamma) for row in rewards]
-    return _stored(samples, whiten(returns), returns)
+    returns = [discounted(r, settings.gamma, s.sampled) for r, s in zip(rewards, samples, strict=True)]
+    return _stored(samples, _whitened(samples, returns), returns)
+
+
+def _whitened(samples: Sequence[Sample], rows: Sequence[Array]) -> list[Array]:
+    """`whiten` over the sampled tokens; 0 at those of an environment."""
+    whitened = [np.zeros(len(row)) for row in rows]
+    sampled = whiten([row[s.sampled] for row, s in zip(rows, samples, strict=True)])
+    for row, sample, values in zip(whitened, samples, sampled, strict=True):
+        row[sample.sampled] = values
+    return whitened
 
 
 def _score(algorithm: str, sample: Sample, settings: Algorithm, max_tokens: int | None) -> float:
     """What a sample's group compares; an empty response still has its reward, unless that failed."""
     if sample.dropped:
         return 0.0
-    if not sample.num_tokens:
+    if not sample.num_sampled:
         return shaped(sample, settings, max_tokens)
     return float(token_rewards(algorithm, sample, settings, max_tokens).sum())
 
@@ -189,7 +201,7 @@ def _grouped(
         counted = [index for index in members if index not in dropped]
         if len(counted) > 1:  # one alone has nothing to be compared with
             centred[counted] = baseline(scores[counted])
-    rows = [np.full(s.num_tokens, value) for s, value in zip(samples, centred, strict=True)]
+    rows = [s.sampled * value for s, value in zip(samples, centred, strict=True)]
     return _stored(samples, rows, None)
 
 

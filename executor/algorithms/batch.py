@@ -83,7 +83,7 @@ def collate(
     rows = {name: [getattr(s, field) for s in samples] for name, field in _TOKEN_FIELDS.items()}
     tokens = {name: None if any(r is None for r in of) else _pad(of, device) for name, of in rows.items()}
     return Batch(
-        mask=_pad([np.ones(s.num_tokens) if s.mask is None else s.mask for s in samples], device),
+        mask=_pad([sample.learned for sample in samples], device),
         num_tokens=num_tokens,
         num_sequences=num_sequences,
         logprobs=logprobs,

@@ -236,14 +236,16 @@ class Loop:
 
     def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
         rules, model = found.get("rules.score"), found.get("reward.score")
-        if rules is not None and rules.total is None:
+        failed = sample.conversation is not None and sample.conversation.reward is None
+        if failed or (rules is not None and rules.total is None):
             return emptied(sample, with_reference="reference.logprob" in found)
-        total, by_rule = sample.reward, dict(rules.by_rule) if rules is not None else {}
+        total, by_rule = sample.reward, dict(sample.rewards or {})
+        if rules is not None:
+            by_rule |= rules.by_rule
+            total = (total or 0.0) + rules.total
         if model is not None:
             by_rule["model"] = float(model)
-        if by_rule:
-            weight = self.settings.reward_model_weight
-            total = (rules.total if rules else 0.0) + weight * by_rule.get("model", 0.0)
+            total = (total or 0.0) + self.settings.reward_model_weight * by_rule["model"]
         old = found.get("actor.logprob")
         return replace(
             sample,

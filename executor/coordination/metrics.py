@@ -12,6 +12,8 @@
     time/<phase>                           seconds, by the names of the plan's phases
     staleness/{mean,max}                   trainer's version - oldest version among the tokens of a sample
     response/{length_mean,length_max,truncated}
+    environment/{turns,seconds}_{mean,max}, environment/tokens_mean    of a sample
+    environment/{timeouts,errors}          conversations that ended with one
     mismatch/{mean_abs_dlogp,max_abs_dlogp,kl}    rollout against training engine, on the sampled tokens
 
 What was not measured has no entry; nothing stands for unknown. Legend: N samples, R response tokens.
@@ -19,7 +21,7 @@ What was not measured has no entry; nothing stands for unknown. Legend: N sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +41,7 @@ PREFIXES = {"actor": "policy", "critic": "value"}
 
 def sample_metrics(samples: Sequence[Sample], version: int) -> Row:
     """Rewards, lengths, KL, staleness and mismatch of the samples that `version` is about to learn from."""
-    row = _rewards(samples) | _lengths(samples) | _staleness(samples, version)
+    row = _rewards(samples) | _lengths(samples) | _environment(samples) | _staleness(samples, version)
     return row | _kl(samples) | _mismatch(samples) | _explained(samples)
 
 
@@ -64,6 +66,24 @@ def _lengths(samples: Sequence[Sample]) -> Row:
     return _named("response", length_mean=lengths.mean(), length_max=lengths.max(), truncated=cut)
 
 
+def _environment(samples: Sequence[Sample]) -> Row:
+    talks = [s.conversation for s in samples if s.conversation is not None]
+    if not talks:
+        return {}
+    turns, seconds = ([getattr(t, name) for t in talks] for name in ("turns", "seconds"))
+    faults = [t.fault.kind for t in talks if t.fault is not None]
+    return _named(
+        "environment",
+        turns_mean=np.mean(turns),
+        turns_max=max(turns),
+        seconds_mean=np.mean(seconds),
+        seconds_max=max(seconds),
+        tokens_mean=np.mean([np.sum(~t.sampled) for t in talks]),
+        timeouts=faults.count("timeout"),
+        errors=faults.count("error"),
+    )
+
+
 def _staleness(samples: Sequence[Sample], version: int) -> Row:
     ages = [version - int(s.versions.min()) for s in samples if s.versions is not None and len(s.versions)]
     return _named("staleness", mean=np.mean(ages), max=max(ages)) if ages else {}
@@ -71,7 +91,7 @@ def _staleness(samples: Sequence[Sample], version: int) -> Row:
 
 def _kl(samples: Sequence[Sample]) -> Row:
     """Before the update; an engine that computes a KL inside the loss reports one during it."""
-    pairs = _pairs((_policy(s), s.reference_logprobs) for s in samples)
+    pairs = _pairs(samples, lambda s: (_policy(s), s.reference_logprobs))
     if not pairs:
         return {}
     each = [_k3(policy - reference) for policy, reference in pairs]
@@ -84,7 +104,7 @@ def _policy(sample: Sample) -> Floats | None:
 
 def _mismatch(samples: Sequence[Sample]) -> Row:
     """k3(rollout || training): tokens were drawn from the rollout engine."""
-    pairs = _pairs((s.rollout_logprobs, s.old_logprobs) for s in samples)
+    pairs = _pairs(samples, lambda s: (s.rollout_logprobs, s.old_logprobs))
     if not pairs:
         return {}
     gap = np.concatenate([rollout - old for rollout, old in pairs])
@@ -100,7 +120,7 @@ def _k3(log_ratio: Array) -> Array:
 
 def _explained(samples: Sequence[Sample]) -> Row:
     """1 - Var(return - value) / Var(return) over tokens; nothing where returns do not vary."""
-    pairs = _pairs((s.returns, s.values) for s in samples)
+    pairs = _pairs(samples, lambda s: (s.returns, s.values))
     if not pairs:
         return {}
     returns, values = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -108,12 +128,15 @@ def _explained(samples: Sequence[Sample]) -> Row:
     return {"value/explained_var": float(1 - (returns - values).var() / spread)} if spread > 1e-12 else {}
 
 
-def _pairs(fields: Iterable[tuple[Floats | None, Floats | None]]) -> list[tuple[Array, Array]]:
-    """(R,) float64 pairs of the samples that have both, at least one token long."""
+def _pairs(
+    samples: Iterable[Sample], fields: Callable[[Sample], tuple[Floats | None, Floats | None]]
+) -> list[tuple[Array, Array]]:
+    """float64 pairs at the sampled tokens of the samples that have both, at least one token long."""
     return [
-        (a.astype(np.float64), b.astype(np.float64))
-        for a, b in fields
-        if a is not None and b is not None and len(a)
+        (a[s.sampled].astype(np.float64), b[s.sampled].astype(np.float64))
+        for s in samples
+        for a, b in [fields(s)]
+        if a is not None and b is not None and s.num_sampled
     ]
 
 

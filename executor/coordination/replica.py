@@ -20,8 +20,11 @@ from executor.coordination.worker import ProcessIdentity, TracedProcess
 from executor.engines.fake import FakeRollout
 from executor.engines.memory import Reading
 from executor.engines.protocols import Link, RolloutEngine, RolloutSpec
+from executor.environments.conversations import Conversations
+from executor.environments.process import EnvironmentProcess
 from executor.samples import Completion, GenerationRequest
-from rlhfsim.trace import MEASURED, Span
+from executor.tasks.text import ByteText, Text
+from rlhfsim.trace import CPU_POOL, MEASURED, Span
 
 IDLE_S = 0.02
 """Longest sleep of the thread when nothing runs."""
@@ -80,6 +83,8 @@ class Replica(TracedProcess):
         self._gpu = identity.gpu
         self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
+        self._conversations: Conversations | None = None
+        """What the engine and its environments work on."""
         self._incoming: list[GenerationRequest] = []
         self._finished: list[Completion] = []
         self._changed = threading.Condition()
@@ -102,6 +107,7 @@ class Replica(TracedProcess):
     def _build(self, spec: RolloutSpec) -> None:
         if self._fakes is not None:
             self._engine = FakeRollout(self._fakes, self._device)
+            self._converse(spec, ByteText())
             return
         from executor.engines.training import check_device
         from executor.engines.vllm.engine import VllmEngine
@@ -109,6 +115,16 @@ class Replica(TracedProcess):
         check_device(gpu=self._gpu)
 
         self._engine = VllmEngine(spec)
+        self._converse(spec, Text(spec.model, chat=spec.chat) if spec.environment else None)
+
+    def _converse(self, spec: RolloutSpec, text: Text | ByteText | None) -> None:
+        self._conversations = Conversations(
+            self._engine_now(),
+            EnvironmentProcess(spec.environment, spec.folder) if spec.environment else None,
+            text,
+            turns=spec.turns,
+            max_length=spec.max_model_len,
+        )
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests; their span counts to `step`."""
@@ -171,6 +187,9 @@ class Replica(TracedProcess):
 
     def _end_engine(self) -> None:
         engine, self._engine = self._engine_now(), None
+        conversations, self._conversations = self._conversations, None
+        if conversations is not None:
+            conversations.close()
         engine.close()
 
     # --- the thread -------------------------------------------------------------------------------
@@ -183,28 +202,27 @@ class Replica(TracedProcess):
             self._fail(error)
 
     def _turn(self) -> None:
-        engine = self._engine
+        conversations = self._conversations
         if not self._commands.empty() and (self._commands.queue[0].keep or not self._running()):
             self._act(self._commands.get())
             return
-        if engine is None:
+        if conversations is None:
             self._pause()
             return
         with self._changed:
             fresh, self._incoming = (self._incoming, []) if self._commands.empty() else ([], self._incoming)
         if fresh:
-            engine.add(fresh)
+            conversations.add(fresh)
             if self._busy_since is None:
                 self._busy_since = self._began()
-            self._tracer.counter("running", self._pool, float(engine.unfinished), self._group)
-        if engine.unfinished:
-            self._deliver(engine.step())
+            self._tracer.counter("running", self._pool, float(conversations.unfinished), self._group)
+        if conversations.unfinished:
+            self._deliver(conversations.step())
         else:
             self._pause()
 
     def _deliver(self, done: list[Completion]) -> None:
-        assert self._engine is not None
-        empty = self._engine.unfinished == 0
+        empty = not self._running()
         if not done and not empty:
             return
         with self._changed:
@@ -217,22 +235,28 @@ class Replica(TracedProcess):
         """Of the batch that ran, if one did."""
         if self._busy_since is None:
             return
-        self._tracer.add(
-            Span(
-                name="actor.generate",
-                role="actor",
-                kind="generate",
-                pool=self._pool,
-                group=self._group,
-                step=self._step,
-                start_s=self._busy_since,
-                end_s=max(self._busy_since, time.time()),
-                bound_by=MEASURED,
-            )
-        )
+        self._note_span("actor.generate", self._pool, self._busy_since, time.time())
+        if self._conversations is not None:
+            for start_s, end_s in self._conversations.taken():
+                self._note_span("environment.answer", CPU_POOL, start_s, end_s)
         self._tracer.counter("running", self._pool, 0.0, self._group)
         self._read_memory(self._busy_since)
         self._busy_since = None
+
+    def _note_span(self, name: str, pool: str, start_s: float, end_s: float) -> None:
+        role, _, kind = name.partition(".")
+        span = Span(
+            name=name,
+            role=role,
+            kind=kind,
+            pool=pool,
+            group=self._group,
+            step=self._step,
+            start_s=start_s,
+            end_s=max(start_s, end_s),
+            bound_by=MEASURED,
+        )
+        self._tracer.add(span)
 
     def _began(self) -> float:
         """Now, when a batch or a command begins."""
@@ -252,7 +276,7 @@ class Replica(TracedProcess):
                 self._changed.wait(IDLE_S)
 
     def _running(self) -> bool:
-        return self._engine is not None and self._engine.unfinished > 0
+        return self._conversations is not None and self._conversations.unfinished > 0
 
     def _act(self, command: _Command) -> None:
         self._end_span()  # of a batch: the engine stands still

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
-from executor.settings import Optimizer, Precision
+from executor.settings import EnvironmentSettings, Optimizer, Precision
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
@@ -247,3 +247,11 @@ class RolloutSpec:
     """New weights may arrive while requests run."""
     place: EngineNode = EngineNode()
     seed: int = 0
+    environment: EnvironmentSettings | None = None
+    """Who answers between the turns of a response."""
+    turns: int = 1
+    """Most of a response."""
+    chat: bool = False
+    """Its answers pass the chat template."""
+    folder: str = ""
+    """Where the environment's module is looked for first; empty: the working directory."""

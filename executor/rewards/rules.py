@@ -35,7 +35,7 @@ from executor.settings import RewardRule
 from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
-_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
 _MATCHES, _IS_EQUAL = "executor.rewards.calls:matches", "executor.rewards.expressions:is_equal"
 
 
@@ -196,7 +196,7 @@ class Scorer:
 
 def program_of(response: str) -> str:
     """The program in a response: its last fenced block, else all of it."""
-    blocks = _FENCE.findall(response)
+    blocks = FENCE.findall(response)
     return str(blocks[-1]) if blocks else response
 
 

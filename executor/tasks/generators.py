@@ -4,6 +4,7 @@ arithmetic  sums and differences of two numbers below 10^difficulty: `12+7=` -> 
 comparison  the larger or smaller of two numbers of `difficulty` digits: `max(37,52)=` -> `52`. A small
             model learns it steadily and answers pairs that it has never seen, with thousands of them from two
             digits on: made for runs that must show learning
+guess       a hidden number for the game of that name: prompt `?`, answer the number
 logic       puzzles of `difficulty` statements, of one of two kinds:
   order     `b>c,a>b;a?c=` -> `>`: a chain of comparisons in any order and direction; how do two ends compare?
   knights   `a:-a+-b,b:a;ab=` -> ...: person a says "a lies or b lies" (+ or, * and, - not: lies); knights
@@ -44,6 +45,13 @@ def arithmetic(rng: np.random.Generator, difficulty: int) -> DrawnProblem:
     prompt = f"{left}{'-' if minus else '+'}{right}="
     key = prompt if minus else f"{min(left, right)}+{max(left, right)}"
     return DrawnProblem(prompt=prompt, answer=str(value), wrong=str(value + error), key=key)
+
+
+def guess(rng: np.random.Generator, difficulty: int) -> DrawnProblem:
+    """A hidden number below 10^difficulty, for the game of executor/environments/guess.py."""
+    hidden = int(rng.integers(10**difficulty))
+    key = f"{hidden} {rng.integers(2**31)}"
+    return DrawnProblem(prompt="?", answer=str(hidden), wrong=str((hidden + 1) % 10**difficulty), key=key)
 
 
 def comparison(rng: np.random.Generator, difficulty: int) -> DrawnProblem:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from executor.samples import Completion, GenerationRequest, Sample, Tokens
-from executor.settings import Sampling
+from executor.samples import Completion, Conversation, GenerationRequest, Sample, Task, Tokens
+from executor.settings import EnvironmentSettings, Sampling
 from executor.tasks.prompts import Problem, ProblemSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
@@ -29,6 +29,8 @@ class TaskPrompter:
     sampling: Sampling
     max_tokens: int
     seed: int
+    environment: EnvironmentSettings | None = None
+    """Who answers between the turns of a response."""
     max_prompt: int | None = None
     """Tokens that are kept of a prompt, its last ones; None: all."""
     _open: dict[int, tuple[Problem, Tokens]] = field(default_factory=dict)
@@ -44,9 +46,8 @@ class TaskPrompter:
         for group, problem in self._problems(step):
             prompt = self._encoded(problem)
             for number in range(group * self.workload.samples, (group + 1) * self.workload.samples):
-                seed = _seed(self.seed, number)
                 request = self._request(number, problem, prompt, self.sampling.temperature)
-                requests.append(replace(request, top_p=self.sampling.top_p, seed=seed))
+                requests.append(replace(request, top_p=self.sampling.top_p))
         return requests
 
     def greedy(self, problems: list[Problem], first_id: int) -> list[GenerationRequest]:
@@ -68,17 +69,34 @@ class TaskPrompter:
         self, number: int, problem: Problem, prompt: Tokens, temperature: float
     ) -> GenerationRequest:
         self._open[number] = (problem, prompt)
+        seed, task = _seed(self.seed, number), None
+        if self.environment is not None:
+            task = Task(prompt=problem.prompt, answer=problem.answer, meta=problem.meta, seed=seed)
         return GenerationRequest(
-            id=number, prompt=prompt, max_tokens=self.max_tokens, temperature=temperature
+            id=number,
+            prompt=prompt,
+            max_tokens=self.max_tokens,
+            temperature=temperature,
+            seed=seed,
+            task=task,
         )
 
     def sample(self, completion: Completion) -> Sample:
-        """The sample of a completed request; a request completes once."""
+        """The sample of a completed request; a request completes once.
+
+        Raises:
+            RlhfsimError: its environment failed, and `on_error` is stop.
+        """
         problem, prompt = self._open.pop(completion.id)
+        conversation = self._judged(completion)
+        reward = None if conversation is None else conversation.reward
         return Sample(
             id=completion.id,
             group=completion.id // self.workload.samples,
-            prompt=prompt,
+            prompt=prompt if completion.prompt is None else completion.prompt,
+            conversation=conversation,
+            reward=reward,
+            rewards=None if reward is None else {"environment": reward},
             response=completion.tokens,
             finish=completion.finish,
             versions=completion.versions,
@@ -86,6 +104,21 @@ class TaskPrompter:
             answer=problem.answer,
             meta=dict(problem.meta),
         )
+
+    def _judged(self, completion: Completion) -> Conversation | None:
+        """The conversation of a completion; what `on_error` says where its environment failed."""
+        conversation, settings = completion.conversation, self.environment
+        if conversation is None or conversation.fault is None or settings is None:
+            return conversation
+        kind, what = conversation.fault
+        if settings.on_error == "stop":
+            raise RlhfsimError(
+                f"environment-{kind}",
+                f"environment {settings.kind} failed in turn {conversation.turns} of sample {completion.id}: "
+                f"{what}",
+                help="on_error: drop or zero lets the run go on; timeout_s limits one answer",
+            )
+        return replace(conversation, reward=0.0 if settings.on_error == "zero" else None)
 
     def given(self, step: int) -> list[Sample]:
         """Samples of an iteration that generates nothing."""

@@ -49,6 +49,7 @@ GENERATORS: Mapping[str, Callable[[np.random.Generator, int], generators.DrawnPr
     "arithmetic": generators.arithmetic,
     "comparison": generators.comparison,
     "logic": generators.logic,
+    "guess": generators.guess,
 }
 
 
@@ -56,7 +57,7 @@ GENERATORS: Mapping[str, Callable[[np.random.Generator, int], generators.DrawnPr
 class Generated:
     """An endless stream of a task's problems; the hash of a problem's key decides training or held-out."""
 
-    task: Literal["arithmetic", "comparison", "logic"]
+    task: Literal["arithmetic", "comparison", "logic", "guess"]
     difficulty: int = 1
     seed: int = 0
     preference: Preference = "none"
@@ -71,7 +72,7 @@ class Generated:
         problems: dict[str, Problem] = {}
         for index in range(20 * count):
             problem = self._problem(index, held_out=True)
-            problems.setdefault(str(problem.prompt), problem)
+            problems.setdefault(f"{problem.prompt}{problem.answer}", problem)
             if len(problems) == count:
                 break
         return list(problems.values())

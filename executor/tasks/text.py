@@ -17,6 +17,8 @@ Message = Mapping[str, str]
 """One turn of a conversation: `role` and `content`."""
 Prompt = str | tuple[Message, ...]
 """What the model is asked: text that it continues, or a conversation that it answers."""
+_ANSWER = "@@answer@@"
+"""Stands for an answer in a conversation that is only shown."""
 TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
 
 
@@ -85,6 +87,16 @@ class Text:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return np.asarray([*ids, *self.stops[:1]], np.int64)
 
+    def encode_observation(self, text: Prompt, last: int) -> Tokens:
+        """(n,) ids of what comes between a turn that ended with the id `last` and the next one.
+
+        With a chat template: as the template has it between an answer and the next, a text being a turn of
+        the user. The end of the answer is left out where it was sampled.
+        """
+        shown = text if self._chat is None else _between(self._chat, _turns(text))
+        ids = self._tokenizer.encode(shown, add_special_tokens=False).ids
+        return np.asarray(ids[1:] if self._chat is not None and ids[:1] == [last] else ids, np.int64)
+
     def decode(self, rows: Sequence[Tokens]) -> list[str]:
         """Texts without special tokens, all at once and beside other threads."""
         texts: list[str] = self._tokenizer.decode_batch(
@@ -107,6 +119,13 @@ def _chat(folder: Path) -> Any:
             "or save the tokenizer of an instruct model beside the weights",
         )
     return tokenizer
+
+
+def _between(chat: Any, turns: Sequence[Message]) -> str:
+    """What the template puts behind an answer that `turns` follow."""
+    asked = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANSWER}, *turns]
+    shown = chat.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    return str(shown).partition(_ANSWER)[2]
 
 
 def _turns(prompt: Prompt) -> Sequence[Message]:
@@ -146,6 +165,10 @@ class ByteText:
     def encode_response(self, text: str) -> Tokens:
         """(R,) bytes and the end."""
         return np.asarray([*text.encode(), 0], np.int64)
+
+    def encode_observation(self, text: Prompt, last: int) -> Tokens:
+        """(n,) bytes."""
+        return self.encode(text)
 
     def decode(self, rows: Sequence[Tokens]) -> list[str]:
         """Texts of the bytes."""

@@ -17,7 +17,7 @@ SETTINGS = Settings(
     model="some/folder",
     rewards=(RewardRule(kind="format", pattern="<a>\\d+</a>", weight=0.5), RewardRule(kind="answer")),
     optimizer=Optimizer(learning_rate=1e-5),
-    environment={"A": "yes"},
+    variables={"A": "yes"},
 )
 
 

@@ -52,7 +52,7 @@ def test_the_check_moves_at_most_a_gigabyte(
     size: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = Workers(size)
-    sample = SimpleNamespace(rollout_logprobs=np.zeros(3, np.float32))
+    sample = SimpleNamespace(rollout_logprobs=np.zeros(3, np.float32), sampled=np.ones(3, np.bool_))
     monkeypatch.setattr(selfcheck, "_samples", lambda *_: [sample])
     monkeypatch.setattr(selfcheck, "_rewarded", lambda samples: samples)
     loop = SimpleNamespace(learn=lambda *_: workers.asked.append("learn") or SimpleNamespace(transfer=None))

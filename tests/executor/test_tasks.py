@@ -333,6 +333,16 @@ def test_a_chat_template_shows_a_text_as_a_turn_of_the_user(chatty: Path) -> Non
     assert text.decode([Text(chatty).encode("1+1=")])[0] == "1+1="
 
 
+def test_an_answer_to_a_turn_stands_in_the_template_between_two_turns(chatty: Path) -> None:
+    text, asked = Text(chatty, chat=True), {"role": "user", "content": "1+1="}
+    turn = text.encode_response("2;")[:-1]  # `;` ends a turn in this template
+    between = text.encode_observation("no", int(turn[-1]))
+    talk = (asked, {"role": "assistant", "content": "2"}, {"role": "user", "content": "no"})
+    assert [*text.encode((asked,)), *turn, *between] == text.encode(talk).tolist()
+    unended = text.encode_observation((talk[2],), int(turn[0]))
+    assert [*text.encode((asked,)), *turn[:1], *unended] == text.encode(talk).tolist()
+
+
 def test_conversations_of_a_file_pass_through_the_template(chatty: Path, tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "b"}, {"role": "user", "content": "1+1="}]
     file = tmp_path / "a.jsonl"

@@ -24,7 +24,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
+from rlhfsim.specs.workload.workload import Lora, Reward, Workload
 from rlhfsim.what_if.planned import not_launched
 
 GRPO = Workload(algorithm="grpo", model="8b", prompts=64, samples=8, reward=Reward(model="same"))
@@ -54,9 +54,9 @@ def test_ours_comes_first_and_nothing_of_it_was_run_on_gpus_unseen() -> None:
 
 def test_what_is_lacking_is_named_with_its_remedy() -> None:
     ours = framework(OWN)
-    turns = ours.lacks_workload(replace(GRPO, environment=Environment(turns=2)))
-    assert turns is not None
-    assert turns.code == "environments-not-run"
+    small = ours.lacks_workload(replace(GRPO, lora=Lora(base="nf4")))
+    assert small is not None
+    assert small.code == "lora-on-a-4-bit-base-not-run"
     wide = ours.lacks_rollout(RolloutLayout(tp=8, attention_dp=2, ep=16), one_node=False)
     assert wide is not None
     assert wide.what == "rollout expert parallelism"

@@ -14,7 +14,6 @@ _NOT_RUN = {
     "speculative decoding",
     "MXFP4 rollout",
     "BF16 layers in an FP8 rollout",
-    "environments",
     "double buffering",
     "rollout by the training modules",
     "rollout expert parallelism",

@@ -1,0 +1,1 @@
+"""Environments: who answers between the turns of a response."""

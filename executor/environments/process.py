@@ -1,0 +1,156 @@
+"""The environments of a replica, in a process of their own: they take no time of the engine's, and one that
+blocks or ends its process harms no more than the conversations that it answers.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+from executor.rewards import protocol
+from executor.samples import Fault
+from executor.settings import EnvironmentSettings
+from rlhfsim.errors import RlhfsimError
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from executor.environments.server import serve; serve()"
+START_S = 60.0
+GRACE_S = 5.0
+"""After the time limit of a call, until the process counts as stuck."""
+
+
+class Answered(NamedTuple):
+    """What an environment said."""
+
+    conversation: int
+    value: Any
+    """`Observed` of a step, a prompt or None of a reset."""
+    fault: Fault | None
+    seconds: float
+
+
+class EnvironmentProcess:
+    """Calls go out at most `concurrency` at a time, in the order they came; answers come back in any."""
+
+    def __init__(self, settings: EnvironmentSettings, folder: str | None = None) -> None:
+        """Start the process; modules are looked for in `folder` first, by default the working directory.
+
+        Raises:
+            RlhfsimError: the environment cannot be made.
+        """
+        self.settings, self._folder = settings, folder or os.getcwd()
+        self._waiting: collections.deque[tuple[int, str, Any]] = collections.deque()
+        self._asked: dict[int, float] = {}
+        """Conversation -> when its call went out."""
+        self._alive: set[int] = set()
+        """Conversations whose environment lives in this process."""
+        self._start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are to come."""
+        return bool(self._asked or self._waiting)
+
+    def ask(self, conversation: int, method: str, argument: Any = None) -> None:
+        """Call `reset`, `step` or `close` of a conversation's environment."""
+        self._waiting.append((conversation, method, argument))
+        self._send()
+
+    def answers(self, wait_s: float) -> list[Answered]:
+        """What has come; waits for the first where calls run."""
+        got: list[Answered] = []
+        try:
+            answer = self._replies.get(timeout=wait_s) if wait_s > 0 and self.busy else None
+            while True:
+                got += self._taken(answer)
+                answer = self._replies.get_nowait()
+        except queue.Empty:
+            pass
+        overdue = time.monotonic() - self.settings.timeout_s - GRACE_S
+        stuck = [conversation for conversation, sent in self._asked.items() if sent < overdue]
+        got += self._lost(Fault("timeout", "its process was stuck")) if stuck else []
+        self._send()
+        return got
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _taken(self, answer: Answered | None) -> list[Answered]:
+        if answer is None:
+            return []
+        if answer.conversation < 0:  # the process ended
+            return self._lost(Fault("error", "its process ended"))
+        if self._asked.pop(answer.conversation, None) is None:
+            return []
+        return [answer]
+
+    def _lost(self, fault: Fault) -> list[Answered]:
+        """A new process; the calls that ran failed, and so will the next of its other conversations."""
+        lost = [Answered(number, None, fault, 0.0) for number in self._asked]
+        self.close()
+        self._asked.clear()
+        self._alive.clear()
+        self._start()
+        return lost
+
+    def _send(self) -> None:
+        while self._waiting and len(self._asked) < self.settings.concurrency:
+            number, method, argument = self._waiting.popleft()
+            if method == "reset":
+                self._alive.add(number)
+            elif number not in self._alive:
+                self._ended(number, method)
+                continue
+            if method == "close":
+                self._alive.discard(number)
+            else:
+                self._asked[number] = time.monotonic()
+            assert self._process.stdin
+            with contextlib.suppress(OSError):  # it ended: the reader says so
+                protocol.write_message(self._process.stdin, pickle.dumps((number, method, argument)))
+
+    def _ended(self, number: int, method: str) -> None:
+        if method != "close":
+            self._asked[number] = time.monotonic()
+            fault = Fault("error", "its process ended in another conversation")
+            self._replies.put(Answered(number, None, fault, 0.0))
+
+    def _start(self) -> None:
+        path = dict.fromkeys([self._folder, *(entry or self._folder for entry in sys.path)])
+        command = [sys.executable, "-c", _BOOT.format(path=list(path))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._replies: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            protocol.write_message(self._process.stdin, pickle.dumps(self.settings))
+            refused = pickle.loads(protocol.receive(self._process.stdout.fileno(), START_S, "environments"))
+        except (OSError, EOFError, TimeoutError) as error:
+            refused = f"its process did not start: {error}"
+        if refused is not None:
+            self.close()
+            raise RlhfsimError(
+                "environment-class", refused, help="try it: python -c 'import MODULE; MODULE.CLASS()'"
+            )
+        reader = threading.Thread(target=_read, args=(self._process.stdout, self._replies), daemon=True)
+        reader.start()
+
+
+def _read(stream: Any, replies: queue.SimpleQueue[Answered]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed under the reader
+        while (body := protocol.read_message(stream)) is not None:
+            replies.put(Answered(*pickle.loads(body)))
+    replies.put(Answered(-1, None, None, 0.0))
