@@ -76,6 +76,8 @@ class RewardRule:
     """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
     memory_bytes: Positive = 256 * 2**20
     """Limit of `code`."""
+    modules: tuple[str, ...] = ()
+    """Installed packages that `code` may import beside the standard library, such as numpy."""
 
 
 @checked

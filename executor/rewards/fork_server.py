@@ -4,10 +4,10 @@ Forking a warm interpreter costs about a millisecond, starting one fifteen. The 
 and stdout in JSON (protocol.py); nothing that untrusted code writes is ever unpickled or executed outside of
 its own child. Standard library only; runs under `python -I -S`.
 
-The verdict comes from the same process as the code, with a token that the fork server made: an early exit, a
-signal or a printed "passed" earns nothing. Code that searches the interpreter's frames for the token could
-still forge it; tests by input and output (executor/rewards/rules.py) are compared outside and cannot be
-forged.
+A program with tests is two children: the code, which answers calls (program.py), and the tests, which make
+the verdict (verifier.py) in an interpreter that the code never enters. The tests are never in this process's
+memory, of which the code has a copy: the verifier reads them from the pipe itself. A program without tests is
+judged outside, by its output (executor/rewards/rules.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import functools
 import gc
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executor.rewards import isolation, protocol, seccomp
+from executor.rewards import isolation, program, protocol, seccomp, verifier
+from executor.rewards.values import Channel
 
 _PRELOADED = (
     "array ast base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal "
@@ -37,10 +37,9 @@ _PRELOADED = (
     "random re statistics string struct textwrap threading tokenize typing unicodedata uuid"
 )
 """Imported once, for all children: faster, and there even where a child may not read the files."""
-_REPORT = 3  # file descriptor of the child's verdict
 _TASKS = 32  # threads of a program that may not start processes
 _CHUNK = 65536
-_MAX_ERROR = 2000  # characters
+_ENDING_S = 0.2
 
 
 def main(argument: str) -> None:
@@ -51,37 +50,43 @@ def main(argument: str) -> None:
     def reply(message: Mapping[str, Any]) -> None:
         protocol.write_message(replies, json.dumps(message).encode())
 
-    for name in _PRELOADED.split():
-        __import__(name)
+    sys.path += settings["places"]
     try:
-        facts, ruleset = _confine(settings["mode"], settings["scratch"], settings["uid"])
-    except OSError as error:
+        for name in (*_PRELOADED.split(), *settings["names"]):
+            __import__(name)
+        facts, ruleset = _confine(settings)
+    except (OSError, ImportError) as error:
         reply({"failed": str(error)})
         return
     reply(facts)
-    _settle(settings["scratch"])
+    _settle(settings["scratch"], settings["names"])
     for processes in (False, True) if facts["seccomp"] else ():
         _executing(None, processes)  # kept, for the children
-    while (request := protocol.read_message(requests)) is not None:
-        reply(_Execution(json.loads(request), facts, ruleset, settings["scratch"]).outcome())
+    with contextlib.suppress(EOFError):
+        while True:
+            job = requests.receive()
+            if "code" in job:  # else tests, whose verifier died before it read them
+                reply(_Execution(job, facts, ruleset, settings["scratch"], requests).outcome())
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def _take_pipes() -> tuple[Channel, BinaryIO]:
     """Move stdin and stdout away, so that nothing prints into the protocol."""
-    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    pipes = Channel(os.dup(0), -1), os.fdopen(os.dup(1), "wb")
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
     return pipes
 
 
-def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int | None]:
+def _confine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
     """Enter the mode's namespaces, try every further protection once; what is in force, landlock ruleset."""
+    mode, scratch = settings["mode"], settings["scratch"]
+    paths = isolation.readable(settings["places"])
     root = os.geteuid() == 0
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # there is no /proc later
-    uid = _mapped(wanted) if root else None
+    uid = _mapped(settings["uid"]) if root else None
     if mode == "namespaces":
-        isolation.enter_namespaces(scratch)
+        isolation.enter_namespaces(scratch, paths)
     elif mode == "bubblewrap" and not root:
         with contextlib.suppress(OSError):
             isolation.own_user_namespace(os.geteuid(), os.getegid())
@@ -89,7 +94,7 @@ def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int 
         os.chown(scratch, uid, uid)
     isolation.hide()
     isolation.renounce()
-    ruleset = isolation.landlock(scratch) if isolation.landlock_version() else None
+    ruleset = isolation.landlock(scratch, paths) if isolation.landlock_version() else None
     facts = {
         "mode": mode,
         "uid": uid,
@@ -110,8 +115,9 @@ def _mapped(wanted: int) -> int:
     return isolation.NOBODY
 
 
-def _settle(scratch: str) -> None:
+def _settle(scratch: str, modules: Sequence[str]) -> None:
     """Do once what would be the same in every child."""
+    sys.meta_path.insert(0, program.Allowed(modules))
     os.chdir(scratch)
     os.environ.clear()
     os.environ.update(HOME=scratch, TMPDIR=scratch, PATH="/usr/bin:/bin")
@@ -135,44 +141,72 @@ def _own_pids_work() -> bool:
 
 
 class _Execution:
-    """One program in one child."""
+    """One program in one child, its tests in another."""
 
-    def __init__(self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str) -> None:
+    def __init__(
+        self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str, requests: Channel
+    ) -> None:
         self.job, self.facts, self.ruleset, self.scratch = job, facts, ruleset, scratch
-        self.token = secrets.token_hex(16)
+        self.requests = requests
         self.processes = int(job["processes"]) if facts["pids"] else 1
 
     def outcome(self) -> dict[str, Any]:
         """Run it to its end or its limits; afterwards nothing of it is left."""
-        pipes = [os.pipe() for _ in range(3)]  # output, errors, verdict
         start = time.monotonic()
-        pid = isolation.clone(own_pids=self.facts["pids"])
-        if pid == 0:
-            self._child([write for _, write in pipes])
-        for _, write in pipes:
-            os.close(write)
-        reads = [read for read, _ in pipes]
-        stopped, texts = self._watch(pid, reads, start + self.job["wall_s"])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # process 1 of its namespace: all others die with it
-        _, status, usage = os.wait4(pid, 0)
+        children, reads = self._started()
+        stopped, texts = self._watch(children[-1], reads, start + self.job["wall_s"])
+        report = _report(texts[2])
+        if report.get("status") == "gone":
+            _wait_briefly(children[0])  # its descriptors close before it has ended
+        statuses = []
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # process 1 of its namespace: all others die with it
+            _, status, usage = os.wait4(pid, 0)
+            statuses.append(status)
+            if not stopped and os.WIFSIGNALED(status) and usage.ru_utime >= self._cpu_s() - 0.5:
+                stopped = "timeout"
         for read in reads:
             os.close(read)
         self._clean()
-        if not stopped and os.WIFSIGNALED(status) and usage.ru_utime >= self._cpu_s() - 0.5:
-            stopped = "timeout"
         return {
-            **self._verdict(stopped, status, texts[2]),
+            **_verdict(stopped, report, statuses),
             "output": texts[0].decode(errors="replace"),
             "errors": texts[1].decode(errors="replace"),
             "seconds": time.monotonic() - start,
         }
 
+    def _started(self) -> tuple[list[int], list[int]]:
+        """Processes, the last of which reports; where to read output, errors and the report."""
+        job, pids = self.job, self.facts["pids"]
+        reads, (output, errors, report) = zip(*(os.pipe() for _ in range(3)), strict=True)
+        text = os.memfd_create("stdin")
+        os.write(text, job["stdin"].encode(errors="replace"))
+        os.lseek(text, 0, os.SEEK_SET)
+        standard, given = [text, output, errors], [text, output, errors, report]
+        code = job["prefix"] + job["code"]
+        if job["tested"]:
+            asked, asks = os.pipe()
+            answers, answered = os.pipe()
+            given += [asked, asks, answers, answered]
+            # forked together: both confine themselves while the other one works
+            children = [
+                self._start([*standard, asked, answered], lambda: program.answer_calls(code), pids),
+                self._start(
+                    [*standard, answers, asks, report, self.requests.read], verifier.main, own_pids=False
+                ),
+            ]
+        else:
+            children = [self._start([*standard, report], lambda: program.run_alone(code), pids)]
+        for descriptor in given:
+            os.close(descriptor)
+        return children, list(reads)
+
     def _cpu_s(self) -> int:
         return int(self.job["wall_s"]) + 2
 
     def _watch(self, pid: int, reads: list[int], deadline: float) -> tuple[str, list[bytes]]:
-        """Collect what the child writes until it ends; `timeout` or `output` where a limit ended it."""
+        """Collect what is written until `pid` ends; `timeout` or `output` where a limit ended it."""
         limit = self.job["output_bytes"]
         texts = {read: bytearray() for read in reads}
         end = os.pidfd_open(pid)
@@ -198,20 +232,6 @@ class _Execution:
                     pass
         return stopped, [bytes(text[:limit]) for text in texts.values()]
 
-    def _verdict(self, stopped: str, status: int, report: bytes) -> dict[str, Any]:
-        if stopped:
-            return {"status": stopped, "error": ""}
-        try:
-            verdict = json.loads(report)
-            if secrets.compare_digest(str(verdict["token"]), self.token):
-                return {"status": str(verdict["status"]), "error": str(verdict["error"])}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass  # it ended before its verdict, or forged one
-        if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name
-            return {"status": "killed", "error": f"ended by {name}"}
-        return {"status": "exited", "error": f"exit status {os.WEXITSTATUS(status)}"}
-
     def _clean(self) -> None:
         """Empty the scratch folder; where that fails, end: the parent then starts a worker with a new one."""
         os.chmod(self.scratch, 0o700)
@@ -223,60 +243,68 @@ class _Execution:
             else:
                 os.unlink(path)
 
-    def _child(self, writes: list[int]) -> None:
-        """In the child: confine, run, report; never returns."""
+    def _start(self, descriptors: list[int], work: Callable[[], None], own_pids: bool) -> int:
+        """Fork a child that confines itself and works; its descriptors are these, from 0 on."""
+        pid = isolation.clone(own_pids=own_pids)
+        if pid:
+            return pid
         try:
-            self._prepare(writes)
-            report = _run_program(self.job)
-            os.write(_REPORT, json.dumps({**report, "token": self.token}).encode())
-            sys.stdout.flush()
+            self._prepare(descriptors, own_pids)
+            work()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
 
-    def _prepare(self, writes: list[int]) -> None:
+    def _prepare(self, descriptors: list[int], own_pids: bool) -> None:
         os.setsid()
-        text = os.memfd_create("stdin")
-        os.write(text, self.job["stdin"].encode(errors="replace"))
-        os.lseek(text, 0, os.SEEK_SET)
         # first to numbers above all targets: dup2 must not overwrite a descriptor that is still needed
         ruleset = None if self.ruleset is None else _above(self.ruleset)
-        high = [_above(descriptor) for descriptor in (text, *writes)]
+        high = [_above(descriptor) for descriptor in descriptors]
         for target, source in enumerate(high):
             os.dup2(source, target)
-        self._confine(ruleset)
-        os.closerange(_REPORT + 1, 1024)
+        self._confine(ruleset, own_pids)
+        os.closerange(len(descriptors), 1024)
 
-    def _confine(self, ruleset: int | None) -> None:
-        tasks = _TASKS if self.processes == 1 else self.processes
+    def _confine(self, ruleset: int | None, own_pids: bool) -> None:
+        processes = self.processes if own_pids else 1
+        tasks = _TASKS if processes == 1 else processes
         memory = int(self.job["memory_bytes"]) + self.facts["baseline"]
         isolation.drop_privileges(self.facts["uid"])
         isolation.limit(memory=memory, cpu_s=self._cpu_s(), tasks=tasks)
         if ruleset is not None:
             isolation.restrict(ruleset)
         if self.facts["seccomp"]:
-            pid = None if self.facts["pids"] else os.getpid()
-            steps = _executing(pid, self.processes > 1)
+            steps = _executing(None if own_pids else os.getpid(), processes > 1)
             if not seccomp.install(isolation.LIBC, steps):
                 raise OSError("the seccomp filter was refused")
 
 
-def _run_program(job: dict[str, Any]) -> dict[str, str]:
-    """The code, then its tests in the same namespace; in the child."""
-    space: dict[str, Any] = {"__name__": "solution" if job["tests"] else "__main__"}
-    for part, failure in (("code", "error"), ("tests", "failed")):
-        try:
-            exec(compile(job[part], f"<{part}>", "exec"), space)
-        except MemoryError:
-            return {"status": "memory", "error": "MemoryError"}
-        except BaseException as error:
-            if not (part == "code" and isinstance(error, SystemExit)):
-                message = "".join(traceback.format_exception_only(error)).strip()[-_MAX_ERROR:]
-                return {"status": failure, "error": message}
-            if error.code not in (None, 0) or job["tests"]:
-                return {"status": failure, "error": f"exit with {error.code!r}"}
-    return {"status": "passed", "error": ""}
+def _report(text: bytes) -> dict[str, str]:
+    """What the last process said; empty where it ended before, or said no sense."""
+    try:
+        report = json.loads(text)
+        return {name: str(report[name]) for name in ("status", "error")}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _verdict(stopped: str, report: dict[str, str], statuses: list[int]) -> dict[str, str]:
+    """Limits first, then the report, then how the program ended (the verifier, where it did not report)."""
+    if stopped:
+        return {"status": stopped, "error": ""}
+    if report and report["status"] != "gone":
+        return report
+    status = statuses[0 if report else -1]
+    if os.WIFSIGNALED(status):
+        return {"status": "killed", "error": f"ended by {signal.Signals(os.WTERMSIG(status)).name}"}
+    return {"status": "exited", "error": f"exit status {os.WEXITSTATUS(status)}"}
+
+
+def _wait_briefly(pid: int) -> None:
+    end = os.pidfd_open(pid)
+    select.select([end], [], [], _ENDING_S)
+    os.close(end)
 
 
 def _open_up(folder: str) -> None:

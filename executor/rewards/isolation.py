@@ -12,6 +12,7 @@ import platform
 import resource
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 LIBC = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock: clone must not lose it
@@ -44,16 +45,16 @@ SCRATCH_BYTES = 16 * 2**20
 _SCRATCH_FILES = 256  # below Python's recursion limit: a deepest possible tree can be removed
 
 
-def readable() -> list[str]:
-    """What untrusted code may read: the system's libraries and programs, and Python's own."""
+def readable(more: Sequence[str] = ()) -> list[str]:
+    """What untrusted code may read: the system's libraries and programs, Python's own, and `more`."""
     python = [sys.base_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero"]
-    paths = [p for p in dict.fromkeys((*system, "/dev/urandom", *python)) if os.path.exists(p)]
+    paths = [p for p in dict.fromkeys((*system, "/dev/urandom", *python, *more)) if os.path.exists(p)]
     return [p for p in paths if not any(p != q and p.startswith(q + "/") for q in paths)]
 
 
-def enter_namespaces(scratch: str) -> None:
-    """New mount, network, IPC, UTS and cgroup namespaces; a private root, writable in `scratch` only.
+def enter_namespaces(scratch: str, paths: Sequence[str]) -> None:
+    """New mount, network, IPC, UTS and cgroup namespaces; a private root of `paths`, and `scratch` to write.
 
     A normal user gets a user namespace first, in which it stays itself (as nobody).
     """
@@ -63,7 +64,7 @@ def enter_namespaces(scratch: str) -> None:
         own_user_namespace(uid, gid, extra=flags)
     else:
         _check(LIBC.unshare(flags), "unshare")
-    _private_root(scratch)
+    _private_root(scratch, paths)
 
 
 def own_user_namespace(uid: int, gid: int, *, extra: int = 0) -> None:
@@ -74,11 +75,11 @@ def own_user_namespace(uid: int, gid: int, *, extra: int = 0) -> None:
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {gid} 1")
 
 
-def _private_root(scratch: str) -> None:
-    """Replace / by an empty tmpfs with `readable()` bound into it and a small tmpfs at `scratch`."""
+def _private_root(scratch: str, paths: Sequence[str]) -> None:
+    """Replace / by an empty tmpfs with `paths` bound into it and a small tmpfs at `scratch`."""
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", scratch, "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
-    for path in readable():
+    for path in paths:
         _bind(path, scratch + path)
     inner, options = scratch + scratch, f"mode=700,size={SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
     os.makedirs(inner, exist_ok=True)
@@ -88,7 +89,7 @@ def _private_root(scratch: str) -> None:
     _check(LIBC.umount2(b".", _DETACH), "umount")
     os.chdir("/")
     attributes = struct.pack("QQQQ", _ATTR_READ_ONLY | _ATTR_NOSUID, 0, 0, 0)
-    for path in readable():
+    for path in paths:
         _set_attributes(path, attributes, recursive=True)
     _set_attributes("/", attributes, recursive=False)
 
@@ -130,15 +131,15 @@ def landlock_version() -> int:
     return max(0, int(LIBC.syscall(_SYS_LANDLOCK_CREATE, None, 0, 1)))
 
 
-def landlock(scratch: str) -> int:
-    """A ruleset (descriptor): read `readable()`, anything in `scratch`, no TCP, no signals to outsiders."""
+def landlock(scratch: str, paths: Sequence[str]) -> int:
+    """A ruleset (descriptor): read `paths`, anything in `scratch`, no TCP, no signals to outsiders."""
     version = landlock_version()
     rights = (1 << {0: 0, 1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24
     wanted = (rights, _NET_TCP, _SCOPES)[: size // 8]
     ruleset = LIBC.syscall(_SYS_LANDLOCK_CREATE, struct.pack(f"{len(wanted)}Q", *wanted), size, 0)
     _check(ruleset, "landlock_create_ruleset")
-    for path in readable():
+    for path in paths:
         device = path.startswith("/dev/")
         allowed = _FS_READ_FILE | _FS_WRITE if device else _FS_READ
         _landlock_allow(ruleset, path, allowed & (rights if os.path.isdir(path) else _FS_FILE))

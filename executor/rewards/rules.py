@@ -8,10 +8,11 @@ digits    share of digits in the response
 code      1 where the response's program passes all tests of the problem in the sandbox, else 0
 function  what the user's function returns
 
-Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), or a list of
-{"input": ..., "output": ...}, each run of its own, its output compared here with spaces collapsed.
-`meta["prefix"]` is put before the program (a function's signature). A program in a fenced block is taken from
-the last one.
+Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), which call
+the program from a process of their own (verifier.py); or a list of {"input": ..., "output": ...}, each run
+of its own, its output compared here with spaces collapsed. `meta["prefix"]` is put before the program (a
+function's signature), `meta["entry_point"]` says what `check(candidate)` of the tests is called with. A
+program in a fenced block is taken from the last one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Scorer:
         self.rules = tuple(rules)
         self.names = _names(rules)
         self._workers = workers or len(os.sched_getaffinity(0))
-        self._sandbox = Sandbox(self._workers) if any(rule.kind == "code" for rule in rules) else None
+        coded = [rule for rule in rules if rule.kind == "code"]
+        modules = sorted({name for rule in coded for name in rule.modules})
+        self._sandbox = Sandbox(self._workers, modules=modules) if coded else None
+        self._refused: set[str] = set()
         self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
         self._all_callers = [Caller() for _ in range(self._workers)]
         for caller in self._all_callers:
@@ -181,6 +185,9 @@ class Scorer:
         assert self._sandbox, "made at the start"
         for program, output in _programs(rule, index, sample):
             outcome = self._sandbox.run(program)
+            if "rewards[].modules" in outcome.error and outcome.error not in self._refused:
+                self._refused.add(outcome.error)
+                _log.warning("a program fails: %s", outcome.error)
             wrong = output is not None and outcome.output.split() != output.split()
             if outcome.status != "passed" or wrong:
                 return 0.0
@@ -209,13 +216,16 @@ def _programs(rule: RewardRule, index: int, sample: SampleText) -> list[tuple[Co
             f"sample {index} has no tests for the code rule: {sample.prompt[:60]!r}",
             help="give every problem a column `tests`: statements, or a list of input and output",
         )
-    code = str(sample.meta.get("prefix", "")) + program_of(sample.response)
-    limits: dict[str, Any] = {"wall_s": rule.timeout_s, "memory_bytes": int(rule.memory_bytes)}
-    if isinstance(tests, str):
-        return [(CodeRun(code=code, tests=tests, **limits), None)]
-    if all(isinstance(test, str) for test in tests):
-        return [(CodeRun(code=code, tests="\n".join(tests), **limits), None)]
-    return [(CodeRun(code=code, stdin=str(test["input"]), **limits), str(test["output"])) for test in tests]
+    program = CodeRun(
+        code=program_of(sample.response),
+        prefix=str(sample.meta.get("prefix", "")),
+        entry_point=str(sample.meta.get("entry_point", "")),
+        wall_s=rule.timeout_s,
+        memory_bytes=int(rule.memory_bytes),
+    )
+    if isinstance(tests, str) or all(isinstance(test, str) for test in tests):
+        return [(replace(program, tests=tests if isinstance(tests, str) else "\n".join(tests)), None)]
+    return [(replace(program, stdin=str(test["input"])), str(test["output"])) for test in tests]
 
 
 def _check(rule: RewardRule) -> None:

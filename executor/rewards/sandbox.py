@@ -12,6 +12,7 @@ is only one); a bug in the kernel is a way out.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -46,7 +47,7 @@ _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000_000
 _START_S = 30.0
 _GRACE_S = 10.0  # beyond the wall limit, until the worker itself counts as lost
 _CAPABILITIES = "SYS_ADMIN SETUID SETGID SETPCAP KILL CHOWN DAC_OVERRIDE FOWNER"
-_SERVER_PARTS = ("__init__", "fork_server", "isolation", "seccomp", "protocol")
+_SERVER_PARTS = "__init__ fork_server isolation seccomp protocol program values verifier"
 
 
 Status = Literal["passed", "failed", "error", "exited", "timeout", "memory", "output", "killed"]
@@ -59,7 +60,11 @@ class CodeRun:
 
     code: str
     tests: str = ""
-    """Statements (asserts) that run after the code in its namespace; empty: the code is run as `__main__`."""
+    """Statements (asserts) that call what the code defines (verifier.py); empty: it is run as `__main__`."""
+    prefix: str = ""
+    """The problem's own text before the code; what it defines in full the tests take from it."""
+    entry_point: str = ""
+    """What is tested, where the tests define `check(candidate)` or the name is a built-in's."""
     stdin: str = ""
     wall_s: float = 5.0
     memory_bytes: int = 256 * 2**20
@@ -85,15 +90,19 @@ class CodeOutcome:
 class Sandbox:
     """A pool of confined workers; `run` may be called from several threads."""
 
-    def __init__(self, workers: int = 1, *, mode: Mode | None = None) -> None:
-        """`mode` None: the strongest that works here."""
+    def __init__(self, workers: int = 1, *, mode: Mode | None = None, modules: Sequence[str] = ()) -> None:
+        """`mode` None: the strongest that works here. `modules` of others that programs may import.
+
+        Raises:
+            RlhfsimError: nothing confines here, or a module is not installed.
+        """
         assert workers >= 1, "a sandbox needs a worker"
         if sys.platform != "linux":
             raise _impossible("untrusted code can be confined on Linux only")
-        first = _first_worker(mode)
+        first = _first_worker(mode, Modules.of(modules))
         self.mode: Mode = first.mode
         self.facts: Mapping[str, Any] = first.facts
-        self._workers = [first, *(ConfinedWorker(self.mode) for _ in range(workers - 1))]
+        self._workers = [first, *(ConfinedWorker(self.mode, first.modules) for _ in range(workers - 1))]
         self._free: queue.SimpleQueue[ConfinedWorker] = queue.SimpleQueue()
         for worker in self._workers:
             self._free.put(worker)
@@ -102,7 +111,7 @@ class Sandbox:
         """Execute one program; waits for a free worker."""
         worker = self._free.get()
         try:
-            return CodeOutcome(**worker.run(asdict(program)))
+            return CodeOutcome(**worker.run(program))
         finally:
             self._free.put(worker)
 
@@ -133,6 +142,7 @@ class Sandbox:
             if self.facts["pids"]
             else "cannot start any (seccomp), so that none can be left",
             "user": f"{user}, no capabilities, no new privileges",
+            "verdict": "tests in a process that the program cannot touch, which gets plain data only",
             "limits": "address space per process, CPU and wall time, tasks, file size, output",
         }
         return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
@@ -155,12 +165,12 @@ def strength(mode: Mode | None = None) -> str:
         return sandbox.strength()
 
 
-def _first_worker(mode: Mode | None) -> ConfinedWorker:
+def _first_worker(mode: Mode | None, modules: Modules) -> ConfinedWorker:
     """A worker in the given mode, or in the strongest that starts and is strong enough."""
     reasons = []
     for candidate in MODES if mode is None else (mode,):
         try:
-            return ConfinedWorker(candidate)
+            return ConfinedWorker(candidate, modules)
         except RlhfsimError as error:
             reasons.append(f"{candidate}: {error.message}")
     raise _impossible("; ".join(reasons))
@@ -176,26 +186,54 @@ def _impossible(reason: str) -> RlhfsimError:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """What programs may import beyond the standard library."""
+
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+    """Folders in which they and what they need lie."""
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Modules:
+        """Where they are installed."""
+        origins = {name: getattr(importlib.util.find_spec(name), "origin", None) for name in names}
+        if absent := [name for name, origin in origins.items() if origin is None]:
+            raise RlhfsimError(
+                "sandbox-modules",
+                f"rewards[].modules: {', '.join(absent)} cannot be imported here",
+                help="install it where the run starts, or leave it out",
+            )
+        files = [Path(str(origin)) for origin in origins.values()]
+        places = [file.parents[1] if file.name == "__init__.py" else file.parent for file in files]
+        return cls(names=tuple(names), places=tuple(dict.fromkeys(map(str, places))))
+
+
 class ConfinedWorker:
     """One interpreter that executes programs one after the other; replaced when it is lost."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, modules: Modules) -> None:
         """Start it.
 
         Raises:
             RlhfsimError: the mode cannot be had here, or is too weak.
         """
-        self.mode = mode
+        self.mode, self.modules = mode, modules
         self.facts: dict[str, Any] = {}
         self._start()
 
-    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, program: CodeRun) -> dict[str, Any]:
         """The outcome of one program, its fields as a dictionary; bounded by its wall limit."""
         try:
             if self._process.poll() is not None:
                 self._restart()
+            job = asdict(program) | {"tested": bool(program.tests)}
+            tests = {name: job.pop(name) for name in ("tests", "entry_point")}
             protocol.write_message(self._input, json.dumps(job).encode())
-            return self._receive(job["wall_s"] + _GRACE_S)
+            if program.tests:
+                tests["prefix"] = program.prefix
+                protocol.write_message(self._input, json.dumps(tests).encode())
+            return self._receive(program.wall_s + _GRACE_S)
         except (OSError, TimeoutError, EOFError) as error:
             _log.warning("a sandbox worker is lost and replaced: %s", error)
             self._restart()
@@ -213,7 +251,8 @@ class ConfinedWorker:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_GRACE_S)
         self._output.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(self._scratch, ignore_errors=True)
         if os.path.exists(self._scratch):  # a tree too deep for Python
             subprocess.run(["rm", "-rf", "--", self._scratch], check=False, timeout=_GRACE_S)
 
@@ -228,11 +267,11 @@ class ConfinedWorker:
             raise _impossible("bwrap is not installed")
         self._scratch = tempfile.mkdtemp(prefix="rlhfsim-sandbox-")
         self._process = subprocess.Popen(
-            _command(self.mode, self._scratch),
+            _command(self.mode, self._scratch, self.modules),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"LANG": "C.UTF-8"},
+            env={"LANG": "C.UTF-8"} | {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")},
             start_new_session=True,
         )
         assert self._process.stdin
@@ -263,18 +302,18 @@ def _too_weak(facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _command(mode: Mode, scratch: str) -> list[str]:
+def _command(mode: Mode, scratch: str, modules: Modules) -> list[str]:
     python = str(getattr(sys, "_base_executable", sys.executable))
     root = Path(__file__).resolve().parents[2]
     # a user id of this worker alone (as root), so that its task count is its own
     uid = _FIRST_UID + secrets.randbelow(_NUM_UIDS)
-    argument = json.dumps({"mode": mode, "scratch": scratch, "uid": uid})
+    argument = json.dumps({"mode": mode, "scratch": scratch, "uid": uid} | asdict(modules))
     shown = _INSIDE if mode == "bubblewrap" else str(root)
     start = [os.path.realpath(python), "-I", "-S", "-c", _BOOT.format(root=shown), argument]
-    return [*_bubblewrap(root, scratch), *start] if mode == "bubblewrap" else start
+    return [*_bubblewrap(root, scratch, modules.places), *start] if mode == "bubblewrap" else start
 
 
-def _bubblewrap(root: Path, scratch: str) -> list[str]:
+def _bubblewrap(root: Path, scratch: str, places: Sequence[str]) -> list[str]:
     """bwrap with the view of `isolation.enter_namespaces`; as root it keeps what it needs to drop root."""
     command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--dev", "/dev", "--proc", "/proc", "--chdir", "/"]
@@ -283,14 +322,14 @@ def _bubblewrap(root: Path, scratch: str) -> list[str]:
             command += ["--cap-add", f"CAP_{name}"]
     else:
         command += ["--unshare-user", "--uid", str(isolation.NOBODY), "--gid", str(isolation.NOBODY)]
-    for path in isolation.readable():
+    for path in isolation.readable(places):
         if path.startswith("/dev/"):
             continue
         for parent in reversed(Path(path).parents[:-1]):
             command += ["--perms", "0755", "--dir", str(parent)]
         link = os.path.islink(path)
         command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind", path, path]
-    for name in ("__init__", *(f"rewards/{part}" for part in _SERVER_PARTS)):
+    for name in ("__init__", *(f"rewards/{part}" for part in _SERVER_PARTS.split())):
         inside = f"{_INSIDE}/executor/{name}.py"
         command += ["--ro-bind", str(root / "executor" / f"{name}.py"), inside]
     size = ["--perms", "0700", "--size", str(isolation.SCRATCH_BYTES)]

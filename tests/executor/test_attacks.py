@@ -1,0 +1,53 @@
+"""No program of the table of attacks passes its tests, and none does any harm."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import attacks
+import pytest
+from test_sandbox import MARK, _descendants, _modes, _scratch_files
+
+from executor.rewards.sandbox import CodeRun, Sandbox
+
+QUICK_S = 0.2
+
+
+def _programs(secret: Path, port: int) -> dict[str, CodeRun]:
+    """What to run, by name."""
+    names = {"secret": str(secret), "port": port, "host": os.getpid(), "mark": MARK}
+    harms = {name: code.format(**names) + attacks.RIGHT for name, code in attacks.HARMS.items()}
+    bombs = {name: code.replace("{{i}}", "{i}") for name, code in attacks.BOMBS.items()}
+    assert len(attacks.FAKES | harms | bombs) == len(attacks.FAKES) + len(harms) + len(bombs) >= 100
+    return {
+        name: CodeRun(
+            code=code,
+            tests=attacks.TESTS,
+            wall_s=QUICK_S if name in attacks.SPINNING else 3.0,
+            memory_bytes=2**26,
+        )
+        for name, code in (attacks.FAKES | harms | bombs).items()
+    }
+
+
+@pytest.mark.parametrize("mode", _modes())
+def test_no_attack_passes_and_none_does_harm(mode: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("untouched")
+    secret.chmod(0o644)
+    tmp_path.chmod(0o777)
+    with socket.create_server(("127.0.0.1", 0)) as listener, Sandbox(2, mode=mode) as sandbox:  # type: ignore[arg-type]
+        programs = _programs(secret, listener.getsockname()[1])
+        before = len(_descendants())
+        outcomes = dict(zip(programs, sandbox.map(list(programs.values())), strict=True))
+        assert [name for name, outcome in outcomes.items() if outcome.status == "passed"] == []
+        right = sandbox.run(CodeRun(code=attacks.RIGHT, tests=attacks.TESTS))
+        assert (right.status, right.error) == ("passed", "")
+        assert (len(_descendants()), _scratch_files()) == (before, [])
+        listener.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("untouched", 0o644)
+    assert not any(Path(folder, MARK).exists() for folder in ("/tmp", "/dev/shm"))
