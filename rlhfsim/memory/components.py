@@ -38,6 +38,7 @@ SPREAD: dict[str, str] = {
     "activations": "activation_spread",
     "logits": "logits_spread",
     "cuda_graphs": "cuda_graph_bytes",
+    "retained": "sleeping_engine_bytes",
     "framework": "framework_bytes",
     "nccl": "nccl_bytes",
     "fragmentation": "fragmentation",
@@ -49,7 +50,7 @@ ROLE_COMPONENTS = (*STATES, *Extra._fields, "framework", "nccl", "sync_buffers")
 context."""
 RUNNING = ("weights", "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "framework")
 """Of an engine that generates; profile_peak: what it keeps back for its own activations."""
-ENGINE_COMPONENTS = (*RUNNING, "nccl", "sync_buffers")
+ENGINE_COMPONENTS = (*RUNNING, "retained", "nccl", "sync_buffers")
 _STATES, _EXTRA = ([(name, float) for name in kind._fields] for kind in (States, Extra))
 _PARTS = {"states": _STATES, "kept": _STATES, "score": _EXTRA, "train": _EXTRA, "recreated": bool}
 ROLE = np.dtype([(name, _PARTS.get(name, float)) for name in RoleBytes._fields])
@@ -126,7 +127,8 @@ def engine_components(
 ) -> Sizes:
     """Bytes of engines (dtype `ENGINE`) in a state; `transfer`: they own the buffers of a running sync.
 
-    Asleep an engine keeps context, libraries and graphs; one that is created again keeps nothing.
+    Asleep an engine keeps context, libraries, graphs and `retained`: pools that lie in its share while it is
+    awake. One that is created again keeps nothing.
     """
     gone = rows["recreated"]
     awake = (state == "running") | ~(gone | (rows["sleep"] > 0))
@@ -134,6 +136,7 @@ def engine_components(
     present = awake | ~gone
     held = {"weights": mapped, "kv_cache": awake, "profile_peak": awake}
     sizes: Sizes = {name: rows[name] * held.get(name, present) for name in RUNNING}
+    sizes["retained"] = rows["retained"] * (present & ~awake)
     sizes["nccl"] = np.full(rows.shape, sync.group)
     sizes["sync_buffers"] = np.full(rows.shape, sync.buffers if transfer else 0.0)
     return sizes

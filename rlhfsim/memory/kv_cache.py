@@ -202,6 +202,8 @@ class EngineBytes(NamedTuple):
     non_torch: float
     """Libraries and NCCL inside the engine's share."""
     cuda_graphs: float
+    retained: float
+    """Pools and workspaces that it keeps asleep, beside what is counted awake."""
     framework: float
     kv_tokens: float
     """KV capacity of one replica, tokens."""
@@ -240,6 +242,7 @@ def engine_bytes(
         profile_peak=peak,
         non_torch=non_torch,
         cuda_graphs=profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0,
+        retained=profile["sleeping_engine_bytes"] if role.sleep_level and layout.tp > 1 else 0.0,
         framework=profile["framework_bytes"],
         kv_tokens=tokens,
         shortfall=max(0.0, -left),

@@ -159,6 +159,7 @@ COMPONENTS = {
     "profile_peak": ("engine activations", "the engine's activations"),
     "non_torch": ("engine, other", "the engine"),
     "cuda_graphs": ("CUDA graphs", "CUDA graphs"),
+    "retained": ("kept asleep", "what the sleeping engine keeps"),
     "framework": ("CUDA context", "the CUDA context"),
     "nccl": ("NCCL", "NCCL"),
     "optimizer": ("optimizer", "optimizer states"),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
-from rlhfsim.memory.components import MemoryEntry
+from rlhfsim.memory.components import ENGINE, EngineState, MemoryEntry, engine_components, entry
 from rlhfsim.memory.findings import RETAINED, sleep_findings
+from rlhfsim.memory.kv_cache import engine_bytes
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.units import GIB
@@ -56,3 +60,20 @@ def test_a_sleeping_engine_is_named_where_training_leaves_less_than_others_saw(
     told = list(sleep_findings(ledger(training), placement(tp, sleep)))
     assert bool(told) == found
     assert RETAINED[0] < RETAINED[1]
+
+
+def test_what_a_sleeping_engine_keeps_is_in_the_ledger_of_training_alone() -> None:
+    profile = load_profile("h100")
+    model = resolve_model("qwen2.5-7b")
+    kept = profile["sleeping_engine_bytes"]
+
+    def retained(tp: int, sleep: int, state: EngineState) -> float:
+        rollout = placement(tp, sleep).rollout
+        assert rollout is not None
+        rows = np.array([engine_bytes(model, rollout, profile=profile)], dtype=ENGINE)
+        return float(engine_components(rows, state)["retained"][0])
+
+    assert [retained(2, 2, state) for state in ("idle", "ready", "running")] == [kept, kept, 0]
+    assert retained(1, 2, "idle") == retained(2, 0, "idle") == 0
+    item = entry(profile, "rollout", "retained", kept)
+    assert (item.low / GIB, item.high / GIB) == pytest.approx((0.4, 5.4))
