@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.simulation.summary import Simulation, SimulationOptions
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.prices import at_price
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import load_scenario
@@ -40,12 +41,15 @@ def _read(path: str | Path) -> tuple[Placement, Workload, Cluster]:
 
 
 def cluster_of(plan: Plan) -> Cluster:
-    """The cluster of a plan, from the profiles as they are now.
+    """The cluster of a plan, from the profiles as they are now, at the prices of the plan.
 
     Raises:
         RlhfsimError: a profile is unknown here.
     """
-    pools = tuple(node_group(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware)
+    pools = tuple(
+        node_group(at_price(load_profile(h.profile), h.price), h.gpus, gpus_per_node=h.gpus_per_node)
+        for h in plan.hardware
+    )
     return Cluster(node_groups=pools, oversubscription=plan.oversubscription, framework=plan.framework)
 
 
@@ -76,6 +80,7 @@ def whatif(
     *,
     settings: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
+    require: Sequence[str] = (),
     jobs: int | None = None,
     ray: str | None = None,
     cache: str | Path | None = None,
@@ -84,13 +89,15 @@ def whatif(
 ) -> WhatIf:
     """A scenario (YAML file, shipped name or mapping; docs/whatif.md), every point designed anew.
 
-    `settings` patches the base by dotted paths; `only` keeps points by name; `jobs` searches run at the
-    same time (default: one for each core), or on the Ray cluster at `ray` ("" starts one here); designs
-    are kept in the folder `cache` (None: nowhere); `progress` hears how many are done, and of how many.
+    `settings` patches the base by dotted paths; `only` keeps points by name; `require` are targets
+    ("step_time<90s"), whose probability every point then has; `jobs` searches run at the same time (default:
+    one for each core), or on the Ray cluster at `ray` ("" starts one here); designs are kept in the folder
+    `cache` (None: nowhere); `progress` hears how many are done, and of how many.
 
     Raises:
         RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
     """
+    from rlhfsim.search.requirements import requirement
     from rlhfsim.what_if.scenarios.answer import whatif as answer
     from rlhfsim.what_if.scenarios.designs import Store
     from rlhfsim.what_if.scenarios.workers import local, on_ray
@@ -99,6 +106,7 @@ def whatif(
         scenario,
         settings=settings,
         only=only,
+        requirements=[requirement(text) for text in require],
         runner=local(jobs) if ray is None else on_ray(ray or None),
         store=None if cache is None else Store(Path(cache)),
         progress=progress,

@@ -18,6 +18,7 @@ from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
+from rlhfsim.specs.hardware.hardware import Price
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
@@ -53,6 +54,8 @@ class PlannedHardware:
     """Hash of the profile's content: another hash is another prediction."""
     gpus: int
     gpus_per_node: int
+    price: Price | None = None
+    """Rent of one GPU that the plan was priced with; None: not known, or not said."""
 
 
 @checked

@@ -73,14 +73,15 @@ MAX_BUDGET = 1e12
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
 
 
+require_option = option(
+    "--require",
+    Words("QUANTITY<VALUE"),
+    "A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. "
+    f"Quantities: {', '.join(QUANTITIES)}.",
+    multiple=True,
+)
 target_options = (
-    option(
-        "--require",
-        Words("QUANTITY<VALUE"),
-        "A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. "
-        f"Quantities: {', '.join(QUANTITIES)}.",
-        multiple=True,
-    ),
+    require_option,
     option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
 )
 """Targets, and the run that some of them need."""

@@ -15,6 +15,7 @@ import click
 
 from rlhfsim import api
 from rlhfsim.cli import completion
+from rlhfsim.cli.constraints import require_option
 from rlhfsim.cli.params import (
     COMMAND_LINE,
     FOLDER,
@@ -45,6 +46,7 @@ Examples:
   rlhfsim whatif half-the-gpus
   rlhfsim whatif responses-4x-longer --set workload.model=8b --set cluster.node_groups.0.gpus=16
   rlhfsim whatif spot-prices --only 'spot*' --out whatif.json
+  rlhfsim whatif half-the-gpus --require 'step_time<150s'
   rlhfsim whatif my-scenario.yaml --csv points.csv --jobs 8
 
 Shipped scenarios: """ + ", ".join(scenario_names())
@@ -61,6 +63,7 @@ Shipped scenarios: """ + ", ".join(scenario_names())
 @option(
     "--only", Words("NAME"), "Only points of this name (* matches), and the base; repeatable.", multiple=True
 )
+@require_option
 @option("--jobs", Whole(1, MAX_JOBS), "Searches at the same time; default: one for each core.")
 @option(
     "--ray",
@@ -106,7 +109,8 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         answer.to_dict,
         lambda: show(console(), answer, folder, given["out"], given["detail"]),
     )
-    ctx.exit(0 if answer.base.plan is not None else 1)
+    met = any(all(target.met for target in point.targets) for point in answer.everything if point.plan)
+    ctx.exit(0 if answer.base.plan is not None and met else 1)
 
 
 @dataclass(slots=True)
@@ -130,6 +134,7 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
             given["scenario"],
             settings=_settings(given["settings"]),
             only=given["only"],
+            require=given["require"],
             jobs=given["jobs"],
             ray=None if address is None else "" if address == LOCAL else address,
             cache=folder,

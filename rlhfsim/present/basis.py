@@ -14,6 +14,7 @@ from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import timed
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.prices import at_price
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.calls import Setting
@@ -44,8 +45,7 @@ class Basis:
 
 def basis(plan: Plan) -> Basis:
     """The plan with everything that the shipped profiles say about it; what is missing is a note."""
-    price = plan.choice.asked.price if plan.choice else None
-    profiles = tuple(profile_of(h.profile, price) for h in plan.hardware)
+    profiles = profiles_of(plan)
     cluster = cluster_of(plan, profiles)
     cost, why = (None, ()) if cluster is None else _priced(plan, cluster)
     return Basis(
@@ -67,6 +67,13 @@ def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | No
     if len(groups) < len(profiles):
         return None
     return Cluster(node_groups=groups, oversubscription=plan.oversubscription, framework=plan.framework)
+
+
+def profiles_of(plan: Plan) -> tuple[Profile | None, ...]:
+    """The profiles of a plan at the prices that it was made with; None where one is not found here."""
+    asked = plan.choice.asked.price if plan.choice else None
+    found = ((profile_of(h.profile, asked), h.price if asked is None else None) for h in plan.hardware)
+    return tuple(profile and at_price(profile, price) for profile, price in found)
 
 
 def profile_of(name: str, price: float | None = None) -> Profile | None:

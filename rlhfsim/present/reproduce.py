@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rlhfsim.plan import Asked, Plan
+from rlhfsim.plan import Asked, Plan, PlannedHardware
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.specs.hardware.prices import DEFAULT, prices
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -49,8 +50,15 @@ def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
         "rollout-gpus": second.gpus if second else None,
         "rollout-gpu": second.profile if second else None,
         "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
-        "price": _short(asked.price),
+        "price": _short(asked.price) or _market(first),
     }
+
+
+def _market(hardware: PlannedHardware) -> str | None:
+    """The market whose listed price a plan was made with; None: the usual one, or none that is listed now."""
+    listed = prices().get(hardware.profile, {})
+    names = [name for name, price in listed.items() if price == hardware.price]
+    return names[0] if names and DEFAULT not in names else None
 
 
 def _short(value: float | None) -> str | None:

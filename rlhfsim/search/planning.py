@@ -21,7 +21,9 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import kind, shares
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.hardware import Cluster, Price
+from rlhfsim.specs.hardware.prices import GIVEN
+from rlhfsim.specs.hardware.prices import given as given_price
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -30,9 +32,6 @@ from rlhfsim.step.calls import Setting
 from rlhfsim.step.prediction import prediction
 from rlhfsim.step.region import widened
 from rlhfsim.step.speed_of_light import limits
-
-GIVEN = "given"
-"""Date of a price that no list quotes (specs.profiles)."""
 
 
 def plan_of(
@@ -45,6 +44,7 @@ def plan_of(
             profile_hash=profile_hash(p.profile),
             gpus=p.gpus,
             gpus_per_node=p.gpus_per_node,
+            price=p.profile.price if price is None else Price(**given_price(price)),
         )
         for p in cluster.node_groups
     )

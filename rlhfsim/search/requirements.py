@@ -102,7 +102,9 @@ def requirement(text: str) -> Requirement:
     return Requirement(quantity=name, relation=relation, value=number, text=text.strip(), share=share)
 
 
-def check_steps(requirements: Iterable[Requirement], steps: int | None) -> None:
+def check_steps(
+    requirements: Iterable[Requirement], steps: float | None, remedy: str = "give --steps N"
+) -> None:
     """A target over a run needs its length.
 
     Raises:
@@ -111,7 +113,7 @@ def check_steps(requirements: Iterable[Requirement], steps: int | None) -> None:
     for one in requirements:
         if one.quantity in ("cost_of_run", "time_of_run") and steps is None:
             raise RlhfsimError(
-                "missing-steps", f"--require {one.text} needs the length of the run", help="give --steps N"
+                "missing-steps", f"--require {one.text} needs the length of the run", help=remedy
             )
 
 

@@ -64,7 +64,7 @@ class Trial:
     limit_s: float
     """Longest step that would have helped; inf without one."""
     plan: Plan | None = None
-    """Its best plan, where one was found."""
+    """Its best plan, where one was found; with a confidence the first of those met that keeps it."""
     odds: Odds | None = None
     """Of that plan, where a confidence was asked for."""
     certificate: Certificate | None = None
@@ -271,13 +271,31 @@ def attempt(
     if result.best is None:
         slow = result.certificate.bounded > 0  # what the limit, not memory, excluded
         return replace(trial, outcome="too slow" if slow else "does not fit")
-    plan = plan_of(result.best, request.workload, models, cluster, request.price)
+    candidates = [result.best, *(c for c in result.rivals if confidence and c.seconds <= limit)]
+    tried: list[Trial] = []
+    for candidate in candidates:
+        plan = plan_of(candidate, request.workload, models, cluster, request.price)
+        tried.append(_judged(replace(trial, plan=plan), request, requirements, steps, confidence))
+        if tried[-1].outcome == "meets":
+            return tried[-1]
+    return tried[0]
+
+
+def _judged(
+    trial: Trial,
+    request: Request,
+    requirements: Sequence[Requirement],
+    steps: int | None,
+    confidence: float | None,
+) -> Trial:
+    """A size with one of its plans, held against the targets."""
+    assert trial.plan is not None
     if confidence is None:
-        meets = all(v.met for v in verdicts(requirements, plan, steps))
-        return replace(trial, outcome="meets" if meets else "misses", plan=plan)
-    known = odds(requirements, outlook(plan, cluster, steps, usd_per_hour=request.price))
+        meets = all(v.met for v in verdicts(requirements, trial.plan, steps))
+        return replace(trial, outcome="meets" if meets else "misses")
+    known = odds(requirements, outlook(trial.plan, request.cluster, steps, usd_per_hour=request.price))
     meets = all(sure(v, confidence) for v in known.verdicts)
-    return replace(trial, outcome="meets" if meets else "misses", plan=plan, odds=known)
+    return replace(trial, outcome="meets" if meets else "misses", odds=known)
 
 
 def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:

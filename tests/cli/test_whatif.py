@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 from small_scenarios import small
 
+import rlhfsim
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.whatif import whatif
 from rlhfsim.errors import RlhfsimError
@@ -35,6 +36,7 @@ from rlhfsim.what_if.scenarios.document import (
 from rlhfsim.what_if.scenarios.result import (
     PointBreakEven,
     PointResult,
+    PointTarget,
     TornadoBar,
     Tried,
     WhatIf,
@@ -125,6 +127,28 @@ def test_json_files_and_text_hold_the_same(scenario: Path, tmp_path: Path) -> No
     assert data["schema"] == "rlhfsim.whatif/1"
     assert data["points"] == kept.to_dict()["points"]
     assert len(table.read_text().splitlines()) == 6
+
+
+def test_every_point_has_the_probability_of_what_is_required(scenario: Path, tmp_path: Path) -> None:
+    asked = ["--require", "time_of_run<30min", "--require", "oom<50%"]
+    table = tmp_path / "w.csv"
+    result = run(scenario, *asked, "--json", "--csv", str(table))
+    points = json.loads(result.output)["points"]
+    fitting = [p for p in points if p["plan"]]
+    assert [t["text"] for p in fitting for t in p["targets"]] == asked[1::2] * len(fitting)
+    chances = {p["name"]: p["targets"][0]["probability"] for p in fitting}
+    assert 0.02 < chances["cheap"] < 0.98
+    assert all(p["targets"][1]["probability"] is None for p in fitting)
+    assert [p["targets"] for p in points if not p["plan"]] == [[]]
+    assert "P(time_of_run<30min)" in table.read_text().splitlines()[0]
+    text = run(scenario, *asked, COLUMNS="100").output
+    assert "in time" in text
+    assert f"{100 * chances['cheap']:.0f} %" in text
+    never = run(scenario, "--require", "step_time<1ms")
+    assert never.exit_code == 1
+    endless = small(points=[{"name": "half", "set": {"workload.prompts": 8}}])
+    with pytest.raises(RlhfsimError, match="length of the run"):
+        rlhfsim.whatif(endless, settings={"run.steps": None}, require=["time_of_run<1h"])
 
 
 def test_a_second_run_searches_nothing(scenario: Path) -> None:
@@ -261,6 +285,7 @@ def test_every_option_is_documented() -> None:
         BreakEvenText,
         WhatIf,
         PointResult,
+        PointTarget,
         TornadoBar,
         PointBreakEven,
         Tried,

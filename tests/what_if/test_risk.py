@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 
 import rlhfsim
+from rlhfsim.api import cluster_of
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
+from rlhfsim.present.terminal.plan import cost_text
 from rlhfsim.rollout.engine_step import _RESTS_ON
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.prices import market_price
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.step.iteration import Iteration
+from rlhfsim.units import significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.risk.choice import likeliest
-from rlhfsim.what_if.risk.odds import odds, probability, quantiles
+from rlhfsim.what_if.risk.odds import money_of_step, odds, probability, quantiles
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.risk.step import StepLaw, law_of, normals, probability_faster, two_sided
 
@@ -132,6 +136,20 @@ def test_failures_take_the_time_that_their_rate_says(plan: Plan) -> None:
     # 16,384 GPUs: a failure every 3.1 h (2110 d / 16384), some 54 in 7 days, each with its restart
     assert 1.1 * 600_000 < np.mean(busy) < 1.4 * 600_000
     assert np.std(busy) > np.std(calm)
+
+
+def test_a_plan_keeps_the_price_that_it_was_made_with_and_its_cost_a_range(plan: Plan) -> None:
+    spot = rlhfsim.parse_cluster(GPUS, "h100", price="spot")
+    rented = rlhfsim.estimate(plan.placement, plan.workload, spot)
+    price = rented.hardware[0].price
+    assert price == market_price("h100_sxm", "spot")
+    assert cluster_of(rented).node_group.profile.price == price
+    low, middle, high = money_of_step(outlook(rented, cluster_of(rented))) or (0.0, 0.0, 0.0)
+    usd = rented.prediction.usd_per_step
+    assert usd is not None
+    assert low < usd < high
+    assert middle == pytest.approx(usd, rel=0.05)
+    assert f"P10-P90 {significant(low, 2)}-{significant(high, 2)}, " in cost_text(rented)
 
 
 def test_all_together_is_no_likelier_than_each_and_what_is_certain_is_not_drawn(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if import sizing
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 
@@ -68,6 +69,19 @@ def test_the_fewest_gpus_are_those_that_trying_every_size_finds(share: float) ->
     assert found.gpus == min(n for _, n in met)
     assert found.plan is not None
     assert found.plan.prediction.step_s < target
+
+
+def test_a_confidence_is_looked_for_in_every_plan_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized, asked = resized(SMALL, KINDS[0], MOST), [requirement("step_time<1h")]
+    fastest = sizing.attempt(sized, asked, 3600.0, None, 0.8)
+    assert fastest.plan is not None
+    quick = fastest.plan.prediction.step_s
+    monkeypatch.setattr(sizing, "sure", lambda verdict, confidence: verdict.actual > quick)
+    other = sizing.attempt(sized, asked, 3600.0, None, 0.8)
+    assert other.outcome == "meets"
+    assert other.plan is not None
+    assert other.plan.prediction.step_s > quick
+    assert sizing.attempt(sized, asked, quick * 1.000001, None, 0.8).outcome == "misses"
 
 
 @pytest.mark.parametrize("share", [0.5, 1.1])

@@ -11,7 +11,7 @@ from rich.text import Text
 from rlhfsim.present.tables import WORDS, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn
-from rlhfsim.present.terminal.odds import likely, odds_dict
+from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely, odds_dict
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
@@ -19,15 +19,6 @@ from rlhfsim.what_if.choose import ClusterOption
 SCHEMA = "rlhfsim.choose/1"
 NAMED = 2
 """Frameworks that a row names."""
-CERTAIN = ("oom", "staleness")
-"""Targets without a probability."""
-NAMES = {
-    "time_of_run": "in time",
-    "cost_of_run": "in budget",
-    "step_time": "step kept",
-    "cost_per_step": "cost kept",
-}
-"""Quantity of a target -> title of its probability."""
 MOST = 24
 """Rows of the table; the rest stands in --json."""
 
@@ -45,7 +36,7 @@ def report(
         yield Text("no candidate meets every target; the cheapest are shown", style="bold red")
     shown = _shown(fitting)
     money = "USD/step" if steps is None else "USD"
-    names = [f">{NAMES.get(t.quantity, t.quantity)}" for t in targets if t.quantity not in CERTAIN]
+    names = chance_titles([t.quantity for t in targets])
     titles = ("", ">GPUs", "GPU", "backend", ">step", ">P10-P90", f">{money}", *names, "run by")
     rows = [_row(x, steps, len(names)) for x in shown]
     styles = ["bold green" if x is best else "" for x in shown]

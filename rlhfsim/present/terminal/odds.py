@@ -16,6 +16,21 @@ from rlhfsim.units import DAY, HOUR, format, significant
 from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.risk.step import DRAWS
 
+CERTAIN = ("oom", "staleness")
+"""Targets without a probability."""
+TITLES = {
+    "time_of_run": "in time",
+    "cost_of_run": "in budget",
+    "step_time": "step kept",
+    "cost_per_step": "cost kept",
+}
+"""Quantity of a target -> title of its probability."""
+
+
+def chance_titles(quantities: Sequence[str]) -> list[str]:
+    """A column for each target that has a probability."""
+    return [f">{TITLES.get(name, name)}" for name in quantities if name not in CERTAIN]
+
 
 def likely(probability: float) -> str:
     """Every draw, or none, is not certainty."""

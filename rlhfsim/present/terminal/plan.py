@@ -16,7 +16,7 @@ from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import words
-from rlhfsim.present.basis import evidence, profile_under
+from rlhfsim.present.basis import cluster_of, evidence, profile_under, profiles_of
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, added, grid
@@ -31,6 +31,8 @@ from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.what_if.risk.odds import money_of_step
+from rlhfsim.what_if.risk.run import outlook
 
 POOL = Fit("cut", max_width=14)
 SMALL = 0.02
@@ -122,16 +124,27 @@ def summary(plan: Plan) -> Table:
 
 
 def cost_text(plan: Plan) -> str:
-    """`13.3 USD (3 USD per GPU-hour), 5.82 kWh and 2.2 kgCO2e per step`."""
+    """`13.3 USD (P10-P90 8.1-24, 3 USD per GPU-hour), 5.82 kWh, 2.2 kgCO2e per step`."""
     p = plan.prediction
     money = "price unknown (give --price)"
     if p.usd_per_step is not None:
         rate = p.usd_per_step / p.step_s * units.HOUR / words.gpus(plan)
-        money = f"{units.format(p.usd_per_step, 'usd')} ({units.format(rate, 'usd')} per GPU-hour)"
+        hourly = f"{units.format(rate, 'usd')} per GPU-hour"
+        money = f"{units.format(p.usd_per_step, 'usd')} ({_usd_range(plan)}{hourly})"
     energy = (
         f"{units.significant(p.kwh_per_step)} kWh, {units.significant(p.kg_co2e_per_step)} kgCO2e per step"
     )
     return f"{money}, {energy}"
+
+
+def _usd_range(plan: Plan) -> str:
+    """`P10-P90 8.1-24, ` of one step, over step and price; empty where the prices are not known."""
+    cluster = cluster_of(plan, profiles_of(plan))
+    drawn = None if cluster is None else money_of_step(outlook(plan, cluster))
+    if drawn is None:
+        return ""
+    low, _, high = drawn
+    return f"P10-P90 {units.significant(low, 2)}-{units.significant(high, 2)}, "
 
 
 def memory_text(plan: Plan) -> str:

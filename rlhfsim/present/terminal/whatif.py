@@ -17,10 +17,11 @@ from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import NARROW, drawn, filled, indented, new_table
 from rlhfsim.present.terminal.diff import STYLES, percent
 from rlhfsim.present.terminal.first_screen import wants
+from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely
 from rlhfsim.present.words import layout_labels, signed, span, work_parts
 from rlhfsim.what_if.scenarios.against_base import asked, by, chosen, comes_out, relative
 from rlhfsim.what_if.scenarios.points import short_names, worded
-from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, WhatIf
+from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, PointTarget, WhatIf
 
 FRONT, OTHER, OTHER_WORK = "*", "!", "#"
 DETAILS = ("layouts", "changes", "notes", "all")
@@ -88,8 +89,12 @@ def points_table(answer: WhatIf, width: int) -> RenderableType:
     wide = width >= NARROW or not run
     titles = ["", "point", ">GPUs", "plan", ">step"]
     titles += [">P10 - P90", ">USD/step"] * wide + [">run", ">USD"] * run
+    titles += chance_titles([t.quantity for t in _asked_of_all(answer)])
     titles += [">each"] * any(p.other_work for p in answer.points)
-    rows = [[*_cells(p, answer.base, run=run, wide=wide), _each(p, answer.base)] for p in answer.everything]
+    rows = [
+        [*_cells(p, answer.base, run=run, wide=wide), *_chances(p, answer), _each(p, answer.base)]
+        for p in answer.everything
+    ]
     rows = [row[: len(titles)] for row in rows]
     fit = {"": Fit(width=1), "point": Fit("fold", ratio=1)}
     styles = ["bold" if point is answer.base else "" for point in answer.everything]
@@ -110,6 +115,20 @@ def _cells(point: PointResult, base: PointResult, *, run: bool, wide: bool) -> l
     return [*cells, _time(point.run_s), _usd(point.run_usd)] if run else cells
 
 
+def _asked_of_all(answer: WhatIf) -> Sequence[PointTarget]:
+    """The targets, as the first point has them that fits."""
+    return next((p.targets for p in answer.everything if p.targets), ())
+
+
+def _chances(point: PointResult, answer: WhatIf) -> list[str]:
+    """The probability of each target; one without a price or a plan has none."""
+    drawn_targets = [t for t in point.targets or _asked_of_all(answer) if t.quantity not in CERTAIN]
+    return [
+        likely(t.probability) if point.targets and t.probability is not None else UNKNOWN
+        for t in drawn_targets
+    ]
+
+
 def _each(point: PointResult, base: PointResult) -> str:
     """`+26 %/sample`: time of a sample or a token against the base's, where the work is not the same."""
     change = relative(point, base, lambda p: p.seconds) if point.other_work else None
@@ -126,6 +145,8 @@ def _usd(usd: float | None) -> str:
 
 def _legend(answer: WhatIf) -> str:
     words = []
+    if drawn_targets := [t.text for t in _asked_of_all(answer) if t.quantity not in CERTAIN]:
+        words.append(f"percentages: probability of {', '.join(drawn_targets)}")
     if any(p.on_front for p in answer.everything):
         words.append(f"{FRONT} no point that does the same work is as fast and as cheap")
     if any(p.other_work for p in answer.points) or any(bar.other_work for bar in answer.tornado):

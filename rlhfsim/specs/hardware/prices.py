@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.hardware.hardware import Price
+from rlhfsim.specs.hardware.hardware import Price, Profile
 from rlhfsim.specs.hardware.profile_files import PRICES, folders
 from rlhfsim.specs.loading import convert, parse_yaml, read_text
 
@@ -38,6 +39,11 @@ def given(usd_per_hour: float | str, source: str = "given by the user") -> dict[
 
 def _with_range(data: object) -> object:
     return given(data) if isinstance(data, str | int | float) and not isinstance(data, bool) else data
+
+
+def at_price(profile: Profile, price: Price | None) -> Profile:
+    """The profile at a price that a plan was made with; as it is where none is said."""
+    return profile if price is None else replace(profile, price=price)
 
 
 Prices = dict[str, dict[Market, Annotated[Price, BeforeValidator(_with_range)]]]

@@ -50,6 +50,12 @@ def odds(requirements: Sequence[Requirement], look: Outlook) -> Odds:
     )
 
 
+def money_of_step(look: Outlook) -> tuple[float, float, float] | None:
+    """P10, median and P90 of the rent of one step; None where a price is unknown."""
+    drawn = _drawn("cost_per_step", look)
+    return None if drawn is None else quantiles(drawn)
+
+
 def sure(verdict: Verdict, confidence: float) -> bool:
     """Whether a target is met with this probability; bytes and what is certain by the plan's own figures."""
     if verdict.probability is None or verdict.requirement.quantity == "memory":

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import content_hash, installed_version
+from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.break_evens import BreakEvenQuestion
@@ -85,12 +86,13 @@ def whatif(
     *,
     settings: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
+    requirements: Sequence[Requirement] = (),
     runner: Runner | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> WhatIf:
-    """A scenario answered: every point designed anew and compared.
+    """A scenario answered: every point designed anew, compared, and held against `requirements`.
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line, before anything is searched.
@@ -98,10 +100,11 @@ def whatif(
     begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     questions = asked(given, settings, only)
     for case in questions.everything:
-        steps_of(case)  # a curve that cannot be read is told before the first search
+        # a curve that cannot be read, or a run without a length, is told before the first search
+        check_steps(requirements, steps_of(case), "give run.steps in the scenario, or --set run.steps=1000")
     designs = Designs(runner or local(), store, progress)
     designs.ensure(list(_requests(questions)))
-    results = [result(case, designs.of(case.request)) for case in questions.everything]
+    results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)

@@ -138,7 +138,10 @@ def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:
     if plan is None:
         return designed
     usd = usd_per_step(cluster, plan.prediction.step_s)
-    return replace(designed, plan=replace(plan, prediction=replace(plan.prediction, usd_per_step=usd)))
+    prediction = replace(plan.prediction, usd_per_step=usd)
+    prices = [group.profile.price for group in cluster.node_groups]
+    hardware = tuple(replace(h, price=price) for h, price in zip(plan.hardware, prices, strict=True))
+    return replace(designed, plan=replace(plan, prediction=prediction, hardware=hardware))
 
 
 # --- kept on disk -----------------------------------------------------------------------------------

@@ -33,6 +33,21 @@ MAX_BYTES = int(256 * MIB)
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PointTarget:
+    """A target against a point."""
+
+    text: str
+    """As the user wrote it: `step_time<90s`."""
+    quantity: str
+    actual: float | None
+    """What the plan reaches, in base units; None where a price is unknown."""
+    met: bool
+    probability: float | None
+    """That the point meets it, by the joint draw of steps, failures and prices; None where none is drawn."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PointResult:
     """One point of the scenario with the best plan that was found for it."""
 
@@ -67,6 +82,8 @@ class PointResult:
     """Whether no other point does the same work as fast and as cheaply."""
     other_work: tuple[str, ...] = ()
     """What of its work is not as in the base (fields of `work`): then both are compared by the sample."""
+    targets: tuple[PointTarget, ...] = ()
+    """What was asked of every point; empty where nothing fits."""
     notes: tuple[str, ...] = ()
     """What a reader must know to believe it."""
     input_hash: str = ""
@@ -284,7 +301,8 @@ def row(point: PointResult, paths: tuple[str, ...]) -> dict[str, Any]:
     set_here = {path: _cell(point.changes.get(path)) for path in paths}
     columns = {name: value_at(point, keys(path)) for name, path in COLUMNS.items()}
     texts = {"notes": "; ".join(point.notes), "other_work": ", ".join(point.other_work)}
-    return {"name": point.name, **set_here, **columns, **texts}
+    targets = {f"P({target.text})": target.probability for target in point.targets}
+    return {"name": point.name, **set_here, **columns, **texts, **targets}
 
 
 def _cell(value: Any) -> Any:

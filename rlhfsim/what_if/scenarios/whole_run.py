@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,20 +20,25 @@ from typing import NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, content_hash
+from rlhfsim.search.requirements import Requirement
 from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.calls import Setting
 from rlhfsim.units import format, significant
+from rlhfsim.what_if.risk.odds import odds
+from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
 from rlhfsim.what_if.scenarios.document import FaultsText, RunText
 from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
-from rlhfsim.what_if.scenarios.result import PointResult
+from rlhfsim.what_if.scenarios.result import PointResult, PointTarget
 
 
-def result(case: PointQuestion, designed: DesignResult) -> PointResult:
-    """A point with its plan and its run.
+def result(
+    case: PointQuestion, designed: DesignResult, requirements: Sequence[Requirement] = ()
+) -> PointResult:
+    """A point with its plan and its run, and with which probability it meets what is asked of all points.
 
     Raises:
         RlhfsimError: a curve that cannot be read or does not reach its target.
@@ -64,7 +69,25 @@ def result(case: PointQuestion, designed: DesignResult) -> PointResult:
             point = _over_run(point, steps, share, counted=case.base.run.faults is not None)
     if plan.prediction.usd_per_step is None:
         notes.append("no price is known for its GPUs")
-    return replace(point, notes=tuple(notes))
+    return replace(point, notes=tuple(notes), targets=tuple(_targets(case, plan, point.steps, requirements)))
+
+
+def _targets(
+    case: PointQuestion, plan: Plan, steps: float | None, requirements: Sequence[Requirement]
+) -> Iterator[PointTarget]:
+    """Failures come at the published rate of the profile, whatever the scenario says of them."""
+    if requirements:
+        length = None if steps is None else max(1, round(steps))
+        look = outlook(plan, case.request.cluster, length, usd_per_hour=case.request.price)
+        for verdict in odds(requirements, look).verdicts:
+            asked = verdict.requirement
+            yield PointTarget(
+                text=asked.text,
+                quantity=asked.quantity,
+                actual=verdict.actual,
+                met=verdict.met,
+                probability=verdict.probability,
+            )
 
 
 def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) -> PointResult:
