@@ -130,7 +130,9 @@ def rollout_spec(job: Job) -> RolloutSpec:
     assert role is not None, "the plan has no rollout role"
     schedule = job.plan.placement.schedule
     length = job.max_prompt + job.max_tokens
-    running = min(role.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / role.layout.dp))
+    workload = job.plan.workload
+    together = max(workload.num_sequences, workload.gen_prompts * workload.samples)
+    running = min(role.layout.max_num_seqs, math.ceil(together / role.layout.dp))
     return RolloutSpec(
         model=job.model,
         layout=role.layout,

@@ -171,7 +171,7 @@ class Run:
                 if evaluation.problems and self._due(done, evaluation.every):
                     row["evaluation/accuracy"] = evaluations[done] = self._evaluated(workers, done)
                 rows.append(row)
-                self._data.add({s.group for s in learned.samples})
+                self._data.add(learned.groups)
                 trackers.log(learned.step, row)
                 self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
                 self._detect(detectors, rows)
@@ -206,6 +206,8 @@ class Run:
         if generates and schedule.asynchronous:
             buffer = Experience(settings_of(self.job.plan), workers.version)
             return loop.asynchronous(steps, buffer, self._data)
+        if self.job.plan.workload.dynamic_sampling is not None:  # samples are handed on when the step is full
+            return loop.filled(steps, self._data)
         return loop.streamed(steps) if generates and schedule.streaming else loop.synchronous(steps)
 
     # --- after an iteration -----------------------------------------------------------------------

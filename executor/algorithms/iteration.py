@@ -11,83 +11,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
+from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.preferences import kl_baseline, mismatched
+from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
-from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer, emptied
+from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
 
 SCORING = ("logprob", "value", "score")
 Metrics = Mapping[str, float]
-
-
-class LoopBackend(Protocol):
-    """Runs calls on a cluster; calls of one pool wait for each other."""
-
-    version: int
-
-    def generate(self, requests: Sequence[GenerationRequest], step: int) -> list[Completion]:
-        """Responses, in order."""
-
-    def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
-        """Queue requests of a rollout that goes on by itself."""
-
-    def poll(self, limit_s: float) -> list[Completion]:
-        """Completions of submitted requests; waits up to `limit_s` for the first."""
-
-    def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
-        """Results of one scoring call, one a sample."""
-
-    def train(
-        self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int
-    ) -> list[dict[str, float]]:
-        """Metrics of each optimizer step."""
-
-    def sync(self, step: int) -> Transfer:
-        """Bring the policy's weights to the rollout; version + 1."""
-
-    def stop(self) -> None:
-        """End everything at once: calls that run come back with an error."""
-
-
-class Prompter(Protocol):
-    """Prompts in, samples out; knows data and tokenizer."""
-
-    def requests(self, step: int) -> list[GenerationRequest]:
-        """The requests of one iteration, all samples of a prompt side by side."""
-
-    def sample(self, completion: Completion) -> Sample:
-        """The sample of a completed request."""
-
-    def given(self, step: int) -> list[Sample]:
-        """Samples of an iteration that generates nothing (DPO, KTO, SFT, reward models)."""
-
-
-class ExperienceBuffer(Protocol):
-    """Experience between rollout and training, bounded in size and staleness."""
-
-    def room(self) -> int:
-        """Prompt groups that may be submitted now."""
-
-    def submitted(self, groups: Sequence[int]) -> None:
-        """Generation of these groups starts."""
-
-    def put(self, group: Sequence[Sample]) -> None:
-        """All samples of one prompt."""
-
-    def take(self, limit_s: float) -> list[Sample]:
-        """One batch of whole groups; waits for it."""
-
-    def published(self, version: int) -> None:
-        """The trainer has new weights."""
-
-    def fail(self, error: BaseException) -> None:
-        """The rollout cannot go on: whoever waits in `take` gets this error."""
 
 
 @contextlib.contextmanager
@@ -145,6 +83,15 @@ class Learned:
     """The weight sync at its end."""
     version: int = 0
     """Weight version that was trained; samples say which sampled them."""
+    unused: tuple[int, ...] = ()
+    """Groups that were generated for it and not trained on."""
+    sampling: Metrics = field(default_factory=dict)
+    """Counts of dynamic sampling."""
+
+    @property
+    def groups(self) -> set[int]:
+        """Groups that are done with."""
+        return {s.group for s in self.samples} | set(self.unused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +118,23 @@ class Loop:
         for step in steps:
             yield self.learn(step, self._scored(self._experience(step), step))
 
+    def filled(self, steps: Iterable[int], data: Position) -> Iterator[Learned]:
+        """Dynamic sampling: as `synchronous`, with generation batches from the first prompt that is not in
+        `data`, one after the other, until a step has its groups."""
+        batch = data.prompts // self.workload.gen_prompts
+        for step in steps:
+            groups = StepGroups(self.workload)
+            while not groups.full:
+                groups.check()
+                completions = self.backend.generate(self.prompter.requests(batch), step)
+                samples = self.rewarded([self.prompter.sample(c) for c in completions], step)
+                size, batch = self.workload.samples, batch + 1
+                for first in range(0, len(samples), size):
+                    groups.add(samples[first : first + size])
+            learned = self.learn(step, self._scored(groups.samples, step))
+            surplus = {"sampling/surplus_groups": float(len(groups.unused) - len(groups.equal))}
+            yield replace(learned, unused=groups.unused, sampling={**groups.metrics, **surplus})
+
     def streamed(self, steps: Iterable[int]) -> Iterator[Learned]:
         """Whole groups are scored while others still generate; training starts with the full batch."""
         for step in steps:
@@ -191,9 +155,13 @@ class Loop:
         feeder.start()
         with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
+                feeder.step = step
                 samples = buffer.take(self.wait_s)
+                groups = feeder.groups_since()
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
+                if groups is not None:
+                    learned = replace(learned, unused=tuple(groups.equal), sampling=groups.metrics)
                 yield learned
 
     # --- parts ------------------------------------------------------------------------------------
@@ -218,8 +186,9 @@ class Loop:
                     yield open_groups.pop(sample.group)
 
     def _scored(self, samples: Sequence[Sample], step: int) -> list[Sample]:
-        """All scoring calls, each as soon as the calls it needs are done."""
-        calls = [c for c in self.calls if c.kind in SCORING]
+        """All scoring calls, each as soon as the calls it needs are done; rules do not score twice."""
+        known = self.workload.dynamic_sampling is not None
+        calls = [c for c in self.calls if c.kind in SCORING and not (known and c.role == "rules")]
         futures: dict[str, Future[list[Any]]] = {}
 
         def run(call: Call) -> list[Any]:
@@ -234,11 +203,17 @@ class Loop:
             results = results_of(futures, self.backend.stop)
         return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]
 
+    def rewarded(self, samples: Sequence[Sample], step: int) -> list[Sample]:
+        """The samples with the rewards of the rules alone."""
+        [call] = [c for c in self.calls if c.role == "rules"]
+        results = self.backend.score(call, samples, step)
+        return [self._merged(s, {call.name: r}) for s, r in zip(samples, results, strict=True)]
+
     def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
         rules, model = found.get("rules.score"), found.get("reward.score")
         failed = sample.conversation is not None and sample.conversation.reward is None
         if failed or (rules is not None and rules.total is None):
-            return emptied(sample, with_reference="reference.logprob" in found)
+            return emptied(sample, with_reference=self.workload.has_reference)
         total, by_rule = sample.reward, dict(sample.rewards or {})
         if rules is not None:
             by_rule |= rules.by_rule
@@ -293,7 +268,11 @@ class Loop:
 
 
 class _Feeder:
-    """The thread that keeps the rollout busy and the buffer filled."""
+    """The thread that keeps the rollout busy and the buffer filled; with dynamic sampling a second one scores
+    groups by the rules and passes on those that teach."""
+
+    step = 0
+    """Iteration that is under way."""
 
     def __init__(self, loop: Loop, buffer: ExperienceBuffer, data: Position) -> None:
         self._loop = loop
@@ -301,7 +280,10 @@ class _Feeder:
         self._buffer = buffer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
-        self._next = data.prompts // loop.workload.prompts
+        self._next = data.prompts // loop.workload.gen_prompts
+        self._sampling = loop.workload.dynamic_sampling is not None
+        self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
+        self._lock, self._groups = threading.Lock(), StepGroups(loop.workload)
         self._waiting: list[list[GenerationRequest]] = []
         self._open: dict[int, list[Sample]] = {}
 
@@ -313,6 +295,15 @@ class _Feeder:
         """End after the poll that runs."""
         self._stop.set()
         self._thread.join(timeout=30)
+        self._judges.shutdown(wait=False, cancel_futures=True)
+
+    def groups_since(self) -> StepGroups | None:
+        """What became of the groups since the last call of this; None without dynamic sampling."""
+        if not self._sampling:
+            return None
+        with self._lock:
+            groups, self._groups = self._groups, StepGroups(self._loop.workload)
+        return groups
 
     def _work(self) -> None:
         try:
@@ -340,4 +331,21 @@ class _Feeder:
         group = self._open.setdefault(sample.group, [])
         group.append(sample)
         if len(group) == self._loop.workload.samples:
-            self._buffer.put(sorted(self._open.pop(sample.group), key=lambda s: s.id))
+            done = sorted(self._open.pop(sample.group), key=lambda s: s.id)
+            if self._sampling:
+                self._judges.submit(self._judge, done)
+            else:
+                self._buffer.put(done)
+
+    def _judge(self, group: list[Sample]) -> None:
+        try:
+            group = self._loop.rewarded(group, self.step)
+            with self._lock:
+                kept = self._groups.add(group)
+                self._groups.check()
+            if kept:
+                self._buffer.put(group)
+            else:
+                self._buffer.skip(group[0].group)
+        except BaseException as error:
+            self._buffer.fail(error)

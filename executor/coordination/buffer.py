@@ -118,6 +118,10 @@ class Buffer:
         self._ready.append(BufferEntry(id=id, content=content, oldest=oldest))
         return True
 
+    def skip(self, id: Hashable) -> None:
+        """An entry is complete and not wanted: another may start in its place."""
+        del self._running[id]
+
     def due(self) -> int:
         """Running entries that would be too old after the next update."""
         return sum(version <= self.oldest_allowed for version in self._running.values())
@@ -176,6 +180,12 @@ class Experience:
         content: Any = ray.put(list(group))
         with self._changed:
             self._buffer.finish(group[0].group, content, oldest)
+            self._changed.notify_all()
+
+    def skip(self, group: int) -> None:
+        """A group that was generated is not trained on."""
+        with self._changed:
+            self._buffer.skip(group)
             self._changed.notify_all()
 
     def take(self, limit_s: float) -> list[Sample]:

@@ -42,6 +42,8 @@ SLOW = 1.25
 """Times the upper end of the predicted interval."""
 REWARD_DROP = 0.75
 """Standard deviations of rewards inside a batch."""
+KEPT = 0.6
+"""Times the share of groups that the plan counts on: two thirds more is generated than was priced."""
 CLIPPED = 0.3
 """Share of clipped tokens at which old rollouts hurt."""
 
@@ -71,12 +73,19 @@ class Expected:
     """None: not predicted for this hardware."""
     staleness: float = 0.0
     """Bound of the schedule, versions."""
+    kept: float | None = None
+    """Share of the groups that dynamic sampling keeps; None: it keeps all."""
 
 
 def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
     """Of a plan; `priced_here` False: it was priced for other hardware than it runs on (a CPU run)."""
     phase = next((p for p in plan.prediction.phases if p.name == "actor.generate"), None)
-    return Expected(generate=phase if priced_here else None, staleness=plan.placement.schedule.staleness)
+    sampling = plan.workload.dynamic_sampling
+    return Expected(
+        generate=phase if priced_here else None,
+        staleness=plan.placement.schedule.staleness,
+        kept=None if sampling is None else sampling.kept,
+    )
 
 
 # --- numbers that are none, or far too large --------------------------------------------------------
@@ -193,6 +202,14 @@ def old_and_clipped(history: History, plan: Expected) -> str | None:
     return f"samples are {ages[-1]:.1f} versions old on average and {share}"
 
 
+def few_kept(history: History, plan: Expected) -> str | None:
+    """Dynamic sampling throws away more than the plan counts on."""
+    now = _last(history, "sampling/kept_share", STEPS)
+    if plan.kept is None or not len(now) or now.max() >= KEPT * plan.kept:
+        return None
+    return f"{now.mean():.0%} of the groups have rewards that differ, the plan counts on {plan.kept:.0%}"
+
+
 def slow_generation(history: History, plan: Expected) -> str | None:
     """Generation takes longer than the plan's interval; the first step (warm-up) does not count."""
     now, phase = _last(history[1:], "time/actor.generate", STEPS), plan.generate
@@ -254,6 +271,12 @@ DETECTORS: tuple[tuple[Detector, str, str], ...] = (
         old_and_clipped,
         "rollouts-stale",
         "sync weights more often or lower schedule.staleness, or lower the learning rate",
+    ),
+    (
+        few_kept,
+        "groups-kept",
+        "take prompts of another difficulty, or design again with the share that was seen "
+        "(--dynamic-sampling)",
     ),
     (
         slow_generation,

@@ -3,6 +3,9 @@
     reward/{mean,std,min,max}              over samples
     reward/<rule>, reward/model            means before their weights, where rewards are a sum
     reward/dropped                         samples whose reward failed: they teach nothing
+    sampling/{generated,equal,surplus}_groups   dynamic sampling: all, those that taught nothing, those beyond
+                                           the step (in synchronous schedules)
+    sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
     throughput/{tokens_per_sec,samples_per_sec}   prompt and response over the wall time of the iteration
@@ -205,4 +208,5 @@ def iteration_metrics(
     """The row of an iteration that took `seconds`; what its samples say comes before what engines say."""
     row = engine_metrics("actor", learned.actor) | engine_metrics("critic", learned.critic)
     row |= sample_metrics(learned.samples, learned.version) | throughput(learned.samples, seconds)
+    row |= learned.sampling
     return row | memory(readings) | times(spans, learned.step) | {"time/step": seconds}

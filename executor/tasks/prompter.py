@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -37,13 +38,14 @@ class TaskPrompter:
 
     def longest_prompt(self, steps: int) -> int:
         """Tokens of the longest of the first generated prompts; files are counted whole (lengths.py)."""
-        count = min(SCAN, steps * self.workload.prompts)
+        batches = math.ceil(steps * self.workload.gen_batches)
+        count = min(SCAN, batches * self.workload.gen_prompts)
         return max(self.text.lengths([p.prompt for p in self.source.batch(0, count)]))
 
-    def requests(self, step: int) -> list[GenerationRequest]:
-        """The requests of one iteration, samples of a prompt side by side."""
+    def requests(self, batch: int) -> list[GenerationRequest]:
+        """The requests of one generation batch, samples of a prompt side by side."""
         requests = []
-        for group, problem in self._problems(step):
+        for group, problem in self._problems(batch):
             prompt = self._encoded(problem)
             for number in range(group * self.workload.samples, (group + 1) * self.workload.samples):
                 request = self._request(number, problem, prompt, self.sampling.temperature)
@@ -61,9 +63,9 @@ class TaskPrompter:
         tokens = self.text.encode(problem.prompt)
         return tokens if self.max_prompt is None else tokens[-self.max_prompt :]
 
-    def _problems(self, step: int) -> list[tuple[int, Problem]]:
-        start = step * self.workload.prompts
-        return list(enumerate(self.source.batch(start, self.workload.prompts), start))
+    def _problems(self, batch: int) -> list[tuple[int, Problem]]:
+        start = batch * self.workload.gen_prompts
+        return list(enumerate(self.source.batch(start, self.workload.gen_prompts), start))
 
     def _request(
         self, number: int, problem: Problem, prompt: Tokens, temperature: float

@@ -200,7 +200,12 @@ def _whole(count: int, factor: float) -> int:
 def _more_prompts(workload: Any, factor: float) -> Any:
     """More prompts, in whole mini-batches."""
     each = workload.mini_batches
-    return replace(workload, prompts=max(1, round(workload.prompts * factor / each)) * each)
+    prompts = max(1, round(workload.prompts * factor / each)) * each
+    sampling = workload.dynamic_sampling
+    if sampling is not None and sampling.gen_prompts is not None:  # a batch of the step's size stays one
+        drawn = math.ceil(sampling.gen_prompts * prompts / workload.prompts)
+        sampling = replace(sampling, gen_prompts=drawn)
+    return replace(workload, prompts=prompts, dynamic_sampling=sampling)
 
 
 def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:

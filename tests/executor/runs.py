@@ -14,7 +14,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import Source, convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import GROUPED, Workload
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {"weight_path": "host"},
@@ -78,7 +78,7 @@ def _workload(algorithm: str, model: Path, changes: dict[str, Any]) -> Workload:
         "algorithm": algorithm,
         "model": str(model / "config.json"),
         "prompts": 8,
-        "samples": 4 if algorithm in ("grpo", "dr-grpo", "rloo") else 1,
+        "samples": 4 if algorithm in GROUPED else 1,
         "packing": False,
         "prompt_len": {"kind": "fixed", "value": 8},
         "response_len": {"kind": "fixed", "value": 8},

@@ -25,7 +25,7 @@ GENERATE = PredictedPhase(
     rests_on=(),
     critical=True,
 )
-PLAN = Expected(generate=GENERATE, staleness=2.0)
+PLAN = Expected(generate=GENERATE, staleness=2.0, kept=0.5)
 Row = dict[str, float]
 
 
@@ -116,6 +116,7 @@ def test_a_solved_task_with_a_rare_miss_is_no_falling_reward() -> None:
         ("logprob-mismatch", lambda h: with_last(h, 1, mismatch__mean_abs_dlogp=0.2)),
         ("rollouts-stale", lambda h: with_last(h, 1, staleness__max=5.0)),
         ("rollouts-stale", lambda h: with_last(h, 3, staleness__mean=1.8, policy__clip_fraction=0.5)),
+        ("groups-kept", lambda h: with_last(h, 3, sampling__kept_share=0.2)),
         ("generation-slow", lambda h: with_last(h, 3, **{"time__actor.generate": 20.0})),
     ],
 )

@@ -14,6 +14,8 @@ from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
 FAILING = RewardRule(kind="function", target="survival_reward:often_fails", retries=0, on_error="drop")
+STARTS = RewardRule(kind="format", pattern="^[0-9]")
+"""Whether the first character is a digit: of a random model, 0 for half of the groups."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rloo over disk, streamed": (
         "disaggregated",
@@ -24,17 +26,28 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rewards": (FAILING, RewardRule(kind="digits")),
         },
     ),
-    "dr-grpo, packed, ZeRO-3, through host memory": (
+    "dapo, groups that differ, packed, ZeRO-3, through host memory": (
         "naive",
-        "dr-grpo",
-        {"layout": {"dp": 2, "zero": 3}, "workload": {"packing": True}},
+        "dapo",
+        {
+            "layout": {"dp": 2, "zero": 3},
+            "workload": {"packing": True, "kl": False, "dynamic_sampling": {"kept": 0.5, "gen_prompts": 6}},
+            "rewards": (STARTS,),
+            "algorithm": Algorithm(overlong_tokens=2, overlong_filter=True),
+        },
     ),
-    "reinforce++, overlapped sync, rollout's log-probs": (
+    "reinforce++, groups that differ, overlapped sync, rollout's log-probs": (
         "async",
         "reinforce++",
         {
             "placement": {"schedule": {"staleness": 1, "overlapped_sync": True}},
-            "workload": {"old_logprobs": "rollout", "kl": False},
+            "workload": {
+                "old_logprobs": "rollout",
+                "kl": False,
+                "samples": 4,
+                "dynamic_sampling": {"kept": 0.5},
+            },
+            "rewards": (STARTS,),
         },
     ),
     "adapters only, the base as reference": (
@@ -78,20 +91,26 @@ WITH_TIME = {"workers created and destroyed"}
 )
 def test_it_runs(case: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:
     architecture, algorithm, changes = CASES[case]
-    rewards = {k: v for k, v in changes.items() if k == "rewards"}
+    own = {k: v for k, v in changes.items() if k in ("rewards", "algorithm")}
     made = runs.plan(
-        architecture, algorithm, tiny_model, **{k: v for k, v in changes.items() if k != "rewards"}
+        architecture, algorithm, tiny_model, **{k: v for k, v in changes.items() if k not in own}
     )
-    wanted = runs.settings(tiny_model, algorithm=Algorithm(kl_coefficient=0.01), **rewards)
+    wanted = runs.settings(tiny_model, **({"algorithm": Algorithm(kl_coefficient=0.01)} | own))
     outcome, heard = runs.run(made, wanted, tmp_path / "run", ray_address)
     assert [row["step"] for row in heard.rows] == [0, 1]
     bound = made.placement.schedule.staleness
     for row in heard.rows:
         assert row["policy/grad_norm"] > 0
-        assert ("reward/dropped" in row) == ("reward/function" in row) == bool(rewards)
+        assert ("reward/dropped" in row) == ("reward/function" in row) == (FAILING in own.get("rewards", ()))
+        if made.workload.dynamic_sampling is not None:
+            kept = row["sampling/generated_groups"] - row["sampling/equal_groups"]
+            assert row["sampling/kept_share"] == kept / row["sampling/generated_groups"]
+            assert row["reward/std"] > 0
         assert row["staleness/max"] <= bound
         if row["staleness/max"] == 0:
             assert row.get("mismatch/max_abs_dlogp", 0.0) < 1e-4
+    if made.workload.dynamic_sampling is not None:
+        assert sum(row["sampling/equal_groups"] for row in heard.rows) > 0
     predicted = {p.name for p in made.prediction.phases} - {"controller"}
     measured = {s.name for s in read_trace(outcome.files.trace).spans}
     assert predicted <= measured | {"actor.generate.wait"}

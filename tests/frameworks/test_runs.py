@@ -81,7 +81,6 @@ def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
     ("options", "what"),
     [
         (["--fix", "reference.residency=swapped"], "reference swapped in place of the actor"),
-        (["--dynamic-sampling", "0.3", "--rules", "seconds_per_sample=0.005"], "dynamic sampling"),
         (["--speculation", "method=ngram,draft_tokens=4,acceptance=0.6"], "speculative decoding"),
         (["--oversampling", "0.25"], "oversampling"),
         (["--model", "qwen3-next"], "gated delta net or Mamba-2 layers"),

@@ -14,7 +14,8 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if import break_evens as module
 from rlhfsim.what_if.break_evens import (
     CLEAR,
@@ -119,3 +120,12 @@ def test_scaling_lengths_scales_their_mean() -> None:
     stretched = scaled(LogNormal(mean=100, sigma=0.5, max=1000), 0.5)
     assert isinstance(stretched, LogNormal)
     assert (stretched.mean, stretched.max) == (50, 500)
+
+
+def test_a_step_of_more_prompts_is_filled_by_larger_generation_batches() -> None:
+    sampling = DynamicSampling(kept=0.5, gen_prompts=48, max_gen_batches=2)
+    work = Workload(
+        algorithm="grpo", prompts=32, samples=8, reward=Reward(rules=Rules()), dynamic_sampling=sampling
+    )
+    more = module._more_prompts(work, 8.0)
+    assert (more.prompts, more.gen_prompts, more.gen_batches) == (256, 384, pytest.approx(2.0, abs=0.02))

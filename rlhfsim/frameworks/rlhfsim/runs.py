@@ -9,7 +9,6 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 _NOT_RUN = {
-    "dynamic sampling",
     "oversampling",
     "speculative decoding",
     "MXFP4 rollout",
