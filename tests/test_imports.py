@@ -31,6 +31,7 @@ LAYERS = [
     {"rlhfsim.api"},
     {"rlhfsim.desk"},
     {"rlhfsim.cli"},
+    {"rlhfsim.__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EXECUTOR_MAY = {

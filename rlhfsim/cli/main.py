@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
+from rlhfsim.cli import streams
 from rlhfsim.errors import RlhfsimError
 
 INTERNAL_ERROR = 70
 """Exit code of a bug in rlhfsim (EX_SOFTWARE)."""
+INTERRUPTED = 130
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
     "desk": "Move a question in the browser and watch the answer.",
@@ -58,6 +65,13 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does; Ctrl-C is said by `main` alone, in one line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Help lines without importing anything."""
         with formatter.section("Commands"):
@@ -76,25 +90,75 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: bad input becomes one clear message and exit code 2."""
+    """Entry point: bad input becomes one clear message and exit code 2, Ctrl-C one line."""
     gc.disable()  # the process is short and its objects few: collecting them costs a tenth of its time
+    with _interrupts() as interrupted:
+        code = _run(interrupted)
+    sys.exit(code)
+
+
+def _run(interrupted: Callable[[], bool]) -> int:
+    """The command; its exit code."""
     try:
+        streams.prepare()
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except RlhfsimError as error:
-        click.echo(str(error), err=True)
-        code = 2
+        return _say(str(error), 2)
     except click.ClickException as error:
         error.show()
-        code = 2
+        return 2
     except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
-        code = 130
-    except BrokenPipeError:
-        code = 0
-    except Exception:  # our own bug: keep it apart from exit code 1, "nothing fits"
-        traceback.print_exc()
-        code = INTERNAL_ERROR
-    sys.exit(code if isinstance(code, int) else 0)
+        return _say("interrupted", INTERRUPTED)
+    except OSError as error:  # of the machine: a full disk, a folder that is gone
+        what = (error.strerror or type(error).__name__).lower()
+        return _say(f"error[system]: {what}{f': {error.filename}' * (error.filename is not None)}", 2)
+    except Exception:
+        if interrupted():  # a library made something else of it
+            return _say("interrupted", INTERRUPTED)
+        traceback.print_exc()  # our own bug: kept apart from exit code 1, "nothing fits"
+        return INTERNAL_ERROR
+    return code if isinstance(code, int) else 0
+
+
+def _say(text: str, code: int) -> int:
+    click.echo(text, err=True)
+    return code
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C raises KeyboardInterrupt; where Python would drop it (a finaliser), the process ends at once."""
+    pressed: list[int] = []
+
+    def stop(signum: int, frame: object) -> None:
+        pressed.append(signum)
+        raise KeyboardInterrupt
+
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if what.exc_type is KeyboardInterrupt:
+            _say("interrupted", INTERRUPTED)
+            os._exit(INTERRUPTED)
+        hook(what)
+
+    hook, before = sys.unraisablehook, signal.getsignal(signal.SIGINT)
+    sys.unraisablehook = dropped
+    _import_command()
+    if before is not signal.SIG_IGN:  # as in what a script starts with `&`
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGINT, before)
+
+
+def _import_command() -> None:
+    """Import the module of the command while Ctrl-C still ends the process at once; errors come later."""
+    name = next((word for word in sys.argv[1:] if word in COMMANDS), None)
+    if name is not None:
+        with suppress(Exception):
+            cli.get_command(click.Context(cli), name)
 
 
 if __name__ == "__main__":

@@ -195,9 +195,9 @@ def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(
 
 def test_a_kept_design_equals_a_fresh_one(tmp_path: Path, planted: Planted) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [1, 2, 4]})
-    fresh = whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+    fresh = whatif(scenario, runner=planted(lambda r: int(by_gpus(r) or 0) or None), store=Store(tmp_path))
     kept = whatif(scenario, runner=planted(lambda _: 99.0), store=Store(tmp_path))
-    assert kept.everything == fresh.everything
+    assert repr(kept.everything) == repr(fresh.everything)  # 6.0 in both: a resumed table has the same bytes
     assert (kept.provenance.searched, kept.provenance.from_cache) == (0, 3)
 
 

@@ -148,9 +148,20 @@ def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:
 
 
 def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/rlhfsim/designs`, under `~/.cache` where that is not set."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return Path(home or Path.home() / ".cache") / "rlhfsim" / "designs"
+    """`$XDG_CACHE_HOME/rlhfsim/designs`, under `~/.cache` where that is not set.
+
+    Raises:
+        RlhfsimError: the user has no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "rlhfsim" / "designs"
+    except RuntimeError as error:
+        raise RlhfsimError(
+            "no-home-folder",
+            "there is no home folder to keep designs in",
+            help="give --cache FOLDER, or --no-cache",
+        ) from error
 
 
 class Store:
@@ -177,19 +188,25 @@ class Store:
     def recall(self, key: str) -> DesignResult | None:
         """The design of this key; None where there is none that can be read."""
         try:
-            data = json.loads(self._path(key).read_bytes())
-            designed: DesignResult = TypeAdapter(DesignResult).validate_python(data)
+            return _read(json.loads(self._path(key).read_bytes()))
         except (OSError, ValueError, ValidationError, RecursionError):
             return None
-        return designed
 
     def keep(self, key: str, designed: DesignResult) -> None:
         """Write a design; a reader sees all of it or nothing."""
-        data = TypeAdapter(DesignResult).dump_python(designed, mode="json")
-        write_atomically(self._path(key), json.dumps(data) + "\n")
+        write_atomically(self._path(key), json.dumps(_plain(designed)) + "\n")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
+
+
+def _plain(designed: DesignResult) -> Any:
+    return TypeAdapter(DesignResult).dump_python(designed, mode="json")
+
+
+def _read(data: Any) -> DesignResult:
+    designed: DesignResult = TypeAdapter(DesignResult).validate_python(data)
+    return designed
 
 
 # --- every design of a scenario ---------------------------------------------------------------------
@@ -221,7 +238,7 @@ class Designs:
         names = list(missing)
         for done in self.runner(list(missing.values())) if missing else ():
             if done is not None:
-                key, designed = names[done[0]], done[1]
+                key, designed = names[done[0]], _read(_plain(done[1]))  # 0 is 0.0, as a resumed run has it
                 self.known[key] = designed
                 self.searched += 1
                 if self.store is not None:
