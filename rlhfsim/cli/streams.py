@@ -6,18 +6,15 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class _Stream(io.FileIO):
     """A standard stream whose reader may leave: the rest is dropped, and the command ends as it would."""
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         """As a file does; what is full raises once, so that nothing more is said when Python ends."""
         try:
             return super().write(data) or 0
