@@ -1,7 +1,8 @@
-"""Rollouts that stop for an environment: turns, its workers, and two half batches that take turns.
+"""Rollouts in lockstep with an environment: its workers, and two half batches that take turns.
 
-A response has T equal turns; after each the environment answers all n sequences of the batch on w
-CPU workers, which takes a = ceil(n / w) s with s seconds a sequence. One buffer waits for it:
+Sequences that go on by themselves: turns.py. Here (`lockstep`, or two buffers) a response has T equal turns;
+after each the environment answers all n sequences of the batch on w CPU workers, which takes
+a = ceil(n / w) s with s seconds a sequence. One buffer waits for it:
 
     T_rollout = g + T a                         g = generation without an environment
 
@@ -17,7 +18,7 @@ With equal halves and g' = g_b / T the rollout takes
     (T - 1) max(2 g', g' + a) + 2 g' + a        enough workers for both
     2 T max(g', a) + min(g', a)                 workers shared
 
-Not known here: turns of unequal length, and sequences that answer at different times inside a turn.
+Not known here: turns of unequal length, and responses with fewer turns than the most.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.kernels.cost import Cost, part, total
 from rlhfsim.rollout.generation import FINISH_POINTS, Generation
+from rlhfsim.rollout.turns import RESTS_ON
 from rlhfsim.specs.workload.workload import Environment, Workload
 
-RESTS_ON = "environment.seconds_per_turn"
+__all__ = ["RESTS_ON"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,6 @@ def answered_at_least(cost: Cost, workload: Workload) -> Cost:
     environment = workload.environment
     if environment is None:
         return cost
-    work = workload.num_sequences * environment.turns * environment.seconds_per_turn
+    work = workload.num_sequences * environment.seconds_each
     waits = work / environment.workers - cost.seconds
     return cost + Cost(parts=(part("host", waits, RESTS_ON),)) if waits > 0 else cost

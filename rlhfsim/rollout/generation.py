@@ -21,8 +21,9 @@ from rlhfsim.rollout.decode import Engine, decode_step, own_name
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import group_prefill
-from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_schedule, schedule
+from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_lengths, expected_schedule, schedule
 from rlhfsim.rollout.speculative import speculative_step
+from rlhfsim.rollout.turns import RESTS_ON, Waiting, delayed, waits
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -140,8 +141,20 @@ def generate(
         worker=worker,
         adapters=requests.adapters,
     )
+    waiting = None
+    if requests.environment is not None:
+        known = expected_lengths(requests) if lengths is None else known
+        waited = waits(requests.environment, requests.sequences, requests.seed + int(known.sum()))
+        line = plan.timeline
+        alone = table.between(line.running, line.start, line.start + line.steps).sum() / line.steps.sum()
+        late = delayed(known, waited, float(alone))
+        delays = schedule(late, requests, layout.dp, limit, capacity, shared_prompts)
+        plan = replace(delays, longest=plan.longest)
+        waiting = Waiting(
+            per_token=float(waited.sum() / known.sum()), workers=requests.environment.workers / layout.dp
+        )
     first = _first(device, model, layout, requests, plan, shared_prompts, engine)
-    return _assemble(device, layout, plan, table, first, capacity, worker, engine)
+    return _assemble(device, layout, plan, table, first, capacity, worker, engine, waiting)
 
 
 def _first(
@@ -251,21 +264,29 @@ def _assemble(
     capacity: float,
     worker: bool,
     engine: Engine,
+    waiting: Waiting | None = None,
 ) -> Generation:
     cut = None if plan.wanted is None else aborted(plan, table, plan.wanted)
     plan = plan if cut is None else cut.plan
     timeline = plan.timeline
     end = timeline.start + timeline.steps
-    seconds = table.between(timeline.running, timeline.start, end)
+    decoding = timeline.running
+    if waiting is None:
+        seconds = table.between(decoding, timeline.start, end)
+    else:
+        seconds, decoding = waiting.paced(table, decoding, timeline.start, end)
     per_replica = np.bincount(timeline.replica, weights=seconds, minlength=layout.dp)
     slowest = timeline.replica == int(np.argmax(per_replica))
-    n, steps, spent = timeline.running[slowest], timeline.steps[slowest], seconds[slowest]
-    tail = n < TAIL_SHARE * n[0]
+    n, steps, spent = decoding[slowest], timeline.steps[slowest], seconds[slowest]
+    tail = timeline.running[slowest] < TAIL_SHARE * timeline.running[slowest][0]
     begin, until = timeline.start[slowest], end[slowest]
     busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
-    busy["tail"] = float(spent[tail].sum())
+    decoded = spent if waiting is None else table.between(n, begin, until)
+    busy["tail"] = float(decoded[tail].sum())
     engine_steps = steps / layout.tokens_per_step
     spent_on = steps_cost(device, layout, busy, float(engine_steps[~tail].sum()), engine, worker)
+    if waiting is not None:
+        spent_on += Cost(parts=(part("host", float((spent - decoded).sum()), RESTS_ON),))
     return Generation(
         cost=first + spent_on,
         decode_tokens=plan.tokens,

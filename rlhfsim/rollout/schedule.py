@@ -15,6 +15,7 @@ from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, o
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
+from rlhfsim.specs.workload.workload import Environment
 
 TRIES = 4
 """Corrections of the number of slots until the peak of the schedule fits."""
@@ -35,6 +36,8 @@ class Requests:
     """Seed of the deal of prompts to replicas."""
     adapters: bool = False
     """LoRA adapters are applied beside the base weights, which the engine does not merge."""
+    environment: Environment | None = None
+    """Sequences wait for it between their turns, each by itself."""
 
     @property
     def sequences(self) -> int:

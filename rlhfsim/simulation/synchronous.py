@@ -182,6 +182,8 @@ class _Launch:
             done = yield from self._generate(step)
         else:
             done = yield from simulator.work(step, self.number, version=self.number)
+        if not self.ran.program.turns and _generated(step.cost) < step.cost.seconds:
+            simulator.recorder.span(ANSWER, CPU_POOL, self.number, done.start, done.end, "host")
         simulator.kv_cache(0.0)
         return done
 

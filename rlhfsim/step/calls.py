@@ -115,11 +115,19 @@ def _generation_batches(setting: Setting, role: RolloutPlacement, kv_tokens: flo
     return one_after_the_other(batches, count, sum(setting.trained) if setting.trained else trained)
 
 
+def _in_lockstep(setting: Setting) -> bool:
+    """Whether all sequences of a batch, or of half of one, take their turns together."""
+    environment = setting.workload.environment
+    double_buffered = setting.placement.schedule.double_buffered
+    return environment is not None and (environment.lockstep or double_buffered)
+
+
 def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
     """Generation and environment by turns: the whole batch, or two halves that alternate."""
     workload, role = setting.workload, setting.placement.rollout
-    if workload.environment is None or role is None or not workload.generates:
+    if role is None or not workload.generates or not _in_lockstep(setting):
         return None
+    assert workload.environment is not None
     drawn, requests = setting.drawn, requests_of(setting)
     buffers, first = [], 0
     parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
@@ -164,6 +172,7 @@ def requests_of(setting: Setting) -> Requests:
         response_lengths=workload.response_len,
         seed=workload.seed,
         adapters=WEIGHT_PATHS[path].adapters_only if path != "none" else False,
+        environment=None if _in_lockstep(setting) else workload.environment,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.hardware.profiles import node_group
@@ -16,7 +18,7 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.workload import Environment, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import Setting, generation_of
 from rlhfsim.step.iteration import closed_form, iteration, program
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
@@ -60,19 +62,47 @@ def test_streamed_systems_simulate_to_their_closed_form(name: str) -> None:
     assert simulate(streamed, kv_of(setting)).seconds == pytest.approx(expected.seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize("double_buffered", [False, True])
-def test_an_environment_simulates_to_its_closed_form(double_buffered: bool) -> None:
+@pytest.mark.parametrize(("double_buffered", "lockstep"), [(False, False), (False, True), (True, False)])
+def test_an_environment_simulates_to_its_closed_form(double_buffered: bool, lockstep: bool) -> None:
     setting = setting_of("openrlhf")
     schedule = replace(setting.placement.schedule, double_buffered=double_buffered)
     turned = replace(
         setting,
         placement=replace(setting.placement, schedule=schedule),
-        workload=replace(setting.workload, environment=Environment(turns=4, seconds_per_turn=1.0)),
+        workload=replace(
+            setting.workload,
+            environment=Environment(turns=4, seconds_per_turn=1.0, lockstep=lockstep, sigma=0.5),
+        ),
     )
     expected = closed_form(program(turned, kv_of(setting)), schedule)
-    found = simulate(turned, kv_of(setting))
+    found = simulate(turned, kv_of(setting), record=True)
     assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
     assert found.seconds > simulate(setting, kv_of(setting)).seconds
+    assert found.trace is not None
+    assert "environment.answer" in {s.name for s in found.trace.spans}
+
+
+def test_in_lockstep_the_slowest_answer_of_each_turn_counts() -> None:
+    setting = setting_of("openrlhf")
+
+    def rollout(**environment: Any) -> Cost:
+        workload = replace(setting.workload, environment=Environment(**environment) if environment else None)
+        priced = generation_of(replace(setting, workload=workload), kv_of(setting))
+        assert priced is not None
+        return priced.cost
+
+    each = {"turns": 4, "seconds_per_turn": 2.0, "workers": 4096}
+    alone, together, none = rollout(**each), rollout(**each, lockstep=True), rollout()
+    assert none.seconds < alone.seconds < together.seconds
+    assert alone.seconds < none.seconds + 4 * 2.0
+    assert together.seconds == pytest.approx(none.seconds + 4 * 2.0)
+    assert rollout(**{**each, "seconds_per_turn": 1e-9}).seconds == pytest.approx(none.seconds, rel=1e-6)
+    fewer = rollout(**each, mean_turns=2.0)
+    assert fewer.seconds < 1.02 * alone.seconds, "the longest response of the drawn ones"
+    assert 0.4 < fewer.by_resource()["host"] / alone.by_resource()["host"] < 0.6
+    short = rollout(**{**each, "workers": 16})
+    work = setting.workload.num_sequences * 8.0 / 16
+    assert short.seconds == pytest.approx(work, rel=0.1), "as fast as the workers answer"
 
 
 def environment_waits(setting: Setting, double_buffered: bool, each: float) -> float:

@@ -116,7 +116,7 @@ class Async:
         environment = workload.environment
         if environment is None:
             return
-        work = workload.num_sequences * environment.turns * environment.seconds_per_turn
+        work = workload.num_sequences * environment.seconds_each
         self.answered += work / environment.workers
         yield self.env.timeout(max(0.0, self.answered - self.env.now))
 

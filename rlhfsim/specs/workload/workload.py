@@ -102,11 +102,31 @@ class Environment:
     """A tool or task environment that answers between the turns of a response, on CPUs."""
 
     turns: Count = 1
-    """Turns of a response, of equal length; the environment answers after each."""
+    """Most turns of a response, of equal length; the environment answers after each."""
+    mean_turns: Annotated[float, Field(ge=1)] | None = None
+    """Mean turns, where a response may end after each with equal odds; None: all have `turns`."""
     seconds_per_turn: Seconds = 0.5
-    """Of one sequence."""
+    """Mean of one answer to one sequence."""
+    sigma: Annotated[float, Field(ge=0, le=4)] = 0.0
+    """Standard deviation of the log of an answer's seconds, which are log-normal; 0: all alike."""
     workers: Count = 64
     """Parallel CPU workers over the whole cluster."""
+    lockstep: bool = False
+    """A turn begins when all sequences of the batch are answered; else each goes on by itself."""
+
+    def __post_init__(self) -> None:
+        """Check that the mean is below the most."""
+        if self.mean_turns is not None and self.mean_turns > self.turns:
+            raise RlhfsimError(
+                "mean-turns-above-most",
+                f"mean_turns {self.mean_turns:g} is above the most of {self.turns} turns",
+                help="turns is the most of a response, mean_turns the mean of all",
+            )
+
+    @property
+    def seconds_each(self) -> float:
+        """Mean seconds of all answers to one sequence."""
+        return (self.mean_turns or self.turns) * self.seconds_per_turn
 
 
 GradientSums = Literal["backend", "bf16", "fp32"]
