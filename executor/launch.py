@@ -25,7 +25,7 @@ from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
 from executor.samples import Sample, Scored
-from executor.settings import Settings
+from executor.settings import RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -91,7 +91,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
         checkpoint = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
-        with contextlib.closing(Scorer(job.rules)) as scorer:
+        with contextlib.closing(Scorer(_local(job))) as scorer:
             _probe(scorer, job, prompter)
             run = Run(
                 job=job,
@@ -193,6 +193,11 @@ def model_folder(plan: Plan, settings: Settings) -> str:
     folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
     # workers of another cluster have another working directory
     return str(folder.absolute()) if folder.is_dir() else str(folder)
+
+
+def _local(job: Job) -> list[RewardRule]:
+    """The rules; those of a dry run without its remote judges, which cost money."""
+    return [rule for rule in job.rules if job.fakes is None or rule.kind != "judge"]
 
 
 def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter) -> None:

@@ -56,28 +56,76 @@ class Data:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """A model behind an OpenAI-compatible HTTP interface that scores responses."""
+
+    url: str
+    """Up to `/v1`, as `http://judge:8000/v1`."""
+    model: str
+    prompt: str
+    """What it is asked; {prompt}, {response} and {answer} are filled in."""
+    system: str | None = None
+    """The system turn before it."""
+    pattern: str = r"(?i)score\W{0,9}(-?[0-9]+(?:\.[0-9]+)?)"
+    """Regular expression whose first group is the score; the last match counts."""
+    json_key: str | None = None
+    """The score stands under this key of a JSON object in the reply; instead of `pattern`."""
+    range: tuple[float, float] = (0.0, 10.0)
+    """Lowest and highest score, 0 and 1 of the reward; a score outside is an error."""
+    temperature: NonNegative = 0.0
+    max_tokens: Count = 512
+    """Most tokens of a reply."""
+    concurrency: Count = 16
+    """Requests at once."""
+    key_variable: str | None = None
+    """Environment variable of launch with the API key, which is neither stored nor shown."""
+    cache: bool = True
+    """Keep replies in the user's cache folder: the same request is not asked twice."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no HTTP address, and an empty range."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r} does not begin with http:// or https://")
+        if not self.range[0] < self.range[1]:
+            raise ValueError(f"range {self.range} has no room between its ends")
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRule:
     """One rule; rewards are summed by weight."""
 
-    kind: Literal["answer", "math", "format", "code", "function", "digits"]
+    kind: Literal["answer", "math", "format", "code", "function", "judge", "digits"]
     """answer: matches the expected answer; math: also as an expression, by math-verify (optional); format:
-    matches `pattern`; code: passes the tests of the problem in a sandbox; function: `target`; digits: share
-    of digits in the response (for tests)."""
+    matches `pattern`; code: passes the tests of the problem in a sandbox; function: `target`; judge: the
+    score of a remote model; digits: share of digits in the response (for tests)."""
     weight: float = 1.0
     pattern: str | None = None
     """Regular expression of `format`."""
     target: str | None = None
     """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number."""
-    timeout_s: Positive = 5.0
-    """Wall-clock limit of one sample."""
-    retries: Annotated[int, Field(ge=0)] = 1
-    """Further tries of a `function` that raised, gave no finite number or ran past its limit."""
+    judge: Judge | None = None
+    """Of `judge`."""
+    timeout_s: Positive | None = None
+    """Wall-clock limit of one sample. None: 60 s for a `judge` (one request), 5 s for others."""
+    retries: Annotated[int, Field(ge=0)] | None = None
+    """Further tries of a `function` or a `judge` that failed. None: 5 of a judge, else 1."""
     on_error: Literal["stop", "zero", "drop"] = "stop"
     """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
     memory_bytes: Positive = 256 * 2**20
     """Limit of `code`."""
     modules: tuple[str, ...] = ()
     """Installed packages that `code` may import beside the standard library, such as numpy."""
+
+    @property
+    def limit_s(self) -> float:
+        """Wall-clock limit of one sample."""
+        return self.timeout_s or (60.0 if self.kind == "judge" else 5.0)
+
+    @property
+    def tries(self) -> int:
+        """How often a sample is tried."""
+        return 1 + (self.retries if self.retries is not None else 5 if self.kind == "judge" else 1)
 
 
 @checked

@@ -7,6 +7,7 @@ math      as answer, or where math-verify (optional) finds LaTeX or expressions 
 digits    share of digits in the response
 code      1 where the response's program passes all tests of the problem in the sandbox, else 0
 function  what the user's function returns
+judge     the score of a remote model, 0 to 1 (judge.py)
 
 Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), which call
 the program from a process of their own (verifier.py); or a list of {"input": ..., "output": ...}, each run
@@ -23,13 +24,14 @@ import math
 import os
 import queue
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from executor.rewards.answers import digits_share, is_right
 from executor.rewards.calls import Caller, CallError, CallTimeout
+from executor.rewards.judge import JudgeError, RemoteJudge
 from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Scored
 from executor.settings import RewardRule
@@ -76,7 +78,13 @@ class Scorer:
         for caller in self._all_callers:
             self._callers.put(caller)
         self._samples = ThreadPoolExecutor(self._workers, thread_name_prefix="reward")
-        self._batches = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+        self._judges = {
+            rule: (RemoteJudge(rule.judge), ThreadPoolExecutor(rule.judge.concurrency, "judge"))
+            for rule in rules
+            if rule.judge is not None
+        }
+        most = max([self._workers, *(rule.judge.concurrency for rule in rules if rule.judge)])
+        self._batches = ThreadPoolExecutor(most, thread_name_prefix="rewards")
 
     def score(self, samples: Sequence[Plain]) -> list[Scored]:
         """Score all samples, in order.
@@ -87,7 +95,7 @@ class Scorer:
         if not self.rules:
             return [Scored(total=0.0, by_rule={}) for _ in samples]
         texts = [SampleText(*sample) for sample in samples]
-        columns = [self._column(rule, texts) for rule in self.rules]
+        columns = [list(column) for column in [self._column(rule, texts) for rule in self.rules]]
         return [self._scored(values) for values in zip(*columns, strict=True)]
 
     def probe(self, samples: Sequence[Plain]) -> None:
@@ -97,16 +105,23 @@ class Scorer:
             RlhfsimError: as `score`.
         """
         for rule in self.rules:
-            self._column(replace(rule, on_error="stop", retries=0), [SampleText(*s) for s in samples])
+            probed = replace(rule, on_error="stop", retries=0)
+            if rule in self._judges:
+                self._judges[probed] = self._judges[rule]
+            list(self._column(probed, [SampleText(*s) for s in samples]))
 
-    def start(self, samples: Sequence[Plain]) -> Future[list[Scored]]:
-        """Score in the background; batches one after the other."""
-        return self._batches.submit(self.score, tuple(samples))
+    def start(self, samples: Callable[[], Sequence[Plain]]) -> Future[list[Scored]]:
+        """Score in the background, several batches at once where there are workers."""
+        return self._batches.submit(lambda: self.score(samples()))
 
     def close(self) -> None:
-        """Finish what was started, then end all workers."""
-        self._batches.shutdown()
+        """Finish what has begun, then end all workers."""
+        for judge, _ in self._judges.values():
+            judge.close()
+        self._batches.shutdown(cancel_futures=True)
         self._samples.shutdown()
+        for _, threads in self._judges.values():
+            threads.shutdown()
         for caller in self._all_callers:
             caller.close()
         if self._sandbox:
@@ -123,8 +138,8 @@ class Scorer:
         by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
         return Scored(total=total if math.isfinite(total) else None, by_rule=by_rule)
 
-    def _column(self, rule: RewardRule, samples: Sequence[SampleText]) -> list[float]:
-        """One rule's value of every sample."""
+    def _column(self, rule: RewardRule, samples: Sequence[SampleText]) -> Iterable[float]:
+        """One rule's value of every sample; those of workers are on their way."""
         match rule.kind:
             case "answer":
                 return [float(is_right(s.response, s.answer)) for s in samples]
@@ -140,16 +155,21 @@ class Scorer:
                 return self._each(samples, lambda i, s: self._code(rule, i, s))
             case "function":
                 return self._each(samples, lambda i, s: self._function(rule, i, s))
+            case "judge":
+                judge, threads = self._judges[rule]
+                return threads.map(lambda s: self._judge(rule, judge, s), samples)
 
-    def _each(self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]) -> list[float]:
-        return list(self._samples.map(value, range(len(samples)), samples))
+    def _each(
+        self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]
+    ) -> Iterable[float]:
+        return self._samples.map(value, range(len(samples)), samples)
 
     def _judged(self, rule: RewardRule, target: str, *args: Any) -> float:
         """What a function of ours says of a response; 0 where the response makes it run past the limit."""
         try:
-            return float(self._call(target, rule.timeout_s, *args))
+            return float(self._call(target, rule.limit_s, *args))
         except CallTimeout:
-            _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.timeout_s)
+            _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.limit_s)
             return 0.0
 
     def _math(self, rule: RewardRule, sample: SampleText) -> float:
@@ -159,20 +179,33 @@ class Scorer:
 
     def _function(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         """The user's value; where all tries fail what `on_error` says, NaN for a sample to be dropped."""
-        for left in reversed(range(rule.retries + 1)):
+        for left in reversed(range(rule.tries)):
             try:
                 return self._asked(rule, index, sample)
             except RlhfsimError as error:
-                if left == 0 and rule.on_error == "stop":
-                    raise
+                if left == 0:
+                    return _instead(rule, error)
                 _log.warning("%s", error)
-        return 0.0 if rule.on_error == "zero" else math.nan
+        raise AssertionError("the last try returns or raises")
+
+    def _judge(self, rule: RewardRule, judge: RemoteJudge, sample: SampleText) -> float:
+        """The remote judge's score; where it has none what `on_error` says."""
+        texts = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
+        try:
+            return judge.score(texts, rule.limit_s, rule.tries - 1)
+        except JudgeError as error:
+            failed = RlhfsimError(
+                "reward-judge",
+                f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
+                help="see url, timeout_s and retries of the rule; on_error: drop or zero lets the run go on",
+            )
+            return _instead(rule, failed)
 
     def _asked(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
         args = (sample.prompt, sample.response, sample.answer, dict(sample.meta))
         try:
-            value = float(self._call(rule.target, rule.timeout_s, *args))
+            value = float(self._call(rule.target, rule.limit_s, *args))
         except CallTimeout as error:
             raise _failed("reward-timeout", rule.target, index, sample, str(error)) from None
         except (CallError, TypeError, ValueError) as error:
@@ -220,7 +253,7 @@ def _programs(rule: RewardRule, index: int, sample: SampleText) -> list[tuple[Co
         code=program_of(sample.response),
         prefix=str(sample.meta.get("prefix", "")),
         entry_point=str(sample.meta.get("entry_point", "")),
-        wall_s=rule.timeout_s,
+        wall_s=rule.limit_s,
         memory_bytes=int(rule.memory_bytes),
     )
     if isinstance(tests, str) or all(isinstance(test, str) for test in tests):
@@ -228,10 +261,20 @@ def _programs(rule: RewardRule, index: int, sample: SampleText) -> list[tuple[Co
     return [(replace(program, stdin=str(test["input"])), str(test["output"])) for test in tests]
 
 
+def _instead(rule: RewardRule, error: RlhfsimError) -> float:
+    """The value of a sample whose rule failed: 0, NaN for one to be dropped, or none."""
+    if rule.on_error == "stop":
+        raise error
+    _log.warning("%s", error)
+    return 0.0 if rule.on_error == "zero" else math.nan
+
+
 def _check(rule: RewardRule) -> None:
-    needed = {"format": "pattern", "function": "target"}.get(rule.kind)
-    if needed and not getattr(rule, needed):
-        raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} needs a {needed}")
+    for kind, needed in (("format", "pattern"), ("function", "target"), ("judge", "judge")):
+        if rule.kind == kind and not getattr(rule, needed):
+            raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} needs a {needed}")
+    if rule.judge and rule.kind != "judge":
+        raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} takes no judge", help="kind: judge")
     if rule.kind == "math" and importlib.util.find_spec("math_verify") is None:
         raise RlhfsimError(
             "reward-math",

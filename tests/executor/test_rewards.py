@@ -274,7 +274,7 @@ def test_scoring_goes_on_in_the_background(functions: str) -> None:
     with Scorer([rule], workers=1) as scorer:
         scorer.score([_text("warm")])
         start = time.monotonic()
-        running = scorer.start([_text("a"), _text("b")])
+        running = scorer.start(lambda: [_text("a"), _text("b")])
         assert time.monotonic() - start < 0.2
         assert not running.done()
         assert [scored.total for scored in running.result(30.0)] == [1.0, 1.0]
