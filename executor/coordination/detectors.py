@@ -32,6 +32,8 @@ EXPLOSION, LOSS_FLOOR, GRAD_NORM_FLOOR = 10.0, 0.1, 1.0
 """Times the usual size; losses and norms below the floors do not explode."""
 MISMATCH = 0.1
 """Mean |log-prob of rollout - log-prob of training|; the alarm of slime's continuous integration."""
+LEAP = 3.0
+"""Times the usual gap of tokens that older weights sampled."""
 KL, KL_FLOOR = 0.5, 0.1
 """Nats a token; below the floor a KL does not blow up, whatever was usual."""
 ENTROPY_SHARE, ENTROPY = 0.1, 0.1
@@ -178,11 +180,19 @@ def truncated_responses(history: History, plan: Expected) -> str | None:
 
 
 def mismatch(history: History, plan: Expected) -> str | None:
-    """Rollout and training engine disagree about the tokens that were sampled."""
+    """Rollout and training engine disagree about the tokens that were sampled.
+
+    Where all of them are of older weights, the policy moved as well: then only a leap of two steps counts.
+    """
     now = _last(history, "mismatch/mean_abs_dlogp", 1)
-    if not len(now) or now[0] <= MISMATCH:
+    if len(now) and now[0] > MISMATCH:
+        return f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {MISMATCH:g}"
+    stale, before = _split(_series(history, "staleness/mean_abs_dlogp"), 2, USUAL_STEPS)
+    usual = float(np.median(before)) if len(before) >= 8 else math.inf
+    if len(now) or not len(stale) or stale.min() <= max(MISMATCH, LEAP * usual):
         return None
-    return f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {MISMATCH:g}"
+    gap = "mean |log-prob of rollout - log-prob of training|, the rollout's weights older,"
+    return f"{gap} is {stale[-1]:.3g}, usual was {usual:.3g}"
 
 
 def too_old(history: History, plan: Expected) -> str | None:

@@ -17,7 +17,9 @@
     response/{length_mean,length_max,truncated}
     environment/{turns,seconds}_{mean,max}, environment/tokens_mean    of a sample
     environment/{timeouts,errors}          conversations that ended with one
-    mismatch/{mean_abs_dlogp,max_abs_dlogp,kl}    rollout against training engine, on the sampled tokens
+    mismatch/{mean_abs_dlogp,max_abs_dlogp,kl}    rollout against training engine, on the tokens that the
+                                           weights which learn have sampled
+    staleness/mean_abs_dlogp               the same on the tokens of older weights: the policy moved as well
 
 What was not measured has no entry; nothing stands for unknown. Legend: N samples, R response tokens.
 """
@@ -45,7 +47,7 @@ PREFIXES = {"actor": "policy", "critic": "value"}
 def sample_metrics(samples: Sequence[Sample], version: int) -> Row:
     """Rewards, lengths, KL, staleness and mismatch of the samples that `version` is about to learn from."""
     row = _rewards(samples) | _lengths(samples) | _environment(samples) | _staleness(samples, version)
-    return row | _kl(samples) | _mismatch(samples) | _explained(samples)
+    return row | _kl(samples) | _mismatch(samples, version) | _explained(samples)
 
 
 def _rewards(samples: Sequence[Sample]) -> Row:
@@ -105,15 +107,27 @@ def _policy(sample: Sample) -> Floats | None:
     return sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
 
 
-def _mismatch(samples: Sequence[Sample]) -> Row:
-    """k3(rollout || training): tokens were drawn from the rollout engine."""
-    pairs = _pairs(samples, lambda s: (s.rollout_logprobs, s.old_logprobs))
+def _mismatch(samples: Sequence[Sample], version: int) -> Row:
+    """k3(rollout || training): tokens were drawn from the rollout engine. Of unknown version: of this one."""
+    compared = [s for s in samples if s.rollout_logprobs is not None and s.old_logprobs is not None]
+    pairs = _pairs(compared, lambda s: (s.rollout_logprobs, s.old_logprobs))
     if not pairs:
         return {}
     gap = np.concatenate([rollout - old for rollout, old in pairs])
-    return _named(
+    now = np.concatenate([_sampled_by(version, s) for s in compared])
+    row = _named("staleness", mean_abs_dlogp=np.abs(gap[~now]).mean()) if not now.all() else {}
+    if not now.any():
+        return row
+    gap = gap[now]
+    return row | _named(
         "mismatch", mean_abs_dlogp=np.abs(gap).mean(), max_abs_dlogp=np.abs(gap).max(), kl=_k3(gap).mean()
     )
+
+
+def _sampled_by(version: int, sample: Sample) -> NDArray[np.bool_]:
+    """Whether these weights sampled it, of each sampled token."""
+    whole = np.full(sample.num_sampled, True)
+    return whole if sample.versions is None else sample.versions[sample.sampled] == version
 
 
 def _k3(log_ratio: Array) -> Array:

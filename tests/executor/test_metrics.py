@@ -97,6 +97,16 @@ def test_mismatch_is_between_rollout_and_training_engine() -> None:
     assert row["mismatch/kl"] == pytest.approx(float(np.mean(np.exp(-gaps) - 1 + gaps)), rel=1e-4)
 
 
+def test_tokens_of_older_weights_are_no_mismatch() -> None:
+    logprobs = {"rollout_logprobs": floats(-1.0, -2.0), "old_logprobs": floats(-1.1, -3.0)}
+    mixed = sample_metrics([sample(**logprobs, versions=np.array([5, 4], np.int32))], 5)
+    assert mixed["mismatch/max_abs_dlogp"] == pytest.approx(0.1, rel=1e-5)
+    assert mixed["staleness/mean_abs_dlogp"] == pytest.approx(1.0, rel=1e-5)
+    old = sample_metrics([sample(**logprobs, versions=np.array([4, 4], np.int32))], 5)
+    assert not [name for name in old if name.startswith("mismatch")]
+    assert old["staleness/mean_abs_dlogp"] == pytest.approx(0.55, rel=1e-5)
+
+
 def test_tiny_mismatch_is_not_lost_in_rounding() -> None:
     row = sample_metrics([sample(rollout_logprobs=floats(0.0, 0.0), old_logprobs=floats(1e-5, -1e-5))], 0)
     assert row["mismatch/kl"] == pytest.approx(5e-11, rel=1e-3)
