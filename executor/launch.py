@@ -154,7 +154,9 @@ def prepare(
     refusals.check_environment(job)
     if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
         say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
-    source = open_source(settings.data, plan.workload.algorithm, settings.seed)
+    source = open_source(
+        settings.data, plan.workload.algorithm, settings.seed, answers=_compares(job), say=say
+    )
     prompter = TaskPrompter(
         source=source,
         text=text,
@@ -172,6 +174,13 @@ def prepare(
     return job, prompter
 
 
+def _compares(job: Job) -> bool:
+    """Whether rules compare responses with answers."""
+    workload, evaluation = job.plan.workload, job.settings.evaluation
+    scored = workload.generates and (workload.reward.rules is not None or evaluation.problems > 0)
+    return scored and any(rule.kind in ("answer", "math") for rule in job.rules)
+
+
 def _longest_prompt(
     job: Job, prompter: TaskPrompter, config: Mapping[str, Any], say: Callable[[str], None]
 ) -> int:
@@ -181,6 +190,7 @@ def _longest_prompt(
     data, positions = job.settings.data, config.get("max_position_embeddings")
     room = None if positions is None else int(positions) - job.max_tokens
     found = lengths.fit(prompter.source, prompter.text, data, room, say)
+    say(f"data: {prompter.source.shares()}")
     if data.on_long == "truncate":
         prompter.max_prompt = found.limit
     say(found.words(data.on_long))

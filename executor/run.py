@@ -17,7 +17,7 @@ from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
-from executor.coordination.run_folder import RunFiles, settings_hash
+from executor.coordination.run_folder import RunFiles, link, settings_hash
 from executor.coordination.saving import SaveTimes, mtbf, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
@@ -245,7 +245,8 @@ class Run:
         )
         identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
         keep = self.job.settings.checkpoints.keep
-        checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep)
+        saved = checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep)
+        link(self.files.model, saved.folder / "actor")
         times.saved(time.monotonic() - began)
 
     def _evaluated(self, workers: WorkerGroups, done: int) -> float:

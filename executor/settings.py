@@ -32,15 +32,21 @@ def _none_where_empty(value: Any) -> Any:
 class Data:
     """Prompts."""
 
-    task: Literal["arithmetic", "comparison", "logic", "guess", "file"] = "arithmetic"
+    task: Literal["arithmetic", "comparison", "logic", "guess", "file"] | None = None
+    """None: `file` with a path, else arithmetic."""
     path: str | None = None
-    """JSONL or Parquet file; task `file`."""
+    """A file (JSONL, JSON, Parquet, CSV), a folder of such files or of datasets' save_to_disk, or
+    OWNER/NAME on the Hugging Face hub; task `file`."""
+    split: str = "train"
+    """Of a data set that has several."""
+    subset: str | None = None
+    """Of a data set on the hub that has several."""
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     chosen_column: str = "chosen"
-    """DPO."""
+    """DPO and reward models."""
     rejected_column: str = "rejected"
-    """DPO."""
+    """DPO and reward models."""
     label_column: str = "label"
     """KTO: true, 1 or positive is desirable."""
     chat_template: bool = False
@@ -52,6 +58,11 @@ class Data:
     difficulty: Annotated[int, Field(ge=1, le=9)] = 1
     """Of generated tasks: digits of a number, or statements of a puzzle."""
     shuffle: bool = True
+    on_bad_row: Literal["stop", "drop"] = "stop"
+    """What happens to a row that cannot be used: the run does not start; it is left out, and counted."""
+    held_out: Share | None = None
+    """Of the different prompts, kept out of training for evaluation; None: 0.1 of a file, 0.2 of generated
+    tasks."""
 
 
 @checked

@@ -83,7 +83,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "jinja2": {"rlhfsim.present"},
     "markupsafe": {"rlhfsim.present"},
     "scipy": {"rlhfsim.calibration", "rlhfsim.what_if"},
-    "pyarrow": {"rlhfsim.calibration", "rlhfsim.what_if"},
+    "pyarrow": {"rlhfsim.calibration", "rlhfsim.what_if", "executor.tasks"},
     "tensorboardX": {"rlhfsim.frameworks"},
     "aiconfigurator_core": {"rlhfsim.validation"},
     "torch": {
@@ -106,6 +106,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "ray": {"executor.coordination", "executor.run", "executor.restart_loop", "rlhfsim.what_if"},
     "psutil": {"executor.engines", "executor.coordination"},
     "datasets": {"executor.tasks"},
+    "huggingface_hub": {"executor.tasks"},
     "tokenizers": {"executor.tasks"},
 }
 

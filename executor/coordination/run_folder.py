@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import shutil
@@ -20,6 +21,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
 from rlhfsim.plan import Plan, content_hash, installed_version, write_plan
 
+logger = logging.getLogger(__name__)
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "rlhfsim": ("rlhfsim",),
     "torch": ("torch",),
@@ -57,6 +59,8 @@ class RunFiles:
         """One file a process."""
         self.checkpoints = root / "checkpoints"
         """See checkpoints.py."""
+        self.model = root / "model"
+        """Link to the newest copy of what is trained, as other libraries read it, with its tokenizer."""
         self.tensorboard = root / "tensorboard"
         """Event files."""
         self.scratch = root / "scratch"
@@ -182,6 +186,17 @@ def write_inputs(
             write_json(folder / f"{role}.json", config)
     write_json(files.vllm, vllm)
     write_json(files.environment, environment(devices))
+
+
+def link(path: Path, target: Path) -> None:
+    """`path` becomes a relative link to `target`, in one step; on a disk without links it is left out."""
+    fresh = path.with_name(f".{path.name}-link")
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(os.path.relpath(target, path.parent), target_is_directory=True)
+        fresh.replace(path)
+    except OSError as error:
+        logger.warning("%s is not linked to %s: %s", path, target, error)
 
 
 def settings_text(settings: Settings) -> str:

@@ -1,87 +1,146 @@
-"""Problems from a JSONL or Parquet file, read through the `datasets` library.
+"""Problems from a data set of the user: what it is for decides which columns a row needs (columns.py).
 
-Columns are named by `executor.settings.Data`. Which ones a file needs depends on what it is for:
 none      prompt, answer                    rule rewards
 pairs     prompt, chosen, rejected          DPO, reward models
 labels    prompt, answer (the response), label    KTO
 responses prompt, answer (the response)     SFT
-All other columns go to `Problem.meta` (tests of a code problem, ...). A text column may also hold numbers.
-One different prompt in ten is held out where there are ten or more, chosen by hash: no epoch contains it.
+All other columns go to `Problem.meta` (tests of a code problem, ...). Every row is looked at before a run;
+one that cannot be used ends it or is left out (`data.on_bad_row`). One different prompt in ten is held out
+where there are enough, or the share `data.held_out`, chosen by hash: no epoch contains it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.settings import Data
+from executor.tasks.columns import columns_of
 from executor.tasks.prompts import Preference, Problem
+from executor.tasks.rows import BadRow, Row, Rows, open_rows
 from executor.tasks.text import Prompt
 from rlhfsim.errors import Place, RlhfsimError
 
-_HELD_OUT_SHARE = 10
-_JSON_ENDINGS, _PARQUET_ENDINGS = (".jsonl", ".json", ".ndjson"), (".parquet", ".pq")
-_NEEDED: Mapping[Preference, tuple[str, ...]] = {
-    "none": ("answer_column",),
-    "pairs": ("chosen_column", "rejected_column"),
-    "labels": ("answer_column", "label_column"),
-    "responses": ("answer_column",),
-}
-"""Settings that name a needed column, beside the prompt's."""
+Say = Callable[[str], None]
+HELD_OUT_SHARE = 0.1
+CHUNK = 1_000
+"""Rows that are looked at together."""
+TOLD_S = 5.0
+"""Between two words on how far it is."""
+SHOWN = 3
+"""Reasons that are named where rows are dropped."""
 
 
 class FileSource:
-    """Problems of a file, shuffled anew every epoch by the run's seed."""
+    """Problems of a data set, shuffled anew every epoch by the run's seed."""
 
-    def __init__(self, data: Data, *, seed: int = 0, preference: Preference = "none") -> None:
-        """Read and check the whole file.
+    def __init__(
+        self,
+        data: Data,
+        *,
+        seed: int = 0,
+        preference: Preference = "none",
+        answers: bool = True,
+        say: Say = lambda text: None,
+    ) -> None:
+        """Look at every row. `answers`: rules compare with them; `say` hears of guesses and dropped rows.
 
         Raises:
-            RlhfsimError: missing or empty file, malformed line, missing column or value, each with its place.
+            RlhfsimError: no such data, no rows, a missing column, or a bad row, each with its place.
         """
-        assert data.path, "checked by `open_source`"
-        self._data, self._seed, self._preference = data, seed, preference
-        self._rows = _read(Path(data.path))
-        columns = {getattr(data, setting): setting for setting in ("prompt_column", *_NEEDED[preference])}
-        _check(self._rows, columns, data.path, chat=data.chat_template)
-        self._training, self._held_out = _split(self._rows[data.prompt_column])
+        self._data, self._seed = data, seed
+        self._rows = open_rows(data)
+        self._columns = columns_of(data, preference, self._first(), answers=answers, say=say)
+        self._usable, hashes = self._looked_at(say)
+        share = HELD_OUT_SHARE if data.held_out is None else data.held_out
+        self._training, self._held_out = _split(hashes, share)
         self._orders: dict[int, NDArray[np.int64]] = {}
 
+    def _first(self) -> Row:
+        """The first row that is one."""
+        bad: BadRow | None = None
+        for row in self._rows.read(0, CHUNK):
+            if not isinstance(row, BadRow):
+                return row
+            if self._data.on_bad_row == "stop":
+                raise _refused(row, self._rows, 0)
+            bad = bad or row
+        assert bad is not None, "there are rows"
+        raise _refused(bad, self._rows, 0)
+
+    def _looked_at(self, say: Say) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """(usable rows,) their numbers and hashes of their prompts."""
+        usable: list[int] = []
+        hashes: list[int] = []
+        reasons: Counter[str] = Counter()
+        first, told = -1, time.monotonic()
+        for number, row in enumerate(_all(self._rows)):
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                problem = self._columns.problem(row)
+                usable.append(number)
+                hashes.append(_hash(problem.prompt))
+            except BadRow as error:
+                if self._data.on_bad_row == "stop":
+                    raise _refused(error, self._rows, number) from None
+                first = number if not reasons else first
+                reasons[str(error)] += 1
+            if number % CHUNK == 0 and time.monotonic() - told > TOLD_S:
+                told = time.monotonic()
+                say(f"reading the data: {100 * number // len(self._rows)} %")
+        if reasons:
+            total, text = (
+                sum(reasons.values()),
+                "; ".join(f"{n:,} {why}" for why, n in reasons.most_common(SHOWN)),
+            )
+            where = self._rows.place(first)
+            say(f"data: {total:,} of {len(self._rows):,} rows are dropped, the first at {where}: {text}")
+        if not usable:
+            raise _refused(BadRow(reasons.most_common(1)[0][0]), self._rows, first)
+        return np.array(usable, np.int64), np.array(hashes, np.uint64)
+
     def __len__(self) -> int:
-        """Rows of the file."""
-        return len(self._rows)
+        """Rows that can be used."""
+        return len(self._usable)
 
     def prompts(self, start: int, end: int) -> list[Prompt]:
-        """Of rows `start` to `end - 1`, in the order of the file."""
-        return [_prompt(value) for value in self._rows[start:end][self._data.prompt_column]]
+        """Of usable rows `start` to `end - 1`, in the order of the data."""
+        return [self._problem(row).prompt for row in range(start, min(end, len(self)))]
 
     def place(self, row: int) -> Place:
-        """Where a row stands."""
-        assert self._data.path
-        return _place(Path(self._data.path), row)
+        """Where a usable row stands."""
+        return self._rows.place(int(self._usable[row]))
+
+    def identity(self) -> tuple[object, ...]:
+        """Another one where rows or columns are others."""
+        used = sorted(self._columns.used.items())
+        return (*self._rows.identity(), *used, self._data.chat_template, len(self))
+
+    def shares(self) -> str:
+        """How many rows are for training and how many for evaluation, in words."""
+        held, training = len(self._held_out), len(self._training)
+        return f"{training:,} rows to train on, {held:,} held out (data.held_out)"
 
     def drop(self, rows: Sequence[int]) -> None:
         """Use these neither for training nor for evaluation.
 
         Raises:
-            RlhfsimError: nothing is left to train on.
+            RlhfsimError: nothing is left.
         """
-        unwanted = set(rows)
-        self._training = [row for row in self._training if row not in unwanted]
-        self._held_out = [row for row in self._held_out if row not in unwanted]
+        self._training, self._held_out = (
+            part[~np.isin(part, rows)] for part in (self._training, self._held_out)
+        )
         self._orders = {}
-        if not self._training:
+        if not len(self._training) and (not len(self._held_out) or self._data.held_out != 1.0):
             raise RlhfsimError(
                 "data-empty",
-                f"after {len(unwanted):,} rows are dropped, none is left to train on",
+                f"after {len(rows):,} rows are dropped, none is left to train on",
                 help="raise data.max_prompt_tokens, or set data.on_long: truncate",
             )
 
@@ -96,177 +155,48 @@ class FileSource:
 
     def held_out(self, count: int) -> list[Problem]:
         """The first `count` rows with a held-out prompt; none in a file of under ten different prompts."""
-        return [self._problem(row) for row in self._held_out[:count]]
+        return [self._problem(int(row)) for row in self._held_out[:count]]
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         """Rows in the order of an epoch; those of the last two asked for are kept."""
         if epoch not in self._orders:
-            rows = np.array(self._training)
             rng = np.random.default_rng([self._seed, epoch])
-            order = rng.permutation(rows) if self._data.shuffle else rows
+            order = rng.permutation(self._training) if self._data.shuffle else self._training
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return self._orders[epoch]
 
-    def _problem(self, row: int) -> Problem:
-        data, values = self._data, dict(self._rows[row])
-        prompt = _prompt(values.pop(data.prompt_column))
-        answer = values.pop(data.answer_column, None)
-        match self._preference:
-            case "pairs":
-                values["chosen"] = str(values.pop(data.chosen_column))
-                values["rejected"] = str(values.pop(data.rejected_column))
-            case "labels":
-                values["response"] = str(answer)
-                values["label"] = 1.0 if float(values.pop(data.label_column)) > 0 else -1.0
-            case "responses":
-                values["response"] = str(answer)
-            case "none":
-                pass
-        return Problem(prompt=prompt, answer="" if answer is None else str(answer), meta=values)
+    def _problem(self, usable: int) -> Problem:
+        number = int(self._usable[usable])
+        [row] = self._rows.read(number, number + 1)
+        if isinstance(row, BadRow):  # changed under the run
+            raise _refused(row, self._rows, number)
+        return self._columns.problem(row)
 
 
-def _prompt(value: Any) -> Prompt:
-    """Text, or a conversation without the fields that other turns have."""
-    if not isinstance(value, list):
-        return str(value)
-    return tuple({"role": turn["role"], "content": turn["content"]} for turn in value)
+def _all(rows: Rows) -> Iterator[Row | BadRow]:
+    for start in range(0, len(rows), CHUNK):
+        yield from rows.read(start, start + CHUNK)
 
 
-def _split(prompts: Sequence[Any]) -> tuple[list[int], list[int]]:
+def _hash(prompt: Prompt) -> int:
+    """Eight bytes of it."""
+    text = prompt if isinstance(prompt, str) else str(list(prompt))
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def _split(hashes: NDArray[np.uint64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to train on and rows held out; equal prompts fall on one side."""
-    texts = [str(prompt) for prompt in prompts]
-    ranked = sorted(set(texts), key=lambda text: hashlib.blake2b(text.encode()).digest())
-    kept_out = set(ranked[: len(ranked) // _HELD_OUT_SHARE])
-    training = [row for row, text in enumerate(texts) if text not in kept_out]
-    return training, [row for row, text in enumerate(texts) if text in kept_out]
+    ranked = np.unique(hashes)
+    out = np.isin(hashes, ranked[: int(len(ranked) * share + 1e-9)])
+    return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def _read(path: Path) -> Any:
-    """The rows as a `datasets.Dataset` in memory."""
-    if not path.is_file():
-        raise RlhfsimError(
-            "data-missing",
-            f"{path} is not a file",
-            place=Place(file=str(path)),
-            help="data.path names a JSONL or Parquet file on the machine that runs the driver",
-        )
-    if path.stat().st_size == 0:
-        raise _empty(path)
-    ending = path.suffix.lower()
-    if ending not in _JSON_ENDINGS + _PARQUET_ENDINGS:
-        raise RlhfsimError(
-            "data-format",
-            f"{path.name} is neither JSONL nor Parquet",
-            place=Place(file=str(path)),
-            help=f"known endings: {', '.join(_JSON_ENDINGS + _PARQUET_ENDINGS)}",
-        )
-    if ending in _JSON_ENDINGS:
-        _check_lines(path)
-    rows = _load(path, parquet=ending in _PARQUET_ENDINGS)
-    if len(rows) == 0:
-        raise _empty(path)
-    return rows
-
-
-def _load(path: Path, *, parquet: bool) -> Any:
-    import datasets
-
-    library = cast(Any, datasets)
-    read = library.Dataset.from_parquet if parquet else library.Dataset.from_json
-    was_enabled = library.is_progress_bar_enabled()
-    library.disable_progress_bars()
-    try:
-        with tempfile.TemporaryDirectory() as cache:  # a cache that outlives the run could be stale
-            return read(str(path), cache_dir=cache, keep_in_memory=True)
-    except (library.exceptions.DatasetsError, ValueError, OSError) as error:
-        raise RlhfsimError(
-            "data-format",
-            f"cannot be read as {'Parquet' if parquet else 'JSONL'}: {error.__cause__ or error}",
-            place=Place(file=str(path)),
-        ) from None
-    finally:
-        if was_enabled:
-            library.enable_progress_bars()
-
-
-def _check_lines(path: Path) -> None:
-    """Name the first line that is not a JSON object: the library's own message counts from its last block."""
-    is_empty = True
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                is_empty = is_empty and not line.strip()
-                if line.strip() and (reason := _malformed(line)):
-                    raise RlhfsimError(
-                        "data-line",
-                        reason,
-                        place=Place(file=str(path), line=number, text=line),
-                        help='write one object per line, like {"prompt": "1+1=", "answer": "2"}',
-                    )
-    except UnicodeDecodeError as error:
-        raise RlhfsimError("data-encoding", f"is not UTF-8: {error}", place=Place(file=str(path))) from None
-    if is_empty:
-        raise _empty(path)
-
-
-def _malformed(line: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        return f"not a JSON object: {error}"
-    return "" if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
-
-
-def _check(rows: Any, columns: dict[str, str], path: str, *, chat: bool) -> None:
-    """All needed columns are there and have a value in every row."""
-    for column, setting in columns.items():
-        if column not in rows.column_names:
-            raise RlhfsimError(
-                "data-column",
-                f"no column {column!r}",
-                place=Place(file=path),
-                help=f"columns: {', '.join(rows.column_names)}; name the right one with data.{setting}",
-            )
-        for row, value in enumerate(rows[column]):
-            reason = _unusable(value, column, setting, chat=chat)
-            if reason:
-                raise RlhfsimError("data-value", reason, place=_place(Path(path), row))
-
-
-def _unusable(value: Any, column: str, setting: str, *, chat: bool) -> str:
-    """What is wrong with a value; empty for nothing."""
-    label = setting == "label_column"
-    if value is None:
-        return f"column {column!r} has no value here"
-    if setting == "prompt_column" and isinstance(value, list):
-        return _bad_turns(value, column, chat=chat)
-    if not isinstance(value, (bool, int, float) if label else (str, int, float)):
-        return f"column {column!r} must be {'a number, or true or false' if label else 'text'}"
-    if setting == "prompt_column" and not str(value).strip():
-        return "an empty prompt"
-    return ""
-
-
-def _bad_turns(value: list[Any], column: str, *, chat: bool) -> str:
-    """What is wrong with a conversation; empty for nothing."""
-    if not chat:
-        return f"column {column!r} holds a conversation, which needs data.chat_template: true"
-    whole = all(
-        isinstance(t, dict) and isinstance(t.get("role"), str) and isinstance(t.get("content"), str)
-        for t in value
+def _refused(bad: BadRow, rows: Rows, number: int) -> RlhfsimError:
+    """The error of a row that ends the run."""
+    return RlhfsimError(
+        bad.code,
+        str(bad),
+        place=rows.place(number),
+        help='a row is one object, like {"prompt": "1+1=", "answer": "2"}; data.on_bad_row: drop leaves out '
+        "rows that cannot be used, and counts them",
     )
-    return "" if value and whole else f"column {column!r} must be text or turns of role and content"
-
-
-def _place(path: Path, row: int) -> Place:
-    """Line of a JSONL row (blank lines are no rows); row of a Parquet file, from 1."""
-    if path.suffix.lower() in _PARQUET_ENDINGS:
-        return Place(file=f"{path} (row {row + 1})")
-    with path.open(encoding="utf-8") as lines:
-        filled = ((number, text) for number, text in enumerate(lines, 1) if text.strip())
-        number, text = next(itertools.islice(filled, row, None), (None, None))
-    return Place(file=str(path), line=number, text=text)
-
-
-def _empty(path: Path) -> RlhfsimError:
-    return RlhfsimError("data-empty", "the file has no rows", place=Place(file=str(path)))

@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def fit(
     Raises:
         RlhfsimError: prompts are too long and are to be refused, or none is short enough.
     """
-    lengths = _counted(source, text, data, say)
+    lengths = _counted(source, text, say)
     limits = [limit for limit in (data.max_prompt_tokens, positions) if limit is not None]
     limit = max(0, min(limits)) if limits else None
     long = np.flatnonzero(lengths > limit) if limit is not None else np.empty(0, np.int64)
@@ -84,11 +84,11 @@ def fit(
     return PromptLengths(rows=len(lengths), longest=int(kept.max()), too_long=len(long), limit=limit)
 
 
-def _counted(source: FileSource, text: Text | ByteText, data: Data, say: Say) -> Lengths:
+def _counted(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     """(rows,) tokens, from the cache where they are known."""
     if len(source) < KEPT:
         return _count(source, text, say)
-    path = _kept(data, text)
+    path = _kept(source, text)
     try:
         known: Lengths = np.load(path, allow_pickle=False)
         if known.shape == (len(source),) and known.dtype == np.int32:
@@ -116,14 +116,9 @@ def _count(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     return np.array(counts, np.int32)
 
 
-def _kept(data: Data, text: Text | ByteText) -> Path:
-    """Where the lengths of this file under this tokenizer lie."""
-    assert data.path
-    file = Path(data.path).resolve()
-    state = file.stat()
-    parts: Sequence[object] = (
-        *(file, state.st_size, state.st_mtime_ns, data.prompt_column, data.chat_template, text.identity()),
-    )
+def _kept(source: FileSource, text: Text | ByteText) -> Path:
+    """Where the lengths of these prompts under this tokenizer lie."""
+    parts = (*source.identity(), text.identity())
     home = os.environ.get("XDG_CACHE_HOME")
     name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
     return Path(home or Path.home() / ".cache") / "rlhfsim" / "prompt_lengths" / f"{name}.npy"

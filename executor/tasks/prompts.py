@@ -21,8 +21,8 @@ Preference = Literal["none", "pairs", "labels", "responses"]
 """What meta has. pairs (DPO, reward models): `chosen`, `rejected`; labels (KTO): `response`,
 `label` (+1 or -1); responses (SFT): `response`."""
 
-HELD_OUT_SHARE = 5
-"""One problem in so many is held out of training."""
+HELD_OUT_SHARE = 0.2
+"""Of the problems, held out of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class Generated:
     difficulty: int = 1
     seed: int = 0
     preference: Preference = "none"
+    share: float = HELD_OUT_SHARE
+    """Held out of training."""
 
     def batch(self, position: int, count: int) -> list[Problem]:
         """Problems `position` to `position + count - 1` of the training stream."""
@@ -70,6 +72,7 @@ class Generated:
     def held_out(self, count: int) -> list[Problem]:
         """Different held-out problems; fewer than `count` where the task has no more (one-digit sums)."""
         problems: dict[str, Problem] = {}
+        count = count if self.share else 0
         for index in range(20 * count):
             problem = self._problem(index, held_out=True)
             problems.setdefault(f"{problem.prompt}{problem.answer}", problem)
@@ -81,7 +84,7 @@ class Generated:
         for attempt in itertools.count():
             rng = np.random.default_rng([self.seed, int(held_out), index, attempt])
             drawn = GENERATORS[self.task](rng, self.difficulty)
-            if is_held_out(drawn.key) == held_out:
+            if is_held_out(drawn.key, self.share) == held_out:
                 break
         meta: dict[str, Any] = {"difficulty": self.difficulty}
         good = index % 2 == 0
@@ -97,6 +100,8 @@ class Generated:
         return Problem(prompt=drawn.prompt, answer=drawn.answer, meta=meta)
 
 
-def is_held_out(key: str) -> bool:
+def is_held_out(key: str, share: float = HELD_OUT_SHARE) -> bool:
     """Whether the problem with this key is kept out of training; a property of the key alone."""
-    return hashlib.blake2b(key.encode()).digest()[0] % HELD_OUT_SHARE == 0
+    if share == HELD_OUT_SHARE:
+        return hashlib.blake2b(key.encode()).digest()[0] % 5 == 0
+    return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8], "big") < share * 2**64

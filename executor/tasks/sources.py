@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from executor.settings import Data
 from executor.tasks.files import FileSource
-from executor.tasks.prompts import Generated, Preference, ProblemSource
+from executor.tasks.prompts import HELD_OUT_SHARE, Generated, Preference, ProblemSource
 from rlhfsim.errors import RlhfsimError
 
 _PREFERENCES: Mapping[str, Preference] = {
@@ -17,15 +17,36 @@ _PREFERENCES: Mapping[str, Preference] = {
 }
 
 
-def open_source(data: Data, algorithm: str, seed: int) -> ProblemSource:
-    """Where problems come from, with what the algorithm needs of each.
+def open_source(
+    data: Data,
+    algorithm: str,
+    seed: int,
+    *,
+    answers: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> ProblemSource:
+    """Where problems come from, with what the algorithm needs of each. `answers`, `say`: see `FileSource`.
 
     Raises:
         RlhfsimError: task `file` without a path, or a file that cannot be used.
     """
     preference = _PREFERENCES.get(algorithm, "none")
-    if data.task != "file":
-        return Generated(task=data.task, difficulty=data.difficulty, seed=seed, preference=preference)
+    if data.task not in (None, "file") and data.path:
+        raise RlhfsimError(
+            "data-unused",
+            f"data.path is given, but task {data.task!r} is generated",
+            help="leave data.task out, or set it to file",
+        )
+    if data.task != "file" and not data.path:
+        task = data.task or "arithmetic"
+        share = HELD_OUT_SHARE if data.held_out is None else data.held_out
+        if share >= 1:
+            raise RlhfsimError(
+                "nothing-to-train-on",
+                "data.held_out: 1 leaves no problem to train on",
+                help="hold out a smaller share",
+            )
+        return Generated(task=task, difficulty=data.difficulty, seed=seed, preference=preference, share=share)
     if not data.path:
-        raise RlhfsimError("data-missing", "task 'file' needs data.path", help="name a JSONL or Parquet file")
-    return FileSource(data, seed=seed, preference=preference)
+        raise RlhfsimError("data-missing", "task 'file' needs data.path", help="name a file or folder")
+    return FileSource(data, seed=seed, preference=preference, answers=answers, say=say)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from executor.rewards.answers import is_right
 from executor.settings import Data
-from executor.tasks import generators, lengths, tiny
+from executor.tasks import generators, hub, lengths, tiny
 from executor.tasks.files import FileSource
 from executor.tasks.prompts import Generated
 from executor.tasks.sources import open_source
@@ -216,7 +218,7 @@ def test_preference_columns_are_read(tmp_path: Path) -> None:
         ("\n\n", "data-empty", None, "no rows"),
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": \n', "data-line", 3, "not a JSON object"),
         ('["a", "b"]\n', "data-line", 1, "a JSON list"),
-        ('{"question": "a", "answer": "b"}\n', "data-column", None, "no column 'prompt'"),
+        ('{"riddle": "a", "answer": "b"}\n', "data-column", None, "no column 'prompt'"),
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n', "data-value", 3, "'answer' has no value"),
         ('{"prompt": " ", "answer": "b"}\n', "data-value", 1, "an empty prompt"),
         ('{"prompt": "a", "answer": ["b"]}\n', "data-value", 1, "'answer' must be text"),
@@ -250,6 +252,133 @@ def test_missing_unknown_and_broken_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RlhfsimError) as caught:
             open_source(Data(task="file", path=str(path) if path else None), "grpo", 0)
         assert caught.value.code == code
+
+
+def _saved(folder: Path, rows: list[Any]) -> Data:
+    import datasets
+
+    whole = datasets.Dataset.from_list(rows)
+    datasets.DatasetDict({"train": whole, "test": whole.select(range(1))}).save_to_disk(folder)
+    return Data(path=str(folder))
+
+
+def _csv(path: Path, rows: list[Any]) -> Data:
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return Data(path=str(path))
+
+
+def _shards(folder: Path, rows: list[Any]) -> Data:
+    (folder / "data").mkdir(parents=True)
+    for number, part in enumerate((rows[:1], rows[1:])):
+        _jsonl(folder / "data" / f"train-{number}.jsonl", part)
+    _jsonl(folder / "data" / "test-0.jsonl", [{"none": 1}])
+    return Data(path=str(folder))
+
+
+def _array(path: Path, rows: list[Any]) -> Data:
+    path.write_text(json.dumps(rows))
+    return Data(path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(_saved, "saved"), (_csv, "d.csv"), (_shards, "folder"), (_array, "d.json"), (_parquet, "d.pq")],
+)
+def test_data_are_read_as_people_have_them(
+    write: Callable[[Path, list[Any]], Data], name: str, tmp_path: Path
+) -> None:
+    rows = [{"question": 'a "quoted",\nbroken line', "answer": "007"}, {"question": "b", "answer": "NA"}]
+    heard: list[str] = []
+    data = replace(write(tmp_path / name, rows), shuffle=False)
+    source = open_source(data, "grpo", 0, say=heard.append)
+    found = [(p.prompt, p.answer) for p in source.batch(0, 2)]
+    assert found == [(row["question"], row["answer"]) for row in rows]
+    assert heard == ["data: there is no column 'prompt', 'question' is used (data.prompt_column)"]
+
+
+MESSY = (
+    b'\xef\xbb\xbf{"prompt": "a", "answer": 1}\r\n\r\n{"prompt": "b", "answer": "x"}\n\xff bad\n[1]\n'
+    b'{"prompt": null, "answer": "1"}\n{"prompt": "c", "answer": {"no": "text"}}\n{"prompt": "d", "ans\n'
+    b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}],'
+    b' "answer": 2}\n{"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": 2}\n'
+    b'{"prompt": [{"role": "user", "content": null}], "answer": 2}\n{"prompt": "e", "answer": "1", "image": "x"}'
+)
+
+
+def test_a_messy_file_ends_the_run_at_its_line_or_is_read_without_its_bad_rows(tmp_path: Path) -> None:
+    path, heard = tmp_path / "messy.jsonl", list[str]()
+    path.write_bytes(MESSY)
+    with pytest.raises(RlhfsimError, match="not UTF-8") as caught:
+        open_source(Data(path=str(path)), "grpo", 0)
+    assert caught.value.place is not None
+    assert caught.value.place.line == 4
+    data = Data(path=str(path), on_bad_row="drop", chat_template=True, shuffle=False)
+    source = open_source(data, "grpo", 0, say=heard.append)
+    assert [p.answer for p in source.batch(0, 3)] == ["1", "x", "2"]
+    assert source.batch(2, 1)[0].prompt == ({"role": "user", "content": "hi"},)
+    assert "8 of 11 rows are dropped" in heard[0]
+    assert f"{path}:4" in heard[0]
+    for number, words in ((9, "a part of type 'image_url'"), (11, "holds image, which no model here reads")):
+        path.write_bytes(MESSY.splitlines()[number])
+        with pytest.raises(RlhfsimError, match=words):
+            open_source(Data(path=str(path), chat_template=True), "grpo", 0)
+
+
+def test_conversations_hold_prompt_and_response(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "yes"}]
+    data = replace(_jsonl(tmp_path / "m.jsonl", [{"conversations": turns}]), chat_template=True)
+    [problem] = open_source(data, "sft", 0).batch(0, 1)
+    assert (problem.prompt, problem.meta["response"]) == (({"role": "user", "content": "q"},), "yes")
+    bad = [turns[0], {"from": "gpt", "value": "no"}]
+    data = replace(_parquet(tmp_path / "p.pq", [{"chosen": turns, "rejected": bad}]), chat_template=True)
+    [problem] = open_source(data, "reward_model", 0).batch(0, 1)
+    assert (problem.prompt, problem.meta["chosen"], problem.meta["rejected"]) == (
+        ({"role": "user", "content": "q"},),
+        "yes",
+        "no",
+    )
+    nested = [{"prompt": turns[:1], "reward_model": {"style": "rule", "ground_truth": "4"}}]
+    data = replace(_jsonl(tmp_path / "v.jsonl", nested), chat_template=True)
+    assert open_source(data, "grpo", 0).batch(0, 1)[0].answer == "4"
+
+
+def test_a_name_on_the_hub_without_a_network_is_refused_and_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = threading.Event()
+
+    def hangs(*_: Any, **__: Any) -> None:
+        started.set()
+        threading.Event().wait(30)
+
+    monkeypatch.setattr("socket.create_connection", hangs)
+    monkeypatch.setattr(hub, "CONNECT_S", 0.05)
+    with pytest.raises(RlhfsimError, match="the hub cannot be reached") as caught:
+        open_source(Data(path="nobody/no-such-data"), "grpo", 0)
+    assert caught.value.code == "data-hub"
+    assert started.is_set()
+
+
+def test_the_held_out_share_is_settable(tmp_path: Path) -> None:
+    data = _jsonl(tmp_path / "d.jsonl", _rows(20))
+    for share, held in ((0.0, 0), (0.25, 5), (1.0, 20)):
+        source = FileSource(replace(data, held_out=share))
+        assert len(source.held_out(100)) == held
+        assert source.shares() == f"{20 - held} rows to train on, {held} held out (data.held_out)"
+    drawn = open_source(Data(held_out=0.5), "grpo", 0)
+    held_out = {p.prompt for p in drawn.held_out(50)}
+    assert held_out.isdisjoint(p.prompt for p in drawn.batch(0, 100))
+    assert open_source(Data(held_out=0.0), "grpo", 0).held_out(5) == []
+
+
+def test_responses_without_answers_need_no_answer_column(tmp_path: Path) -> None:
+    data = _jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}])
+    assert open_source(data, "ppo", 0, answers=False).batch(0, 1)[0].answer == ""
+    with pytest.raises(RlhfsimError, match="no column 'answer'"):
+        open_source(data, "ppo", 0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -10,9 +11,10 @@ from rich.text import Text
 
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.plan import Plan
-from rlhfsim.present.tables import added, fields, grid
+from rlhfsim.present.tables import Fit, added, fields, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.terminal.simulate import Sparkline
 from rlhfsim.present.words import decimals, fixed, size
 from rlhfsim.units import GB
 from rlhfsim.what_if.memory_peaks import MemoryPeaks
@@ -28,6 +30,11 @@ COLUMNS = (
     ("s", "time/step", 2),
 )
 """Column of the progress lines: title, metric, decimals."""
+CURVES = (
+    *("reward/mean", "sft/loss", "reward_model/loss", "reward_model/accuracy"),
+    *("dpo/loss", "dpo/accuracy", "kto/loss"),
+)
+"""Metrics by which a run is seen to learn, beside its evaluations."""
 
 
 class Warned(Protocol):
@@ -143,6 +150,7 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "iterations": len(ended.rows),
         "restarts": list(outcome.restarts),
         "last": dict(ended.rows[-1]) if ended.rows else {},
+        "curves": curves(ended.rows),
         "evaluations": {str(step): value for step, value in ended.evaluations.items()},
         "predicted_step_s": plan.prediction.step_s,
         "predicted_low_s": plan.prediction.low_s,
@@ -151,6 +159,23 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "coordination_overhead": outcome.overhead,
         "phases": [{**fields(p, "name", *SECONDS), "measured": p.steps} for p in phases],
     }
+
+
+def curves(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Values, iteration by iteration, of the metrics that say what was learnt."""
+    names = [name for row in rows[:1] for name in CURVES if name in row]
+    return {name: [row[name] for row in rows if math.isfinite(row.get(name, math.nan))] for name in names}
+
+
+def curves_table(report: Mapping[str, Any]) -> RenderableType:
+    """Learning curves, a line each."""
+    line = "iteration by iteration"
+    rows: list[tuple[object, ...]] = [
+        (name, f"{values[0]:.3g}", f"{values[-1]:.3g}", Sparkline(values))
+        for name, values in report["curves"].items()
+        if values
+    ]
+    return drawn(grid(("metric", ">first", ">last", line), rows, fit={line: Fit(ratio=1)}), None)
 
 
 SECONDS = ("predicted_s", "low_s", "high_s", "measured_s")
@@ -173,6 +198,9 @@ def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
     else:
         yield comparison(report)
         yield ""
+        if len(next(iter(report["curves"].values()), ())) > 1:
+            yield curves_table(report)
+            yield ""
     yield labelled(_figures(report))
 
 

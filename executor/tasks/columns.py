@@ -1,0 +1,228 @@
+"""What the columns of a data set mean: a row as a problem, or the reason why it is none.
+
+Settings name the columns; where the usual name is not there, another usual one is taken and said. A prompt is
+text or a conversation: turns of `role` and `content` (or `from` and `value`), whose content is text or
+parts of text. A conversation that ends with a turn of the assistant holds its response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from executor.settings import Data
+from executor.tasks.prompts import Preference, Problem
+from executor.tasks.rows import BadRow, Row
+from executor.tasks.text import Message, Prompt
+from rlhfsim.errors import Place, RlhfsimError
+
+NEEDED: Mapping[Preference, tuple[str, ...]] = {
+    "none": ("answer_column",),
+    "pairs": ("chosen_column", "rejected_column"),
+    "labels": ("answer_column", "label_column"),
+    "responses": ("answer_column",),
+}
+"""Settings that name a needed column, beside the prompt's."""
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "prompt_column": (
+        *("prompt", "question", "problem", "instruction", "query", "input"),
+        *("messages", "conversations", "conversation"),
+    ),
+    "answer_column": (
+        *("answer", "ground_truth", "solution", "response", "completion", "output", "target"),
+        "reward_model",
+    ),
+    "chosen_column": ("chosen", "chosen_response", "preferred"),
+    "rejected_column": ("rejected", "rejected_response", "dispreferred"),
+    "label_column": ("label", "is_desirable"),
+}
+"""Setting -> names that such a column has in public data sets, the most usual first."""
+IMAGES = ("image", "images", "video", "videos", "audio")
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
+TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable", "bad", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Where a row has what a problem needs."""
+
+    preference: Preference
+    chat: bool
+    """Conversations may be prompts."""
+    used: Mapping[str, str]
+    """Setting -> column; what is missing is the last turn of a conversation, or not needed."""
+
+    def problem(self, row: Row) -> Problem:
+        """The row as a problem.
+
+        Raises:
+            BadRow: it is none.
+        """
+        values = dict(row)
+        for name in IMAGES:
+            if values.get(name) is not None and values.get(name) != []:
+                raise BadRow(f"column {name!r} holds {name}, which no model here reads: take a set of texts")
+        prompt, answer = self._prompt(values)
+        if "answer_column" in self.used:
+            answer = _plain(values.pop(self.used["answer_column"], None), self.used["answer_column"])
+        meta = self._given(values, answer)
+        return Problem(prompt=prompt, answer=answer or "", meta=meta)
+
+    def _given(self, values: dict[str, Any], answer: str | None) -> dict[str, Any]:
+        """The other columns, and what the model is to learn from."""
+        match self.preference:
+            case "pairs":
+                for side in ("chosen", "rejected"):
+                    column = self.used[f"{side}_column"]
+                    value = values.pop(column, None)
+                    values[side] = (
+                        _ended(value, column)[1] if isinstance(value, list) else _plain(value, column)
+                    )
+            case "labels" | "responses":
+                if answer is None:
+                    raise BadRow("the conversation does not end with a turn of the assistant")
+                values["response"] = answer
+                if self.preference == "labels":
+                    column = self.used["label_column"]
+                    values["label"] = 1.0 if _is_true(values.pop(column, None), column) else -1.0
+            case "none":
+                pass
+        return values
+
+    def _prompt(self, values: dict[str, Any]) -> tuple[Prompt, str | None]:
+        """The prompt, and the response that a conversation ends with."""
+        column = self.used.get("prompt_column")
+        if column is None:  # pairs of whole conversations
+            column = self.used["chosen_column"]
+            value = values.get(column)
+            if not isinstance(value, list):
+                raise BadRow(f"column {column!r} must be turns of role and content")
+            return self._conversation(_ended(value, column)[0], column), None
+        value = values.pop(column, None)
+        if not isinstance(value, list):
+            text = _plain(value, column)
+            if not text.strip():
+                raise BadRow("an empty prompt")
+            return text, None
+        turns = _turns(value, column)
+        answered = len(turns) > 1 and turns[-1]["role"] == "assistant"
+        prompt = self._conversation(turns[:-1] if answered else turns, column)
+        return prompt, turns[-1]["content"] if answered else None
+
+    def _conversation(self, turns: tuple[Message, ...], column: str) -> tuple[Message, ...]:
+        if not self.chat:
+            raise BadRow(f"column {column!r} holds a conversation, which needs data.chat_template: true")
+        return turns
+
+
+def columns_of(
+    data: Data, preference: Preference, first: Row, *, answers: bool, say: Callable[[str], None]
+) -> Columns:
+    """The columns by the settings and the first row; guesses are said. `answers`: rules need them.
+
+    Raises:
+        RlhfsimError: a needed column is missing.
+    """
+    used: dict[str, str] = {}
+    needed = NEEDED[preference] if answers or preference != "none" else ()
+    for setting in ("prompt_column", *needed):
+        column = _column(data, setting, first, set(used.values()), say)
+        if column is not None:
+            used[setting] = column
+        elif not _in_conversation(setting, preference, first, used):
+            raise RlhfsimError(
+                "data-column",
+                f"no column {getattr(data, setting)!r}",
+                place=Place(file=str(data.path)),
+                help=f"columns: {', '.join(first)}; name the right one with data.{setting}",
+            )
+    return Columns(preference=preference, chat=data.chat_template, used=used)
+
+
+def _column(
+    data: Data, setting: str, first: Row, taken: Iterable[str], say: Callable[[str], None]
+) -> str | None:
+    """The column of a setting; None: there is none."""
+    wanted = getattr(data, setting)
+    if wanted in first:
+        return str(wanted)
+    default = next(field.default for field in fields(Data) if field.name == setting)
+    names = [name for name in USUAL[setting] if name in first and name not in taken]
+    if wanted != default or not names:
+        return None
+    say(f"data: there is no column {wanted!r}, {names[0]!r} is used (data.{setting})")
+    return names[0]
+
+
+def _in_conversation(setting: str, preference: Preference, first: Row, used: Mapping[str, str]) -> bool:
+    """Whether conversations hold what has no column of its own."""
+    if setting == "prompt_column":
+        sides = [first.get(name) for name in USUAL["chosen_column"]]
+        return preference == "pairs" and any(isinstance(side, list) for side in sides)
+    return setting == "answer_column" and isinstance(first.get(used.get("prompt_column", "")), list)
+
+
+def _turns(value: list[Any], column: str) -> tuple[Message, ...]:
+    """Turns of a conversation as role and text."""
+    turns = []
+    for turn in value:
+        role = turn.get("role") or turn.get("from") if isinstance(turn, dict) else None
+        if not isinstance(role, str):
+            raise BadRow(f"column {column!r} must be text or turns of role and content")
+        content = turn["content"] if turn.get("content") is not None else turn.get("value")
+        turns.append({"role": ROLES.get(role, role), "content": _content(content, column)})
+    if not turns:
+        raise BadRow(f"column {column!r} must be text or turns of role and content")
+    return tuple(turns)
+
+
+def _content(content: Any, column: str) -> str:
+    """Text of a turn; parts of text are joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRow(f"column {column!r} must be text or turns of role and content: one has no text")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind not in ("text", "input_text", "output_text"):
+            raise BadRow(
+                f"column {column!r} holds a part of type {kind!r}, which no model here reads: text only"
+            )
+        texts.append(str(part.get("text") or "") if isinstance(part, dict) else str(part))
+    return "".join(texts)
+
+
+def _ended(value: Any, column: str) -> tuple[tuple[Message, ...], str]:
+    """A conversation before its last turn, and that turn's text."""
+    turns = _turns(value, column)
+    if turns[-1]["role"] != "assistant":
+        raise BadRow(f"the conversation in column {column!r} does not end with a turn of the assistant")
+    return turns[:-1], turns[-1]["content"]
+
+
+def _plain(value: Any, column: str) -> str:
+    """A text or number as text; verl's {"ground_truth": ...} counts by what it holds."""
+    if isinstance(value, dict) and "ground_truth" in value:
+        value = value["ground_truth"]
+    if value is None:
+        raise BadRow(f"column {column!r} has no value here")
+    if not isinstance(value, (str, int, float)):
+        raise BadRow(f"column {column!r} must be text")
+    return str(value)
+
+
+def _is_true(value: Any, column: str) -> bool:
+    """A label: a number, true or false, or a word for it."""
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in TRUE or word in FALSE:
+            return word in TRUE
+        try:
+            value = float(word)
+        except ValueError:
+            value = None
+    if not isinstance(value, (bool, int, float)):
+        raise BadRow(f"column {column!r} must be a number, or true or false")
+    return float(value) > 0
