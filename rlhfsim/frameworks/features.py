@@ -97,6 +97,8 @@ def workload_features(workload: Workload) -> Iterator[str]:
             yield "LoRA on a 4-bit base"
     if workload.generates and workload.old_logprobs == "rollout":
         yield "old log-probs of the rollout"
+    if workload.generates and workload.old_logprobs == "reused":
+        yield "old log-probs of the training pass"
     if workload.optimizer == "adam8bit":
         yield "8-bit Adam"
     if workload.gradients == "bf16":

@@ -7,7 +7,7 @@ docs print the table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, resources
@@ -93,6 +93,7 @@ FEATURES: Mapping[str, str] = {
     "LoRA on a 4-bit base": "set workload.lora.base: bf16",
     "8-bit Adam": "set workload.optimizer: adam",
     "old log-probs of the rollout": "set workload.old_logprobs: recompute",
+    "old log-probs of the training pass": "set workload.old_logprobs: recompute",
     "BF16 gradients": "leave out workload.gradients",
     "FP32 gradient sums": "leave out workload.gradients",
     "AMD GPUs": "use NVIDIA GPUs",
@@ -143,6 +144,8 @@ class Runs:
     """The samples of a micro-batch are padded to its longest, never packed."""
     always_swaps: bool = False
     """A reference beside the actor has no other residency than swapped."""
+    reuses_logprobs: Callable[[Workload], bool] = lambda work: False
+    """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE

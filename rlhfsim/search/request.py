@@ -145,6 +145,8 @@ class Request(_Runner):
         runs = self.runs
         priced = replace(self.cluster, framework=runs.name if runs else None)
         object.__setattr__(self, "cluster", priced)
+        if runs and self.workload.old_logprobs == "recompute" and runs.reuses_logprobs(self.workload):
+            object.__setattr__(self, "workload", replace(self.workload, old_logprobs="reused"))
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",

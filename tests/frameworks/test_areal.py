@@ -171,10 +171,10 @@ def same_run(asked: Plan, folder: Path) -> None:
     run = configuration.run(settings, {})
     work, placement = asked.workload, asked.placement
     assert placement.rollout is not None
-    assert (run.algorithm, run.kl, run.recomputes_logprobs) == (
+    assert (run.algorithm, run.kl, run.old_logprobs) == (
         work.algorithm,
         work.has_reference,
-        work.old_logprobs == "recompute",
+        work.old_logprobs,
     )
     assert (run.prompts, run.samples, run.mini_batches) == (work.prompts, work.samples, work.mini_batches)
     assert (run.backend, run.weight_path) == (placement.backend, placement.weight_path)

@@ -15,11 +15,19 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, Value, export
+from rlhfsim.frameworks.features import workload_features
 from rlhfsim.frameworks.slime.configuration import CONFIGURATION
 from rlhfsim.frameworks.slime.export import ends
+from rlhfsim.frameworks.slime.heads import CHUNKED
+from rlhfsim.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.memory.logits import head_peak
 from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Environment
 from tests.frameworks.test_accepted import PACKS, plan, workload
@@ -60,6 +68,7 @@ def drawn() -> Iterator[Plan]:
 
 
 PLANS = list(drawn())
+PLAIN = {"tp": 2, "dp": 4, "zero": 1} | PACKS
 
 
 def right(kind: str, value: Value) -> bool:
@@ -253,7 +262,8 @@ def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
     assert found.partial_rollout == schedule.partial_rollout
     assert found.train_precision == work.train_precision
     assert found.staleness == (2 if schedule.partial_rollout else schedule.staleness)
-    assert found.recomputes_logprobs == (work.old_logprobs == "recompute")
+    skips = reuses_logprobs(work) and work.old_logprobs == "recompute"
+    assert found.old_logprobs == ("reused" if skips else work.old_logprobs)
 
 
 RECIPE = """source scripts/models/qwen3-30B-A3B.sh
@@ -275,4 +285,42 @@ def test_a_recipe_in_the_form_of_slime_is_recognised_and_read() -> None:
     assert (found.layout.pack_tokens, found.layout.offload_optimizer) == (20480, "cpu")
     assert (found.rollout.tp, found.rollout.max_num_seqs, found.sleep) == (8, 512, 2)
     assert found.actor_residency == "offloaded"
-    assert not found.recomputes_logprobs  # one update a rollout: taken from the training pass
+    assert found.old_logprobs == "reused"  # one update a rollout: taken from the training pass
+
+
+def test_the_only_update_of_a_rollout_reuses_its_log_probs_and_no_pass_is_priced() -> None:
+    cluster = parse_cluster(8, "h100")
+    work = workload("grpo", mini_batches=1)
+    asked = Request(cluster=cluster, workload=work, backend="megatron", framework="slime")
+    assert asked.workload == replace(work, old_logprobs="reused")
+    assert "actor.logprob" not in {call.name for call in dataflow(asked.workload)}
+    assert "old log-probs of the training pass" in set(workload_features(asked.workload))
+    several = replace(work, mini_batches=4)
+    assert replace(asked, workload=several).workload == several
+    assert Request(cluster=cluster, workload=work, backend="megatron", framework="verl").workload == work
+    with pytest.raises(RlhfsimError, match="a step has 4"):
+        replace(asked.workload, mini_batches=4)
+    ppo = plan(
+        replace(workload("reinforce++", mini_batches=1), old_logprobs="reused"),
+        "megatron",
+        PLAIN,
+        {"tp": 2, "dp": 4},
+    )
+    told = {entry.what: entry for entry in export(ppo, "slime", frozenset()).written.unsaid}
+    assert told["old log-probs of the training pass"].nearest is not None
+
+
+def test_log_probs_in_chunks_are_read_and_written(tmp_path: Path) -> None:
+    chunks = RECIPE.rstrip() + " \\\n   --log-probs-chunk-size 1024\n"
+    configuration, settings = read_configuration(chunks, {})
+    software = configuration.run(settings, {}).software
+    assert software is not None
+    assert software.head == CHUNKED
+    whole, cut = (
+        head_peak(resolve_model("qwen2.5-7b"), Layout(), "megatron", 8192.0, head) for head in (None, CHUNKED)
+    )
+    assert cut < whole
+    asked = PLANS[0]
+    chunked = replace(asked, placement=replace(asked.placement, software=software))
+    assert export(chunked, "slime", frozenset()).written.values["--log-probs-chunk-size"] == 1024
+    assert read_back(chunked, tmp_path).software == software

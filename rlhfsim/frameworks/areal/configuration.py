@@ -53,7 +53,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=updates,
         packing=True,
         kl=kl and _has(s, "ref"),
-        recomputes_logprobs=s.flag("actor.recompute_logprob"),
+        old_logprobs="recompute" if s.flag("actor.recompute_logprob") else "rollout",
         lora_rank=rank,
         gradients=_gradients(s, megatron),
         max_prompt=s.whole("train_dataset.max_length", default=0) or None,

@@ -28,6 +28,7 @@ from rlhfsim.specs.workload.workload import (
     Environment,
     GradientSums,
     Lora,
+    OldLogprobs,
     Reward,
     Rules,
     Workload,
@@ -70,8 +71,7 @@ class RunDescription:
     mini_batches: int = 1
     packing: bool
     kl: bool
-    recomputes_logprobs: bool = True
-    """Old log-probs come from a forward of the training engine."""
+    old_logprobs: OldLogprobs = "recompute"
     lora_rank: int = 0
     lora_base: Literal["bf16", "nf4"] = "bf16"
     optimizer: Literal["adam", "adam8bit"] = "adam"
@@ -213,7 +213,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         prompt_len=cut_log_normal(max(1.0, lengths.prompt), lengths.longest_prompt),
         response_len=cut_log_normal(max(1.0, lengths.response), run.max_response or lengths.longest),
         packing=run.packing,
-        old_logprobs="recompute" if run.recomputes_logprobs else "rollout",
+        old_logprobs=run.old_logprobs,
         lora=Lora(rank=run.lora_rank, base=run.lora_base) if run.lora_rank else None,
         dynamic_sampling=run.dynamic_sampling,
         oversampling=run.oversampling,

@@ -66,7 +66,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, round(prompts * samples / batch)),
         packing=_packed(s) or s.flag("policy.dynamic_batching.enabled"),
         kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
-        recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"),
+        old_logprobs="rollout" if s.flag("loss_fn.force_on_policy_ratio") else "recompute",
         lora_rank=s.whole(f"{adapters}.dim", default=8) if s.flag(f"{adapters}.enabled") else 0,
         gradients=_gradients(s, megatron),
         dynamic_sampling=_dynamic_sampling(s, prompts),

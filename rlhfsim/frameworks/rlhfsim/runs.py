@@ -26,6 +26,7 @@ _NOT_RUN = {
     "BF16 gradients",  # DeepSpeed's are; FSDP2 reduces in FP32
     "gated delta net or Mamba-2 layers",  # its packs would leak a state from one sample into the next
     "sparse attention",
+    "old log-probs of the training pass",
     "AMD GPUs",  # the pinned wheels are for CUDA
 }
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them

@@ -47,6 +47,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     kl = _kl(s)
     swapped = not apart or (kl and s.flag(f"{PLACE}.colocate_policy_ref", default=True))
     beside = rank > 0 and not (megatron and s.flag(f"{_MEGATRON}.lora_config.merge_lora", default=True))
+    loss = s.text(f"{ALGORITHM}.policy_loss_type", default="regular")
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text(f"{POLICY}.model.path", default="Qwen/Qwen2.5-1.5B-Instruct"),
@@ -57,7 +58,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, prompts // max(1, s.whole("trainer.policy_mini_batch_size", default=256))),
         packing=s.flag("trainer.remove_microbatch_padding", default=True),
         kl=kl,
-        recomputes_logprobs=s.text(f"{ALGORITHM}.policy_loss_type", default="regular") not in ROLLOUT_LOSSES,
+        old_logprobs="rollout" if loss in ROLLOUT_LOSSES else "recompute",
         lora_rank=rank,
         max_prompt=s.whole("trainer.max_prompt_length", default=512),
         max_response=s.whole("generator.sampling_params.max_generate_length", default=1024),

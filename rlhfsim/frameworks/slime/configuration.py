@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
@@ -10,9 +11,11 @@ from rlhfsim.frameworks.configuration.described import RunDescription, rollout_l
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.slime.findings import findings
+from rlhfsim.frameworks.slime.heads import CHUNKED
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.workload.workload import Algorithm
+from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
 
 ESTIMATORS: dict[str, Algorithm] = {
     "grpo": "grpo",
@@ -54,8 +57,9 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, updates),
         packing=True,
         kl=s.flag("use_kl_loss") or s.share("kl_coef", default=0.0) != 0,
-        recomputes_logprobs=not s.flag("use_rollout_logprobs") and not _reused(s, updates, algorithm),
+        old_logprobs=_old_logprobs(s, updates, algorithm),
         gradients="bf16" if s.flag("grad_reduce_in_bf16") else "backend",
+        software=_software(s),
         **_sampling(s, prompts),
         max_prompt=s.whole("rollout_max_prompt_len", default=0) or None,
         max_response=s.whole("rollout_max_response_len", default=0) or None,
@@ -96,10 +100,20 @@ def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
     return float(stale and not s.flag("colocate")), False
 
 
-def _reused(s: FrameworkSettings, updates: int, algorithm: Algorithm) -> bool:
-    """Old log-probs come from the training pass itself where a rollout is one optimizer step."""
+def _old_logprobs(s: FrameworkSettings, updates: int, algorithm: Algorithm) -> OldLogprobs:
+    """Those of the rollout if asked for; of the training pass where a rollout is one optimizer step."""
+    if s.flag("use_rollout_logprobs"):
+        return "rollout"
     apart = algorithm == "ppo" or s.text("advantage_estimator", default="grpo") == "gspo"
-    return updates == 1 and not apart and s.share("kl_coef", default=0.0) == 0
+    reused = updates == 1 and not apart and s.share("kl_coef", default=0.0) == 0
+    return "reused" if reused else "recompute"
+
+
+def _software(s: FrameworkSettings) -> Software | None:
+    """Log-probs in chunks; None: of all tokens at once (its default, -1)."""
+    if str(s.find("log_probs_chunk_size") or -1).startswith("-"):
+        return None
+    return replace(default_software("megatron"), head=CHUNKED)
 
 
 def _layout(s: FrameworkSettings, gpus: int, model: str) -> Layout:

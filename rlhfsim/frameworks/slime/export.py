@@ -23,6 +23,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
+from rlhfsim.frameworks.slime.heads import CHUNK_ROWS, CHUNKED
 from rlhfsim.frameworks.slime.unsaid import unsaid_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
@@ -213,6 +214,7 @@ def _training(plan: Plan) -> Iterator[Setting]:
     yield Setting(key="--attention-dropout", value=0.0, why="Megatron's own is 0.1")
     yield Setting(key="--hidden-dropout", value=0.0)
     yield from _micro_batch(placed.layout)
+    yield from _chunks(plan)
 
 
 def _degrees(placed: RolePlacement, layers: int, why: str) -> Iterator[Setting]:
@@ -263,6 +265,13 @@ def _micro_batch(layout: Layout) -> Iterator[Setting]:
     yield Setting(key="--max-tokens-per-gpu", value=layout.pack_tokens)
     score = layout.score_pack_tokens or layout.pack_tokens
     yield Setting(key="--log-probs-max-tokens-per-gpu", value=score)
+
+
+def _chunks(plan: Plan) -> Iterator[Setting]:
+    software = plan.placement.software
+    if software is not None and software.head == CHUNKED:
+        why = "logits of scoring in chunks of tokens"
+        yield Setting(key="--log-probs-chunk-size", value=CHUNK_ROWS, why=why)
 
 
 def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:

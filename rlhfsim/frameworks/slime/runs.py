@@ -8,6 +8,14 @@ from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
+from rlhfsim.specs.workload.workload import Workload
+
+
+def reuses_logprobs(work: Workload) -> bool:
+    """Whether the only update of a rollout gives the old log-probs itself (can_reuse_log_probs_in_loss)."""
+    beside = work.algorithm == "reinforce++" and not work.has_reference
+    return work.one_update and (beside or work.algorithm in ("grpo", "dr-grpo"))
+
 
 RUNS = Runs(
     name="slime",
@@ -39,6 +47,7 @@ RUNS = Runs(
         interrupts="continuous",
         whole_updates=True,
     ),
+    reuses_logprobs=reuses_logprobs,
     always_swaps=True,  # _switch_model of backends/megatron_utils/actor.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
@@ -72,6 +81,7 @@ RUNS = Runs(
         "FP8 training",
         "micro-batches by tokens",
         "old log-probs of the rollout",
+        "old log-probs of the training pass",
     ),
     source="slime 624b824 (0.3.1): slime/utils/arguments.py, train.py, train_async.py, "
     "rollout/fully_async_rollout.py, scripts/ (low_precision, run-qwen3-4B-amd.sh), read 2026-11-23",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response, scored_alike
 from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
+from rlhfsim.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.units import format
@@ -95,13 +96,19 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
             instead="samples are packed",
             nearest=with_workload(plan, packing=True),
         )
-    reuses = work.mini_batches == 1 and work.algorithm in ("grpo", "dr-grpo")
-    if reuses and work.old_logprobs == "recompute":
+    if reuses_logprobs(work) and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
         yield Unsaid(
             what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
             instead="a rollout that is one optimizer step takes them from the training pass",
-            nearest=with_workload(plan, old_logprobs="rollout"),
+            nearest=with_workload(plan, old_logprobs="reused"),
+            of=("workload.old_logprobs",),
+        )
+    if work.old_logprobs == "reused" and not reuses_logprobs(work):
+        yield Unsaid(
+            what="old log-probs of the training pass",
+            instead=f"{work.title} computes them in a pass of their own",
+            nearest=with_workload(plan, old_logprobs="recompute"),
             of=("workload.old_logprobs",),
         )
     sampling = work.dynamic_sampling

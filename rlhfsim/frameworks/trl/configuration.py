@@ -75,6 +75,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     layout = _layout(s, gpus, batch)
     asleep = 2 if s.flag("vllm_enable_sleep_mode") and not server else 0
     path: WeightPath = "broadcast" if server else "ipc"
+    corrected = s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("model_name_or_path", "model"),
@@ -84,8 +85,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, each // accumulation),
         packing=False,
         kl=s.share("beta", default=0.0) != 0,
-        recomputes_logprobs=group(s) > 1
-        or (s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)),
+        old_logprobs="recompute" if group(s) > 1 or corrected else "rollout",
         lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0,
         lora_base="nf4" if s.flag("load_in_4bit") else "bf16",
         optimizer="adam8bit" if "8bit" in s.text("optim", default="adamw_torch_fused") else "adam",

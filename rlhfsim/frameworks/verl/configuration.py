@@ -76,7 +76,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, round(prompts / max(1, s.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)))),
         packing=packing,
         kl=_kl(s),
-        recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
+        old_logprobs="rollout" if s.flag("algorithm.rollout_correction.bypass_mode") else "recompute",
         lora_rank=lora,
         gradients=_gradients(s, megatron),
         dynamic_sampling=_dynamic_sampling(s, prompts),

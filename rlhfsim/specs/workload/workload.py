@@ -17,6 +17,7 @@ from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.lengths import Fixed, Lengths
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
+OldLogprobs = Literal["recompute", "rollout", "reused"]
 Algorithm = Literal[
     "ppo",
     "grpo",
@@ -174,8 +175,9 @@ class Workload(Hashed):
     """Sequences are packed without padding for forward passes and training."""
     kl: bool = True
     """A KL term needs reference log-probs; without it there is no reference."""
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """Old log-probs from a forward of the training engine, or those of the rollout engine."""
+    old_logprobs: OldLogprobs = "recompute"
+    """Old log-probs from a forward of the training engine, those of the rollout engine, or those of the only
+    training pass itself (`reused`), which are the same numbers without that forward."""
     lora: Lora | None = None
     environment: Environment | None = None
     dynamic_sampling: DynamicSampling | None = None
@@ -199,6 +201,11 @@ class Workload(Hashed):
     seed: int = 0
     """Seed of drawn lengths."""
 
+    @property
+    def one_update(self) -> bool:
+        """Whether the policy that is trained is the one that generated, all through the step."""
+        return self.epochs == self.mini_batches == 1
+
     def __post_init__(self) -> None:
         """Check that batch and mini-batches agree, and that preference training has its reference."""
         if self.algorithm in REFERRED and self.reference == "none":
@@ -212,6 +219,13 @@ class Workload(Hashed):
                 "uneven-mini-batches",
                 f"{self.num_sequences} sequences do not split into {self.mini_batches} mini-batches",
                 help="choose mini_batches that divides prompts x samples",
+            )
+        if self.old_logprobs == "reused" and not self.one_update:
+            raise RlhfsimError(
+                "reused-log-probs-of-several-updates",
+                "old log-probs of the training pass are those of one update, a step has "
+                f"{self.epochs * self.mini_batches}",
+                help="set old_logprobs: recompute, or epochs: 1 and mini_batches: 1",
             )
         if self.dynamic_sampling is not None:
             self._check_dynamic_sampling(self.dynamic_sampling)

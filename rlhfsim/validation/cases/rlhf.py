@@ -195,7 +195,7 @@ def description_of(row: Row) -> RunDescription:
         or (round((sequences - sequences % samples) / batch) if batch else 1),
         packing=row.text("packing") != "no",
         kl=row.text("kl") != "no",
-        recomputes_logprobs=row.text("old_logprobs") != "rollout",
+        old_logprobs="rollout" if row.text("old_logprobs") == "rollout" else "recompute",
         lora_rank=row.integer("lora_rank") or 0,
         backend=backend,
         gpus=training,
