@@ -250,11 +250,14 @@ class Run:
         times.saved(time.monotonic() - began)
 
     def _evaluated(self, workers: WorkerGroups, done: int) -> float:
-        """Share of held-out problems whose greedy response gets the full rule reward."""
+        """Share of held-out problems whose greedy response gets the full reward of rules and environment."""
         problems = self.prompter.source.held_out(self.job.settings.evaluation.problems)
         requests = self.prompter.greedy(problems, EVALUATION)
         samples = [replace(self.prompter.sample(c), group=0) for c in workers.generate(requests, done)]
-        right = [scored.total is not None and scored.total >= 1.0 for scored in self.rules(samples)]
+        right = [
+            scored.total is not None and scored.total + (sample.reward or 0.0) >= 1.0
+            for scored, sample in zip(self.rules(samples), samples, strict=True)
+        ]
         accuracy = sum(right) / len(right)
         self.listener.phase(
             f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems"

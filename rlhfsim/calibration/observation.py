@@ -34,6 +34,8 @@ from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Spa
 
 FAILED = "failed"
 """Attribute of a span whose work raised an error."""
+ENVIRONMENT = "environment"
+"""Role of spans that lie inside generation."""
 JUMP = 20.0
 """A step that takes this many times the median step shows a clock that was set, not a slow step."""
 SLACK_S = 0.05
@@ -72,6 +74,10 @@ class Observation:
     """Mean tokens of a prompt over the counted steps; None: not measured."""
     response_tokens: float | None = None
     """Mean tokens of a response over the counted steps; None: not measured."""
+    turns: float | None = None
+    """Mean turns of a response; None: no environment, or not measured."""
+    answer_s: float | None = None
+    """Mean seconds of an environment's answer."""
     lengths: tuple[StepLengths, ...] = ()
     """Of every counted step; empty where they were not measured in each."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -150,9 +156,10 @@ def observe(
     check_trace(plan, trace, place)
     lines = _by_step(rows, trace.steps)
     counted, notes = counted_steps(plan, trace, lines, place)
-    spans = [span for span in trace.spans if span.step in counted and span.kind != WAIT]
+    spans = [s for s in trace.spans if s.step in counted and s.kind != WAIT and s.role != ENVIRONMENT]
     measured = [_lengths(lines[step]) for step in counted if step in lines]
     prompt, response = _tokens([lines[step] for step in counted if step in lines])
+    turns, answer_s = _answers([lines[step] for step in counted if step in lines])
     each = tuple(lengths for lengths in measured if lengths is not None)
     known = environment or {}
     return Observation(
@@ -164,6 +171,8 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
+        turns=turns,
+        answer_s=answer_s,
         lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
@@ -361,6 +370,16 @@ def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:
             prompts.append(tokens / samples - response)
     known = [response for response in responses if response and response > 0]
     return (fmean(prompts) if prompts else None), (fmean(known) if known else None)
+
+
+def _answers(rows: Sequence[Row]) -> tuple[float | None, float | None]:
+    """Mean turns of a response, and mean seconds of an answer."""
+    turns, seconds = ([_number(row, f"environment/{n}_mean") for row in rows] for n in ("turns", "seconds"))
+    whole = [(t, s) for t, s in zip(turns, seconds, strict=True) if t and s is not None]
+    if not whole:
+        return None, None
+    mean = fmean(t for t, _ in whole)
+    return mean, fmean(s for _, s in whole) / mean
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -135,6 +135,7 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
     given = profile or load_profile(plan.hardware[0].profile)
     priced = with_software(given, plan.framework, plan.placement.backend)
     workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
+    workload = with_answers(workload, observation.turns, observation.answer_s)
     cluster = cluster_with(plan, priced)
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
@@ -224,6 +225,15 @@ def with_lengths(workload: Workload, prompt: float | None, response: float | Non
     if response is not None and workload.generates:
         changes["response_len"] = with_mean(workload.response_len, response)
     return replace(workload, **changes)  # type: ignore[arg-type]  # one field each
+
+
+def with_answers(workload: Workload, turns: float | None, answer_s: float | None) -> Workload:
+    """The workload with the measured mean turns and answers of its environment."""
+    environment = workload.environment
+    if environment is None or turns is None or answer_s is None:
+        return workload
+    mean = min(max(1.0, turns), environment.turns)
+    return replace(workload, environment=replace(environment, mean_turns=mean, seconds_per_turn=answer_s))
 
 
 def with_mean(lengths: AnyLengths, mean: float) -> AnyLengths:

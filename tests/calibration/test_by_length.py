@@ -14,6 +14,7 @@ from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.observation import Observation, StepLengths
 from rlhfsim.calibration.predict import STEP, pricer_of
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.workload.workload import Environment
 
 RESPONSES = (300, 500, 800, 1200, 1700, 2300)
 EACH = 5
@@ -78,3 +79,15 @@ def test_a_curve_needs_lengths_that_differ_and_steps_enough() -> None:
     assert thirds(replace(run, lengths=alike)) is None
     assert thirds(replace(run, lengths=run.lengths[::3])) is None
     assert not list(growths(replace(run, lengths=())))
+
+
+def test_measured_turns_and_answers_stand_in_for_those_of_the_plan() -> None:
+    made = plan(model="qwen2.5-7b")
+    slow = replace(made.workload, environment=Environment(turns=4, seconds_per_turn=30.0))
+    [run] = planted_runs((replace(made, workload=slow),), load_profile(GPU), {}, np.random.default_rng(3))
+    assert run.turns is None
+    planned, found = pricer_of(run), pricer_of(replace(run, turns=2.0, answer_s=0.5))
+    assert found.setting.workload.environment == replace(
+        slow.environment, mean_turns=2.0, seconds_per_turn=0.5
+    )
+    assert found.seconds()["actor.generate"] < planned.seconds()["actor.generate"] - 60

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,12 @@ def test_a_span_that_reaches_over_the_start_begins_at_zero() -> None:
         [(Recorded(spans=(span("load", 8.0, 12.0),)), SAME_CLOCK)], start_s=10.0, plan_hash="", steps=1
     )
     assert [(s.start_s, s.end_s) for s in found.spans] == [(0.0, 2.0)]
+
+
+def test_an_evaluation_after_the_last_step_is_of_no_step() -> None:
+    spans = tuple(replace(span("actor.generate", float(step), step + 1.0), step=step) for step in (4, 5, 6))
+    found = assemble([(Recorded(spans=spans), SAME_CLOCK)], start_s=0.0, plan_hash="", steps=2, first_step=4)
+    assert [s.step for s in found.spans] == [0, 1]
 
 
 def test_the_trace_survives_its_file(tmp_path: Path) -> None:

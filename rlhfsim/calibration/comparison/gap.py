@@ -120,9 +120,9 @@ def _means(seen: Observation, trace: Trace) -> tuple[dict[str, float], float]:
 
 
 def length_factors(plan: Plan, seen: Observation) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Phase -> seconds with the measured lengths over seconds with the planned ones, in closed form."""
+    """Phase -> seconds with the measured lengths, turns and answers over those planned, in closed form."""
     try:
-        same = replace(seen, plan=plan, prompt_tokens=None, response_tokens=None, covers={})
+        same = replace(seen, plan=plan, prompt_tokens=None, response_tokens=None, turns=None, covers={})
         before = pricer_of(same).seconds()
         after = pricer_of(replace(seen, plan=plan, covers={})).seconds()
     except RlhfsimError as error:
