@@ -15,16 +15,16 @@ from typing import Any
 from executor import refusals
 from executor.coordination import checkpoints, cluster, run_folder
 from executor.coordination.tracing import coordination_overhead
-from executor.coordination.worker_groups import Rules
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.fake import Fakes
 from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.training import library
 from executor.resolve import Job, engine_specs, model_config, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
-from executor.rewards.rules import Scorer
+from executor.rewards.ahead import EarlyRules, Rules
+from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
-from executor.samples import Sample, Scored
+from executor.samples import Completion, Sample, Scored
 from executor.settings import RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
@@ -97,7 +97,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
                 job=job,
                 files=files,
                 prompter=prompter,
-                rules=_rules(scorer, prompter) if job.fakes is None else _alternating,
+                rules=_rules(scorer, prompter) if job.fakes is None else _Alternating(),
                 listener=listener,
                 watch=options.watch,
             )
@@ -219,24 +219,28 @@ def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter) -> None:
 
 
 def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
-    """Rule rewards of samples, one a sample."""
+    """Rule rewards of samples, begun while others are decoded."""
 
-    def score(samples: Sequence[Sample]) -> list[Scored]:
+    def texts(samples: Sequence[Sample]) -> list[Plain]:
         prompts = {id(s.prompt): s.prompt for s in samples}  # shared by the samples of a group
         asked = dict(zip(prompts, prompter.text.decode(list(prompts.values())), strict=True))
         answers = prompter.text.decode([s.response[s.sampled] for s in samples])  # not its environment's
-        texts = [
+        return [
             (asked[id(s.prompt)], text, s.answer, s.meta or {})
             for s, text in zip(samples, answers, strict=True)
         ]
-        return scorer.score(texts)
 
-    return score
+    return EarlyRules(scorer, texts, prompter.preview)
 
 
-def _alternating(samples: Sequence[Sample]) -> list[Scored]:
+class _Alternating:
     """Rewards of a dry run: those of every group differ."""
-    return [Scored(total=float(s.id % 2), by_rule={}) for s in samples]
+
+    def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
+        return [Scored(total=float(s.id % 2), by_rule={}) for s in samples]
+
+    def ahead(self, completion: Completion) -> None:
+        """Nothing to begin."""
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from executor.coordination.run_folder import RunFiles, link, settings_hash
 from executor.coordination.saving import SaveTimes, mtbf, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
-from executor.coordination.worker_groups import Rules, WorkerGroups
+from executor.coordination.worker_groups import WorkerGroups
 from executor.resolve import Job
+from executor.rewards.ahead import Rules
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError

@@ -3,6 +3,7 @@
     reward/{mean,std,min,max}              over samples
     reward/<rule>, reward/model            means before their weights, where rewards are a sum
     reward/dropped                         samples whose reward failed: they teach nothing
+    reward/critical_share                  share of the step in which rules are all that works
     sampling/{generated,equal,surplus}_groups   dynamic sampling: all, those that taught nothing, those beyond
                                            the step (in synchronous schedules)
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
@@ -34,8 +35,9 @@ from numpy.typing import NDArray
 
 from executor.algorithms.iteration import Learned
 from executor.algorithms.kl import kl
+from executor.coordination.tracing import ENGINE_KINDS
 from executor.samples import Floats, Sample
-from rlhfsim.trace import Span
+from rlhfsim.trace import Span, covered
 from rlhfsim.units import GB
 
 Row = dict[str, float]
@@ -213,6 +215,15 @@ def times(spans: Iterable[Span], step: int) -> Row:
     return row
 
 
+def critical_share(spans: Sequence[Span], step: int, seconds: float) -> Row:
+    """Share of an iteration in which nothing but its rules works; empty without rules."""
+    busy = [s for s in spans if s.kind in ENGINE_KINDS]
+    ruled = [(s.start_s, s.end_s) for s in busy if s.role == "rules" and s.step == step]
+    others = [(s.start_s, s.end_s) for s in busy if s.role != "rules"]
+    both, without = (sum(end - start for start, end in covered(w)) for w in (ruled + others, others))
+    return {"reward/critical_share": max(0.0, both - without) / seconds} if ruled and seconds > 0 else {}
+
+
 def iteration_metrics(
     learned: Learned,
     seconds: float,
@@ -223,4 +234,6 @@ def iteration_metrics(
     row = engine_metrics("actor", learned.actor) | engine_metrics("critic", learned.critic)
     row |= sample_metrics(learned.samples, learned.version) | throughput(learned.samples, seconds)
     row |= learned.sampling
+    spans = tuple(spans)
+    row |= critical_share(spans, learned.step, seconds)
     return row | memory(readings) | times(spans, learned.step) | {"time/step": seconds}

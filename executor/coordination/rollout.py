@@ -45,6 +45,8 @@ class ReplicaPool:
     """Engine worker processes of one replica."""
     record: Record
     """Where spans and memory of a part's replies go."""
+    arrived: Callable[[Completion], None]
+    """Told of every response at once."""
     outstanding: dict[int, int] = field(default_factory=dict)
     """Id of a request -> replica."""
     ending: bool = False
@@ -177,6 +179,7 @@ class ReplicaPool:
 
     def _deliver(self, completion: Completion) -> None:
         del self.outstanding[completion.id]
+        self.arrived(completion)
         for mine in self._waited:
             if completion.id in mine:
                 mine[completion.id] = completion
@@ -207,6 +210,7 @@ def spawn(
     scratch: Path,
     fakes: Fakes | None,
     record: Record,
+    arrived: Callable[[Completion], None],
 ) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
@@ -231,6 +235,7 @@ def spawn(
         followers=[processes[1:] for processes in replicas],
         receivers_each=role.layout.replica_gpus,
         record=record,
+        arrived=arrived,
     )
 
 

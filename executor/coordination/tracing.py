@@ -228,10 +228,16 @@ class RunRecorder:
         return found
 
     def fresh(self) -> list[Span]:
-        """Spans since the last call of this, on the clocks that they were measured with."""
+        """Spans since the last call of this, on the driver's clock."""
         with self._lock:
             self._parts.append((self.tracer.take(), SAME_CLOCK))
-            new = [span for recorded, _ in self._parts[self._seen :] for span in recorded.spans]
+            new = [
+                replace(span, start_s=span.start_s - off.value_s, end_s=span.end_s - off.value_s)
+                if off.value_s
+                else span
+                for recorded, off in self._parts[self._seen :]
+                for span in recorded.spans
+            ]
             self._seen = len(self._parts)
         return new
 

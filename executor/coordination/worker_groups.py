@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -32,14 +32,13 @@ from executor.coordination.worker_group import WorkerGroup, join, spawn
 from executor.engines import mesh
 from executor.ranks import TENANTS, group_specs
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
-from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Scored, Transfer
+from executor.rewards.ahead import Rules
+from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.trace import CPU_POOL
 
-Rules = Callable[[Sequence[Sample]], list[Scored]]
-"""Rule rewards, one a sample."""
 METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}
 PROCESSES = "processes.json"
 """In the scratch folder: part -> process id."""
@@ -149,6 +148,7 @@ class WorkerGroups:
             self._scratch,
             self.job.fakes,
             lambda part, reply: self._add(part, reply, SAME_CLOCK),
+            self._rules.ahead,
         )
         if self._stopped:
             self.rollout.kill()

@@ -89,7 +89,18 @@ class TaskPrompter:
         Raises:
             RlhfsimError: its environment failed, and `on_error` is stop.
         """
-        problem, prompt = self._open.pop(completion.id)
+        sample = self.preview(completion)
+        del self._open[completion.id]
+        return sample
+
+    def preview(self, completion: Completion) -> Sample:
+        """What `sample` will give.
+
+        Raises:
+            RlhfsimError: as `sample`.
+            KeyError: the request has been completed, or was never made.
+        """
+        problem, prompt = self._open[completion.id]
         conversation = self._judged(completion)
         reward = None if conversation is None else conversation.reward
         return Sample(

@@ -5,6 +5,7 @@ import logging
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from executor.algorithms.iteration import Learned
 from executor.coordination.metrics import (
+    critical_share,
     engine_metrics,
     iteration_metrics,
     memory,
@@ -177,6 +179,17 @@ def test_the_time_of_a_phase_is_that_of_its_slowest_group() -> None:
         span("idle", 0, 9, "all", kind="wait"),
     ]
     assert times(spans, 0) == {"time/actor.generate": 3.0}
+
+
+def test_rules_are_critical_only_where_nothing_else_works() -> None:
+    rules = replace(span("rules.score", 4, 8, "all", kind="score"), role="rules")
+    spans = [
+        span("actor.generate", 0, 5, "r", kind="generate"),
+        rules,
+        span("reference.logprob", 5, 6.5, "t"),
+    ]
+    assert critical_share(spans, 0, 10.0) == pytest.approx({"reward/critical_share": 0.15})
+    assert critical_share(spans[:1], 0, 10.0) == {}
 
 
 def test_a_row_has_all_parts_and_what_the_samples_say_comes_first() -> None:

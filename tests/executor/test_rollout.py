@@ -52,10 +52,13 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
         followers=[[], []],
         receivers_each=1,
         record=lambda part, reply: None,
+        arrived=lambda completion: None,
     )
 
 
 def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: ReplicaPool) -> None:
+    heard: list[int] = []
+    pool.arrived = lambda completion: heard.append(completion.id)
     pool.submit([_request(i) for i in range(40)], 0, 1.0)
     polled: list[int] = []
     feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))
@@ -64,6 +67,7 @@ def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: 
     feeder.join()
     assert [c.id for c in done] == list(range(1000, 1010))
     assert sorted(polled + [c.id for c in pool.poll(0.01)]) == list(range(40))
+    assert sorted(heard) == [*range(40), *range(1000, 1010)]
     assert pool.outstanding == {}
 
 

@@ -100,6 +100,7 @@ def opened(
             followers=[[] for _ in replicas],
             receivers_each=role.layout.replica_gpus,
             record=lambda part, reply: None,
+            arrived=lambda completion: None,
         )
         route = weights.WeightRoute(job, WorkerGroup(spec=spec, actors=ranks), tmp_path)
         route.open(pool)
