@@ -96,6 +96,16 @@ def test_the_draws_have_the_interval_that_is_printed_and_a_seed_gives_them_again
         assert not np.array_equal(law.draws(3), law.draws(4))
 
 
+def test_the_sum_of_skewed_parts_lies_above_the_printed_step_by_a_few_percent_and_is_as_wide(
+    plan: Plan,
+) -> None:
+    here = replace(cluster(), framework=plan.framework)
+    law = law_of(plan, priced_placement(plan.placement, plan.workload, here).iteration.cost)
+    low, middle, high = quantiles(law.chain())
+    assert law.seconds < middle < 1.25 * law.seconds
+    assert high / low == pytest.approx(law.high / law.low, rel=0.25)
+
+
 def test_what_two_plans_rest_on_cancels_and_what_one_adds_does_not() -> None:
     shared = {"hbm_efficiency": (10.0, 8.0, 13.0)}
     one = StepLaw(seconds=10, low=8, high=13, by_coefficient=shared)
