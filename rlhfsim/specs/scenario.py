@@ -19,7 +19,7 @@ from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import dataflow
-from rlhfsim.specs.workload.workload import Workload, with_usual_batch
+from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 
 KEYS = ("title", "source", "framework", "cluster", "workload", "placement")
 
@@ -71,7 +71,7 @@ def load_scenario(name: str | Path) -> Scenario:
         title=str(data.get("title", source.name)),
         source=str(data.get("source", "")),
         cluster=replace(cluster, framework=framework),
-        workload=convert(Workload, source, with_usual_batch(data["workload"]), ("workload",)),
+        workload=convert(Workload, source, with_usual_kl(data["workload"]), ("workload",)),
         placement=convert(Placement, source, data["placement"], ("placement",)),
     )
 

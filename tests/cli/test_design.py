@@ -13,8 +13,9 @@ from rlhfsim.cli import main as entry
 from rlhfsim.cli.design import design
 from rlhfsim.cli.launch import launch
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import read_plan
+from rlhfsim.plan import PlannedHardware, read_plan
 from rlhfsim.present.terminal.choices import front_dict
+from rlhfsim.present.terminal.design import _nodes
 from rlhfsim.present.terminal.first_screen import MOST
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
@@ -80,6 +81,14 @@ def test_what_changes_learning_stands_in_the_verdict_and_the_screen_stays_one(tm
     assert len(result.output.splitlines()) <= MOST
     assert "samples are up to" in result.output
     assert "nothing here changes what is learnt" not in result.output
+
+
+def test_the_dry_run_is_told_the_gpus_that_there_are() -> None:
+    def pool(gpus: int) -> PlannedHardware:
+        return PlannedHardware(profile="h100_sxm", profile_hash="", gpus=gpus, gpus_per_node=8)
+
+    assert _nodes([pool(65), pool(16)]) == "8x8xh100_sxm+1x1xh100_sxm+2x8xh100_sxm"
+    assert _nodes([pool(4)]) == "1x4xh100_sxm"
 
 
 def test_the_rest_stands_behind_detail(tmp_path: Path) -> None:

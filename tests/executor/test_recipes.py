@@ -56,7 +56,7 @@ def test_kl_stands_where_the_algorithm_has_it_unless_the_settings_say_so() -> No
 @pytest.mark.parametrize(
     ("workload", "settings", "staleness", "code"),
     [
-        (Workload(algorithm="grpo"), Settings(), 0, "group-too-small"),
+        (Workload(algorithm="grpo", samples=1), Settings(), 0, "group-too-small"),
         (GRPO, Settings(algorithm=Algorithm(correction="none")), 1, "stale-without-correction"),
         (GRPO, Settings(sampling=Sampling(top_p=0.9)), 0, "top-p-with-correction"),
         (GRPO, Settings(algorithm=Algorithm(kl_estimator="k1")), 0, "k1-in-loss"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.model.context import check_context, stretched
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.specs.workload.workload import Workload, usual_batch, with_usual_batch
+from rlhfsim.specs.workload.workload import Workload, usual_batch, with_usual_kl
 
 
 def of(model: str, response: float) -> Workload:
@@ -42,16 +43,16 @@ def test_the_shortest_context_of_all_models_counts() -> None:
 
 def test_algorithms_that_compare_samples_have_groups_of_them() -> None:
     assert usual_batch("grpo") == usual_batch("rloo") == {"prompts": 128, "samples": 8}
-    assert with_usual_batch({"algorithm": "dapo", "samples": 16}) == {
+    assert with_usual_kl({"algorithm": "dapo", "samples": 16}) == {
         "algorithm": "dapo",
-        "prompts": 128,
         "samples": 16,
         "kl": False,
     }
+    assert with_usual_kl({"algorithm": "grpo", "prompts": 64}) == {"algorithm": "grpo", "prompts": 64}
+    for given in ({"algorithm": "grpo"}, {"algorithm": "grpo", "prompts": 128, "samples": 8}):
+        assert Workload(**given) == TypeAdapter(Workload).validate_python(given)  # type: ignore[arg-type]
+        assert Workload(**given).num_sequences == 1024  # type: ignore[arg-type]
+    assert Workload(algorithm="rloo", prompts=64).num_sequences == 512
     assert usual_batch("ppo") == usual_batch("dpo") == {"prompts": 1024, "samples": 1}
-    assert with_usual_batch({"algorithm": "grpo", "prompts": 64}) == {
-        "algorithm": "grpo",
-        "prompts": 64,
-        "samples": 8,
-    }
-    assert with_usual_batch([1]) == [1]
+    assert (Workload().prompts, Workload().samples) == (1024, 1)
+    assert with_usual_kl([1]) == [1]

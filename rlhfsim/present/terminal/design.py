@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlhfsim.frameworks.export import exporters
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present.known import known, nearest_short
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import each, fields, grid
@@ -177,9 +177,7 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
     assert answer.chosen is not None
     rows, more = dict[str, str](), [f"rlhfsim simulate {out}"]
     if answer.request.runs is framework(OWN):
-        kinds = answer.chosen.hardware
-        nodes = (f"{-(-h.gpus // h.gpus_per_node)}x{h.gpus_per_node}x{h.profile}" for h in kinds)
-        rows["next"] = f"rlhfsim launch {out} --dry-run --assume-cluster {'+'.join(nodes)}"
+        rows["next"] = f"rlhfsim launch {out} --dry-run --assume-cluster {_nodes(answer.chosen.hardware)}"
     elif (runs := answer.request.runs) is not None and runs.name in exporters():
         rows["next"] = f"rlhfsim export {out} --to {runs.name} --out run"
     more += [] if answer.gains else ["--gains"]
@@ -188,6 +186,17 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
     return [
         Text.assemble((f"{label:{LABEL + 2}}", "cyan"), text, no_wrap=True) for label, text in rows.items()
     ]
+
+
+def _nodes(hardware: Sequence[PlannedHardware]) -> str:
+    """`8x8xh100_sxm+1x1xh100_sxm`: whole nodes, and one with the GPUs that are left."""
+    groups = []
+    for h in hardware:
+        whole, left = divmod(h.gpus, h.gpus_per_node)
+        groups += [f"{whole}x{h.gpus_per_node}x{h.profile}"] * (whole > 0) + [f"1x{left}x{h.profile}"] * (
+            left > 0
+        )
+    return "+".join(groups)
 
 
 def _show_nothing(console: Console, answer: Design) -> None:

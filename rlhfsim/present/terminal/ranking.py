@@ -18,6 +18,9 @@ from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.rivals import TOLERANCE
 from rlhfsim.what_if.simplest import CLOSE
 
+UNPROVEN = "? unproven"
+"""Beside a plan of whose kind a better one may exist; by how much stands in `--detail proof`."""
+
 
 def ranking(answer: Design, width: int = WIDTH) -> RenderableType:
     """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
@@ -45,6 +48,10 @@ def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
         ">USD",
     ]
     rows = [(str(i), *_row(plan, asked, wide=wide)) for i, plan in enumerate(plans, start=1)]
+    for i, gap in enumerate(answer.gaps, start=1):
+        if _open(gap):
+            number, name, *figures = rows[i]
+            rows[i] = number, f"{name} {UNPROVEN}", *figures
     if answer.simpler:
         rows.insert(0, ("*", *_row(answer.chosen, asked, wide=wide)))
         if most is not None and short_kind(answer.best, asked) == short_kind(answer.chosen, asked):
@@ -102,11 +109,16 @@ def considered(answer: Design) -> Text:
 
 def _of_kind(answer: Design) -> str:
     """How well that is known of the runners-up."""
-    open_ = [(i, gap) for i, gap in enumerate(answer.gaps, start=2) if gap is None or gap > TOLERANCE]
+    open_ = [(i, gap) for i, gap in enumerate(answer.gaps, start=2) if _open(gap)]
     if not open_:
         return f", proven to {words.percent(TOLERANCE)}"
     listed = [f"plan {i}" + ("" if gap is None else f" (up to {gap:.1%} better)") for i, gap in open_]
     return f" that were met; not proven: {', '.join(listed)}"
+
+
+def _open(gap: float | None) -> bool:
+    """Whether a kind may hold a plan that is better by more than the tolerance of rivals."""
+    return gap is None or gap > TOLERANCE
 
 
 def _recommended(answer: Design) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -58,6 +58,10 @@ section 4.1; GSPO, arXiv 2507.18071, section 5.1; CISPO has no lower bound (arXi
 is that of ScaleRL, arXiv 2510.13786 (TRL's `epsilon_high` 5)."""
 
 
+USUAL: int = cast(int, None)
+"""A count that nobody gave."""
+
+
 def usual_batch(algorithm: str) -> dict[str, int]:
     """Prompts and samples of a step where none are given: 1,024 sequences, in groups of 8 where compared.
 
@@ -66,13 +70,12 @@ def usual_batch(algorithm: str) -> dict[str, int]:
     return {"prompts": 128, "samples": 8} if algorithm in GROUPED else {"prompts": 1024, "samples": 1}
 
 
-def with_usual_batch(data: Any) -> Any:
-    """A workload of a file, with the usual batch where it names none; anything else as it is."""
+def with_usual_kl(data: Any) -> Any:
+    """A workload of a file, without KL term where its algorithm usually has none and it does not say."""
     if not isinstance(data, dict) or "algorithm" not in data:
         return data
-    algorithm = str(data["algorithm"])
-    without_kl = {"kl": False} if algorithm in WITHOUT_KL else {}
-    return {**usual_batch(algorithm), **without_kl, **data}
+    without_kl = {"kl": False} if str(data["algorithm"]) in WITHOUT_KL else {}
+    return {**without_kl, **data}
 
 
 @checked
@@ -159,10 +162,10 @@ class Workload(Hashed):
     reference: str = "same"
     """Model name, `same`, or `none`."""
     reward: Reward = field(default_factory=lambda: Reward(model="same"))
-    prompts: Count = 1024
-    """Prompts per step."""
-    samples: Count = 1
-    """Responses per prompt (G)."""
+    prompts: Count = USUAL
+    """Prompts per step; where none are given those of `usual_batch`."""
+    samples: Count = USUAL
+    """Responses per prompt (G); likewise."""
     prompt_len: Lengths = field(default_factory=lambda: Fixed(value=1024))
     """Tokens."""
     response_len: Lengths = field(default_factory=lambda: Fixed(value=1024))
@@ -207,7 +210,10 @@ class Workload(Hashed):
         return self.epochs == self.mini_batches == 1
 
     def __post_init__(self) -> None:
-        """Check that batch and mini-batches agree, and that preference training has its reference."""
+        """Fill in the usual batch; check that batch and mini-batches agree, and that a reference is there."""
+        for name, usual in usual_batch(self.algorithm).items():
+            if getattr(self, name) is USUAL:
+                object.__setattr__(self, name, usual)
         if self.algorithm in REFERRED and self.reference == "none":
             raise RlhfsimError(
                 "missing-reference",

@@ -196,6 +196,7 @@ def _workload(row: Row) -> Workload:
         algorithm=_algorithm(row),
         reward=Reward(model="same") if _reward_model(row) else Reward(rules=Rules()),
         prompts=row.integer("train_batch") or 512,
+        samples=1,
         prompt_len=Fixed(value=prompt),
         response_len=Fixed(value=response),
         lora=Lora(rank=int(rank[1]) if rank else 32) if lora else None,

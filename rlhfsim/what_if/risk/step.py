@@ -12,9 +12,9 @@ which plans for one question share. The intervals of plans were compared with me
 
 T' is not T. Parts are skewed upwards, and the median of a sum of such parts lies above the sum of their
 medians, which s is: by 8 % for 70B PPO on 64 H100, 9 % for 8B on 8, 20 % for 0.5B on 2, where what is most
-skewed (host, controller) weighs most; P10 and P90 go with it. Printed figures and draws are the same all the
-same, since the printed interval was held against published runs (84 % of 57 RL steps inside, their predictions
-8 % short in the median; reports/accuracy.md) and the sum was not: what is known is the level of the former.
+skewed (host, controller) weighs most; P10 and P90 go with it. Draws keep the printed figures nevertheless:
+that interval was held against published runs (84 % of 57 RL steps inside, their predictions 8 % short in the
+median; reports/accuracy.md) and the sum was not, so that the level of the former is what is known.
 
 First order: a coefficient acts on the chain that is critical now. Compared with plain Monte Carlo through the
 pricer in tests/what_if/test_risk.py.
