@@ -77,7 +77,7 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
         lambda: choose_dict(options, given["confidence"]),
         lambda: report(options, targets, given["steps"]),
     )
-    ctx.exit(0 if options[0].meets else 1)
+    ctx.exit(0 if options[0].meets and options[0].run_by else 1)
 
 
 def _sizes(text: str) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Which GPUs, how many, trained by what: every combination designed by the what-if engine, on one table.
 
 Kinds of GPU x sizes (whole powers of two of nodes) x training backends. With one framework its trainers and
-what it runs compete; with any, every backend competes and each plan says which frameworks run it. The work is
-the same everywhere, so that times and money compare; the front is that of plans that some framework runs.
+what it runs compete; with any, every backend competes, each plan says which frameworks run it, and is priced
+with the software of the fastest of them. The work is the same everywhere, so that times and money compare;
+the front is that of plans that some framework runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, narrowed
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.risk.odds import Odds, odds, sure
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.scenarios.designs import Runner
@@ -39,7 +41,7 @@ class ClusterOption:
     shortage: str | None = None
     odds: Odds | None = None
     run_by: tuple[str, ...] = ()
-    """Frameworks that run the plan."""
+    """Frameworks that run the plan; with any framework the first is the fastest, whose software is priced."""
     meets: bool = False
     """Whether every target is met with the confidence asked for."""
     on_front: bool = False
@@ -116,10 +118,25 @@ def _option(
     option = ClusterOption(gpu=group.profile.name, gpus=group.gpus, backend=request.backend)
     if plan is None:
         return option
+    run_by = tuple(_runners(request, plan))
+    if request.framework == ANY and run_by:
+        priced = _by_framework(request, plan, run_by)
+        run_by, plan = tuple(priced), next(iter(priced.values()))
     known = odds(requirements, outlook(plan, request.cluster, steps, usd_per_hour=request.price))
     meets = all(sure(v, confidence) for v in known.verdicts)
-    run_by = tuple(_runners(request, plan))
     return replace(option, plan=plan, odds=known, run_by=run_by, meets=meets)
+
+
+def _by_framework(request: Request, plan: Plan, names: Sequence[str]) -> dict[str, Plan]:
+    """The plan with the software of each framework that runs it, the fastest first."""
+    with_software = {
+        name: estimate(
+            plan.placement, plan.workload, replace(request.cluster, framework=name), price=request.price
+        )
+        for name in names
+    }
+    fastest = sorted(names, key=lambda name: with_software[name].prediction.step_s)
+    return {name: replace(with_software[name], choice=plan.choice) for name in fastest}
 
 
 def _runners(request: Request, plan: Plan) -> Iterator[str]:

@@ -59,6 +59,12 @@ def test_the_table_is_no_wider_than_the_terminal_and_one_framework_has_its_train
     assert "step kept" in result.output
 
 
+def test_what_no_framework_runs_is_not_recommended() -> None:
+    result = run("--gpu", "mi300x", "--gpus", "1")
+    assert "nothing is recommended: no framework here runs any of these plans" in result.output
+    assert result.exit_code == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -31,8 +31,10 @@ def report(
     if not fitting:
         yield Text("nothing fits on any of these", style="bold red")
         return
-    best = options[0]
-    if targets and not best.meets:
+    best = options[0] if options[0].run_by else None
+    if best is None:
+        yield Text("nothing is recommended: no framework here runs any of these plans", style="bold red")
+    elif targets and not best.meets:
         yield Text("no candidate meets every target; the cheapest are shown", style="bold red")
     shown = _shown(fitting)
     money = "USD/step" if steps is None else "USD"
@@ -44,7 +46,8 @@ def report(
     yield Text(
         "* no other that some framework runs is as fast and as cheap; "
         + (f"percentages: probability of {', '.join(t.text for t in targets)}; " if targets else "")
-        + f"{money}: P10 to P90 over step and price"
+        + f"{money}: P10 to P90 over step and price; run by: the first is the one whose software is priced, "
+        "none: no framework here runs the plan, so that it is not recommended"
     )
     if len(shown) < len(fitting):
         yield Text(f"{len(fitting) - len(shown)} slower or dearer candidates: --json")
