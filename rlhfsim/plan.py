@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -331,11 +332,11 @@ class Plan:
         return plain
 
 
-def read_plan(path: str | Path) -> Plan:
-    """A plan from `plan.json`.
+def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
+    """A plan from `plan.json`; `as_priced`: its prediction is to be shown, so it must be of this very plan.
 
     Raises:
-        RlhfsimError: unreadable, malformed, or of another schema version.
+        RlhfsimError: unreadable, malformed, of another schema version, or edited after it was priced.
     """
     source = parse_json(read_text(Path(path)), str(path))
     schema = source.data.get("schema") if isinstance(source.data, dict) else None
@@ -346,7 +347,21 @@ def read_plan(path: str | Path) -> Plan:
             place=Place(file=str(path)),
             help="write one with: rlhfsim design --out plan.json",
         )
-    return convert(Plan, source, source.data | {"schema": SCHEMA})
+    plan = convert(Plan, source, source.data | {"schema": SCHEMA})
+    if as_priced and is_edited(source.data):
+        raise RlhfsimError(
+            "edited-plan",
+            "this plan was edited after it was priced: its hash no longer fits, nor does its prediction",
+            place=Place(file=str(path)),
+            help="price it anew: rlhfsim estimate plan.json --out new.json",
+        )
+    return plan
+
+
+def is_edited(data: Mapping[str, Any]) -> bool:
+    """Whether workload, placement or hardware in a plan's data are not those that it was priced with."""
+    hardware = [[pool[key] for key in ("profile_hash", "gpus", "gpus_per_node")] for pool in data["hardware"]]
+    return content_hash(data["workload"], data["placement"], hardware) != data["input_hash"]
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:

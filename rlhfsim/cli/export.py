@@ -37,7 +37,7 @@ def export(file: Path, to: str, version: str | None, manager: str | None, out: P
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
     cannot be told is listed. A plan that the framework does not run is refused.
     """
-    plan = read_plan(file)
+    plan = read_plan(file, as_priced=True)
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": file.read_text()})
     emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))

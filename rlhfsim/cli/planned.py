@@ -24,9 +24,10 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
 from rlhfsim.frameworks.runs import ANY, OWN, framework
-from rlhfsim.plan import read_plan
+from rlhfsim.plan import is_edited, read_plan
 from rlhfsim.search.request import SWITCHES, Request
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
@@ -102,12 +103,17 @@ def from_file(file: str, price: float | str | None) -> Planned:
 
 
 def profile_notes(file: str) -> tuple[str, ...]:
-    """Which profiles of a plan.json have changed since it was made."""
+    """Whether a plan.json was edited since it was priced, and which of its profiles have changed."""
     if Path(file).suffix != ".json":
         return ()
-    return tuple(
-        f"profile {name} is not the one this plan was made with (changed since, or --price was given)"
-        for name in stale_profiles(read_plan(Path(file)))
+    plan = read_plan(Path(file))
+    edited = is_edited(parse_json(read_text(Path(file)), file).data)
+    return (
+        *(["this plan was edited after it was priced: its hash no longer fits"] if edited else []),
+        *(
+            f"profile {name} is not the one this plan was made with (changed since, or --price was given)"
+            for name in stale_profiles(plan)
+        ),
     )
 
 

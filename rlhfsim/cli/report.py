@@ -111,7 +111,7 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
         return run_page(read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title)
     if kind == WHATIF_SCHEMA:
         return whatif_page(read_whatif(source), file=source.name, title=title)
-    plan = read_plan(source)
+    plan = read_plan(source, as_priced=True)
     with _searching(0 if given["no_sizes"] else len(sizes.counts(plan))) as done:
         best = (
             sizes.NONE

@@ -123,7 +123,7 @@ def read_side(path: str | Path) -> Side:
     if where.is_dir():
         run = read_run(where)
         return Side(title=str(path), plan=run.plan, outcome=measured(run), measured=True)
-    plan = read_plan(where)
+    plan = read_plan(where, as_priced=True)
     return Side(title=str(path), plan=plan, outcome=predicted(plan), measured=False)
 
 

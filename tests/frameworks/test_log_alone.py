@@ -237,3 +237,19 @@ def test_the_parts_of_a_phase_add_up_and_its_mfu_is_that_of_its_tokens(tmp_path:
     assert train.gpu_s + train.framework_s + train.beyond_s == pytest.approx(SECONDS)
     assert f"MFU {TOKENS * 6 * 7.6156e9 / SECONDS / 8 / 989e12:.0%}" in train.why
     assert "micro-batches of 1,700 tokens (1 sample)" in train.why
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"actor_rollout_ref.rollout.tensor_model_parallel": "2"}, "rollout.tensor_model_parallel_size"),
+        ({"trainer.colour": "blue"}, "it would change nothing"),
+        ({"actor_rollout_ref.actor.use_kl_loss": "yess"}, "not true or false"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(
+    given: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RlhfsimError) as error:
+        import_run(log(tmp_path), None, Choices(gpu="h100", given=given))
+    assert said in str(error.value)

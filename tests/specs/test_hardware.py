@@ -295,10 +295,14 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.yaml").write_text("name: mine\ntitle: mine\naliases: [my-gpu]\nextends: h200\n")
+    (other / "tuned.yaml").write_text("name: h200_night\ntitle: tuned\nextends: h200\n")
+    (tmp_path / "beside.yaml").write_text("name: h200_day\ntitle: beside\nextends: h200\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLHFSIM_PROFILES", str(other))
     assert load_profile("h100").title == "ours"
     assert load_profile("my_gpu").hbm == load_profile("h200_sxm").hbm
+    names = ("tuned", "h200_night", "H200-Night", "beside", "h200_day")  # by file and by name alike
+    assert [load_profile(name).title for name in names] == ["tuned"] * 3 + ["beside"] * 2
     assert find_profile("a100").parent == resources.shipped("hardware_profiles")
 
 

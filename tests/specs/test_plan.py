@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlhfsim.api import estimate_file
+from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_atomically
 from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_plan
@@ -185,3 +186,18 @@ def test_a_plan_of_version_1_is_read_and_written_as_the_present_one(tmp_path: Pa
     write_plan(tmp_path / "plan.json", read)
     assert json.loads((tmp_path / "plan.json").read_text())["schema"] == SCHEMA
     assert read_plan(tmp_path / "plan.json") == read
+
+
+def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    for source in (text, VERSION_1.read_text()):
+        file.write_text(source)
+        assert read_plan(file, as_priced=True) == read_plan(file)
+        assert not any("edited" in note for note in profile_notes(str(file)))
+        data = json.loads(source)
+        data["workload"]["prompts"] *= 2
+        file.write_text(json.dumps(data))
+        with pytest.raises(RlhfsimError) as error:
+            read_plan(file, as_priced=True)
+        assert error.value.code == "edited-plan"
+        assert any("edited" in note for note in profile_notes(str(file)))

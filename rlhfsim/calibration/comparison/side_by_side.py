@@ -35,7 +35,7 @@ def read(folder: Path, plan_file: Path | None = None) -> SideBySide:
         RlhfsimError: no run, a run of another plan, or one in which no step can be counted.
     """
     run = read_run(folder)
-    plan = run.plan if plan_file is None else read_plan(plan_file)
+    plan = run.plan if plan_file is None else read_plan(plan_file, as_priced=True)
     notes = check_plan(plan, run)
     trace = read_trace(folder / TRACE)
     why = gap(plan, run, trace)

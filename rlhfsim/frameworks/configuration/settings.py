@@ -18,6 +18,7 @@ _DEPTH = 20
 """Most references on the way to one value."""
 
 
+FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 PLACEHOLDER = 8
 """Stands for a key that is asked for, while others are looked for."""
 
@@ -121,9 +122,12 @@ class FrameworkSettings:
             raise self._bad(keys, value, "a number") from None
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """True or false."""
+        """True or false; what stands in a variable is false."""
         value = self._or_default(keys, default)
-        return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes", "on")
+        word = str(value).lower()
+        if word not in FLAGS and "$" not in word:
+            raise self._bad(keys, value, "true or false")
+        return FLAGS.get(word, False)
 
     def text(self, *keys: str, default: str | None = None) -> str:
         """A word."""

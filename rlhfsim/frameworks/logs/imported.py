@@ -19,6 +19,7 @@ from rlhfsim.frameworks.logs.gpu_kind import GpuEvidence, gpu_kind
 from rlhfsim.frameworks.logs.records import Log, Record
 from rlhfsim.frameworks.logs.said import (
     Questions,
+    check_given,
     date_of,
     described,
     framework_of,
@@ -115,6 +116,7 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
     assert run is not None, "what is open was asked for"
     assert prompt is not None, "what is open was asked for"
     steps, notes = _steps(path, log, framework, settings)
+    check_given(framework, settings, said, choices.given)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     lengths = _lengths(path, framework, records, prompt, run)
     specs = setup(run, lengths, gpu.name or "", choices.rollout_gpu)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -98,6 +99,25 @@ def settings_of_run(
     version = framework.version_of(metrics)
     key = framework.configuration.version_key
     return settings.with_values({key: version}) if version and settings.find(key) is None else settings
+
+
+def check_given(
+    framework: Framework, settings: FrameworkSettings, said: Said, given: Mapping[str, str]
+) -> None:
+    """That every `--set` is read here, or stands in the run's own configuration.
+
+    Raises:
+        RlhfsimError: one has no effect.
+    """
+    for key in given:
+        if key not in settings.names and key not in said.values:
+            near = ", ".join(get_close_matches(key, settings.names, n=3, cutoff=0.6))
+            meant = f"did you mean {near}; else " if near else ""
+            raise RlhfsimError(
+                "unknown-setting",
+                f"--set {key[:60]}: no such setting of {framework.configuration.title} is read for this run",
+                help=f"{meant}leave it out: it would change nothing",
+            )
 
 
 def described(

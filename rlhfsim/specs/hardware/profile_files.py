@@ -1,8 +1,8 @@
 """Where profiles lie: the user's folders first, then the shipped one; names and aliases.
 
 Search order: `hardware_profiles/` of the working directory, then `$RLHFSIM_PROFILES`, then the
-shipped folder; last, `NAME.yaml` in the working directory itself. Aliases stand in the first lines of
-each file, so finding one reads no file whole.
+shipped folder; last, `NAME.yaml` in the working directory itself and files that call themselves so (`name:`).
+Names and aliases stand in the first lines of each file, so finding one reads no file whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MEASURED = "local"
 """Name under which `rlhfsim profile measure` writes."""
 HEAD_BYTES = 4096
 """Name, title, vendor and aliases stand in this much of a profile."""
+_NAME = re.compile(r"^name:[ \t]*(\S+)", re.MULTILINE)
 _ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
 
 
@@ -68,11 +69,12 @@ def find_profile(name: str) -> Path:
     known = {alias: path for path in files.values() for alias in _aliases_in(path)}
     if wanted in known:
         return known[wanted]
+    if Path(name).name == name:  # a file of the working folder, such as one of rlhfsim calibrate --out
+        beside = [*sorted(Path.cwd().glob("*.yaml")), *files.values()]
+        if named := next((p for p in beside if wanted in (_canonical(p.stem), _name_in(p))), None):
+            return named
     if found := meant(name, {path: {stem, *_aliases_in(path)} for stem, path in files.items()}):
         return found
-    beside = Path.cwd() / f"{name}.yaml"  # such as the one that rlhfsim calibrate --out wrote here
-    if Path(name).name == name and beside.is_file():
-        return beside
     if wanted == MEASURED:
         raise RlhfsimError(
             "not-measured",
@@ -86,11 +88,22 @@ def _canonical(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-def _aliases_in(path: Path) -> list[str]:
+def _name_in(path: Path) -> str | None:
+    match = _NAME.search(_head(path))
+    return _canonical(match[1].strip("'\"")) if match else None
+
+
+def _head(path: Path) -> str:
     try:
+        if not path.is_file():
+            return ""
         with path.open(encoding="utf-8", errors="replace") as file:
-            match = _ALIASES.search(file.read(HEAD_BYTES))
+            return file.read(HEAD_BYTES)
     except OSError:
-        return []
+        return ""
+
+
+def _aliases_in(path: Path) -> list[str]:
+    match = _ALIASES.search(_head(path))
     names = match[1].split(",") if match else []
     return [_canonical(name.strip().strip("'\"")) for name in names if name.strip()]
