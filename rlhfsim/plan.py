@@ -361,7 +361,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
 def is_edited(data: Mapping[str, Any]) -> bool:
     """Whether workload, placement or hardware in a plan's data are not those that it was priced with."""
     hardware = [[pool[key] for key in ("profile_hash", "gpus", "gpus_per_node")] for pool in data["hardware"]]
-    return content_hash(data["workload"], data["placement"], hardware) != data["input_hash"]
+    return content_hash(data["workload"], data["placement"], hardware) != str(data["input_hash"])
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:
