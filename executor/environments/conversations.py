@@ -145,6 +145,8 @@ class Conversations:
         talk.turns, talk.finish = talk.turns + 1, turn.finish
         if self._environments is None or talk.request.task is None:
             return self._whole(talk)
+        if self._room(talk) > 0:
+            talk.finish = "stop"  # the limit of a turn cuts no response
         assert self._text is not None, "answers are read and written as text"
         self._environments.ask(turn.id, "step", self._text.decode([turn.tokens])[0])
         return None
@@ -165,7 +167,7 @@ class Conversations:
             if answer.value is not None:
                 assert self._text is not None, "prompts are written as text"
                 talk.prompt = self._text.encode(answer.value)
-        room = min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length - len(said)
+        room = self._room(talk) - len(said)
         if room <= 0:
             talk.finish = "length"
             return self._whole(talk)
@@ -174,6 +176,10 @@ class Conversations:
             talk.say(said, np.zeros(len(said)), np.repeat(version, len(said)), sampled=False)
         self._engine.add([self._next(talk, room)])
         return None
+
+    def _room(self, talk: _Open) -> int:
+        """Tokens that are left of a response."""
+        return min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length
 
     def _observation(self, talk: _Open, observed: Observed) -> Tokens:
         """(n,) tokens that come behind the latest turn."""

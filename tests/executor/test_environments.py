@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from executor import refusals
 from executor.algorithms.advantages import advantages
 from executor.algorithms.batch import collate
 from executor.algorithms.iteration import Loop
@@ -25,7 +27,7 @@ from executor.tasks.prompter import TaskPrompter
 from executor.tasks.prompts import Generated
 from executor.tasks.text import ByteText
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.workload.workload import Reward, Workload
+from rlhfsim.specs.workload.workload import Environment, Reward, Workload
 
 ECHO = "echo_environment:Echo"
 TEXT = ByteText()
@@ -108,6 +110,13 @@ def test_conversations_are_exact_and_those_that_wait_hold_up_nobody() -> None:
     assert done[2].conversation.turns == 3, "the limit; the last turn is judged too"
     assert bytes(done[2].tokens.tolist()) == b"one[one]two[two]three"
     assert (done[3].finish, bytes(done[3].tokens.tolist())) == ("length", b"en")
+
+
+def test_a_turn_that_is_cut_goes_on_and_a_response_that_is_cut_does_not() -> None:
+    requests = [request(0, max_tokens=40), request(1, max_tokens=9)]
+    done, _, _ = talk({0: ["abcdef", "end"], 1: ["abcdef", "end"]}, requests, turn_tokens=4)
+    assert (bytes(done[0].tokens.tolist()), done[0].finish) == (b"abcd[abcd]end", "stop")
+    assert (bytes(done[1].tokens.tolist()), done[1].finish) == (b"abcd", "length"), "no room for the answer"
 
 
 def test_a_response_without_an_environment_is_one_turn() -> None:
@@ -283,3 +292,17 @@ def test_a_fault_is_what_on_error_says(on_error: Any, reward: float | None) -> N
     merged = loop._merged(made, {"rules.score": Scored(total=1.0, by_rule={"digits": 1.0})})
     assert (merged.reward, merged.num_sampled) == ((1.0, 2) if reward == 0 else (None, 0))
     assert merged.dropped == (on_error == "drop")
+
+
+def test_a_plan_and_its_settings_agree_on_the_environment() -> None:
+    def job(planned: Any, said: Any, fakes: Any = None) -> Any:
+        plan = SimpleNamespace(workload=SimpleNamespace(environment=planned))
+        return SimpleNamespace(plan=plan, settings=SimpleNamespace(environment=said), fakes=fakes)
+
+    turns, game = Environment(turns=2), EnvironmentSettings(kind="guess")
+    refusals.check_environment(job(None, None))
+    refusals.check_environment(job(turns, None, fakes=object()))
+    refusals.check_environment(job(turns, game))
+    for asked, words in (((turns, None), "do not say which"), ((None, game), "the plan's workload has none")):
+        with pytest.raises(RlhfsimError, match=words):
+            refusals.check_environment(job(*asked))
