@@ -324,7 +324,7 @@ def the_rollout(plan: Plan, title: str) -> RolloutPlacement:
         raise RlhfsimError(
             "algorithm-not-exported",
             f"{title} is written for algorithms that generate, not for {plan.workload.algorithm}",
-            help="export DPO and KTO to trl; run the others with rlhfsim launch",
+            help="export DPO to trl or nemo-rl, KTO to trl; run the others with rlhfsim launch",
         )
     return plan.placement.rollout
 

@@ -16,27 +16,26 @@ from click.testing import CliRunner
 from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolePlacement, Schedule
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, Schedule
 from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload
 from tests.frameworks.test_accepted import plan as drawn_plan
 from tests.frameworks.test_accepted import workload
 
+LENGTHS = {"prompt_len": Fixed(value=300), "response_len": Fixed(value=700)}
 ROOT = Path(__file__).parents[2]
 RECIPES = {name: sorted((ROOT / "scenarios/recipes").glob(f"{name}-*.yaml")) for name in exporters()}
-NOT_WRITTEN = {"nemo-rl-dpo-llama-8b": "algorithm-not-exported"}
-"""Recipe -> why it is refused."""
-EVERY = [
-    pytest.param(name, path, id=path.stem)
-    for name, paths in RECIPES.items()
-    for path in paths
-    if path.stem not in NOT_WRITTEN
-]
+EVERY = [pytest.param(name, path, id=path.stem) for name, paths in RECIPES.items() for path in paths]
 
 
 @cache
@@ -46,13 +45,6 @@ def planned(path: Path) -> Plan:
 
 def written(name: str, path: Path) -> Exported:
     return export(planned(path), name, frozenset())
-
-
-@pytest.mark.parametrize("stem", NOT_WRITTEN)
-def test_an_algorithm_of_another_entry_point_is_refused(stem: str) -> None:
-    with pytest.raises(RlhfsimError) as error:
-        written("nemo-rl", ROOT / f"scenarios/recipes/{stem}.yaml")
-    assert error.value.code == NOT_WRITTEN[stem]
 
 
 @cache
@@ -101,6 +93,13 @@ def _openrlhf(v: dict) -> dict:
 
 
 def _nemo_rl(v: dict) -> dict:
+    if "policy.generation.colocated.enabled" not in v:  # DPO
+        pairs = v["policy.train_global_batch_size"]
+        return {
+            "gpus": v["cluster.num_nodes"] * v["cluster.gpus_per_node"],
+            "samples": 2 * pairs,
+            "updates": 1,
+        }
     loop = "ppo" if "ppo.num_prompts_per_step" in v else "grpo"
     samples = v[f"{loop}.num_prompts_per_step"] * v[f"{loop}.num_generations_per_prompt"]
     gpus = v["cluster.num_nodes"] * v["cluster.gpus_per_node"]
@@ -157,7 +156,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", exporters())
 def test_scripts_parse_and_the_page_says_what_cannot_be_told(name: str, tmp_path: Path) -> None:
-    for path in (p for p in RECIPES[name] if p.stem not in NOT_WRITTEN):
+    for path in RECIPES[name]:
         found = written(name, path)
         script = tmp_path / "launch.sh"
         script.write_text(found.files["launch.sh"])
@@ -176,7 +175,7 @@ def test_a_script_asks_for_every_variable_that_it_reads_and_for_no_other() -> No
     met: set[str] = set()
     drafting = Speculation(method="eagle", draft_tokens=3, acceptance=0.6)
     for name in exporters():
-        plans = [planned(path) for path in RECIPES[name] if path.stem not in NOT_WRITTEN]
+        plans = [planned(path) for path in RECIPES[name]]
         if name in ("verl", "nemo-rl", "slime"):
             plans.append(with_speculation(plans[0], drafting))
         if name == "verl":
@@ -284,7 +283,7 @@ def test_dynamic_sampling_and_gradients_are_written() -> None:
     asked = {"verl": "filter_groups.enable", "openrlhf": "dynamic_filtering_enable", "nemo-rl": "use_dynamic"}
     asked |= {"slime": "sampling-filter-path"}
     for name, key in asked.items():
-        plan = planned(next(p for p in RECIPES[name] if p.stem not in NOT_WRITTEN))
+        plan = planned(next(p for p in RECIPES[name] if "-dpo-" not in p.stem))
         sampling = DynamicSampling(kept=0.5, gen_prompts=3 * plan.workload.prompts, max_gen_batches=4)
         filtered = replace(plan, workload=replace(plan.workload, dynamic_sampling=sampling))
         values = export(filtered, name, frozenset()).written.values
@@ -334,7 +333,7 @@ def test_drafted_tokens_and_shards_are_written() -> None:
         ("nemo-rl", "num_speculative_tokens", 3),
         ("slime", "--sglang-speculative-num-draft-tokens", 4),
     ):
-        plan = planned(next(p for p in RECIPES[name] if p.stem not in NOT_WRITTEN))
+        plan = planned(next(p for p in RECIPES[name] if "-dpo-" not in p.stem))
         values = export(with_speculation(plan, drafted), name, frozenset()).written.values
         assert next(v for k, v in values.items() if k.endswith(key)) == number
     plan = next(p for p in map(planned, RECIPES["verl"]) if p.placement.actor.layout.dp >= 4)
@@ -346,7 +345,7 @@ def test_drafted_tokens_and_shards_are_written() -> None:
 
 @pytest.mark.parametrize("name", ["verl", "nemo-rl", "slime"])
 def test_a_share_of_the_optimizer_on_the_host_is_written(name: str) -> None:
-    plans = (planned(p) for p in RECIPES[name] if p.stem not in NOT_WRITTEN)
+    plans = (planned(p) for p in RECIPES[name] if "-dpo-" not in p.stem)
     plan = next(p for p in plans if p.placement.backend == "megatron")
     actor = plan.placement.actor
     half = replace(actor.layout, recompute="none", offload_optimizer="cpu", offload_fraction=0.5)
@@ -430,3 +429,34 @@ def test_who_pads_is_designed_for_with_padding(tmp_path: Path) -> None:
     for name, packs in (("trl", False), ("openrlhf", True)):
         assert CliRunner().invoke(cli, [*asked, name], catch_exceptions=False).exit_code == 0
         assert read_plan(tmp_path / "plan.json").workload.packing is packs
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_preferences_are_written_in_keys_of_nemo_rl_s_dpo_and_read_back(
+    backend: Backend, tmp_path: Path
+) -> None:
+    layout = {"tp": 2, "dp": 8, "zero": 3 if backend == "fsdp2" else 1, "micro_batch": 4, "recompute": "full"}
+    role = RolePlacement(pool="all", layout=Layout(**layout))
+    work = Workload(algorithm="dpo", model="llama-3.1-8b", prompts=128, packing=False, **LENGTHS)
+    placement = Placement(
+        pools=(ResourcePool(name="all", gpus=16),),
+        actor=role,
+        reference=replace(role, residency="swapped"),
+        backend=backend,
+    )
+    asked = replace(estimate(placement, work, parse_cluster(16, "h100")), framework="nemo-rl")
+    found = export(asked, "nemo-rl", frozenset())
+    assert "run_dpo.py --config examples/configs/dpo.yaml" in found.files["launch.sh"]
+    values = found.written.values
+    assert {key for key in values if not key.startswith("++")} <= known_keys("nemo-rl-dpo")
+    assert (values["policy.train_global_batch_size"], values["policy.train_micro_batch_size"]) == (128, 2)
+    (tmp_path / "launch.sh").write_text(found.files["launch.sh"])
+    configuration, settings = read_configuration([tmp_path], {"MODEL": work.model})
+    run = configuration.run(settings, {})
+    again = workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None))
+    assert (again.algorithm, again.prompts, again.mini_batches, again.packing) == ("dpo", 128, 1, False)
+    placed = placement_of(run, again)
+    assert (placed.actor, placed.reference, placed.rollout) == (role, placement.reference, None)
+    packed = replace(asked, workload=replace(work, packing=True, mini_batches=2))
+    told = {entry.what for entry in export(packed, "nemo-rl", frozenset()).written.unsaid}
+    assert told == {"packed micro-batches", "steps of 2 updates"}

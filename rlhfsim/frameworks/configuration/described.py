@@ -256,7 +256,9 @@ def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = F
         critic=placed["critic"] if workload.has_critic else None,
         rollout=RolloutPlacement(
             pool=ROLLOUT if apart else pools[0].name, layout=run.rollout, sleep=0 if apart else run.sleep
-        ),
+        )
+        if workload.generates
+        else None,
         reference=placed["reference"] if workload.has_reference else None,
         reward=placed["reward"] if workload.has_reward_model else None,
         weight_path=run.weight_path,

@@ -92,6 +92,22 @@ BASES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
         },
     ),
     "ppo_math_1B_megatron": ("ppo_math_1B", _MEGATRON),
+    "dpo": (
+        None,
+        {
+            "dpo.reference_policy_kl_penalty": 0.05,
+            "policy.model_name": "meta-llama/Llama-3.2-1B-Instruct",
+            "policy.train_global_batch_size": 128,
+            "policy.train_micro_batch_size": 2,
+            "policy.max_total_sequence_length": 1024,
+            "policy.sequence_packing.enabled": False,
+            "policy.dynamic_batching.enabled": False,
+            "policy.dtensor_cfg.enabled": True,
+            "policy.megatron_cfg.enabled": False,
+            "policy.megatron_cfg.tensor_model_parallel_size": 2,
+            "policy.megatron_cfg.sequence_parallel": True,
+        },
+    ),
     "prorlv2.v2": (
         "grpo_math_1B",
         {

@@ -43,6 +43,8 @@ CHUNKED = Head(
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a YAML configuration describes."""
     megatron = s.flag(f"{MEGATRON}.enabled", default=False)
+    if algorithm(s) == "dpo":
+        return _preferences(s, megatron)
     per_node, nodes = (s.whole("cluster.gpus_per_node", default=1), s.whole("cluster.num_nodes", default=1))
     rollout = None if s.flag(f"{GEN}.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)
     gpus = per_node * nodes - (rollout or 0)
@@ -90,8 +92,37 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     )
 
 
+def _preferences(s: FrameworkSettings, megatron: bool) -> RunDescription:
+    """DPO (examples/configs/dpo.yaml): batches and micro-batches count pairs, each step is one update."""
+    gpus = s.whole("cluster.gpus_per_node", default=1) * s.whole("cluster.num_nodes", default=1)
+    layout = _layout(s, "policy", gpus, megatron)
+    adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
+    return RunDescription(
+        algorithm="dpo",
+        model=s.text("policy.model_name"),
+        prompts=max(1, s.whole("policy.train_global_batch_size", default=128)),
+        samples=1,
+        packing=_packed(s),
+        kl=True,
+        lora_rank=s.whole(f"{adapters}.dim", default=8) if s.flag(f"{adapters}.enabled") else 0,
+        gradients=_gradients(s, megatron),
+        max_response=s.whole("policy.max_total_sequence_length", default=1024),
+        backend="megatron" if megatron else "fsdp2",
+        gpus=gpus,
+        gpus_per_node=s.whole("cluster.gpus_per_node", default=1),
+        layout=replace(layout, micro_batch=2 * layout.micro_batch),
+        scoring_residency="swapped",
+        software=_software(s, megatron),
+        train_precision="fp8" if megatron and s.flag(f"{MEGATRON}.fp8_cfg.enabled") else "bf16",
+        rollout=rollout_layout(gpus),
+        weight_path="none",
+    )
+
+
 def algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the loop, of its estimator, and of what that subtracts and divides by."""
+    if s.has("dpo"):
+        return "dpo"
     if s.has("ppo"):
         return "ppo"
     found = ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo")
@@ -229,10 +260,11 @@ CONFIGURATION = Configuration(
     title="NeMo-RL",
     describe=describe,
     findings=findings,
-    entries=(r"\brun_(grpo|ppo)\w*\.py",),
+    entries=(r"\brun_(grpo|ppo|dpo)\w*\.py",),
     shown=("examples/run_grpo.py",),
     keys=(
         "grpo.num_",
+        "dpo.",
         "policy.megatron_cfg.",
         "policy.dtensor_cfg.",
         "policy.generation.",

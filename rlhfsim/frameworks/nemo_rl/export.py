@@ -28,7 +28,7 @@ from rlhfsim.frameworks.export import (
     speculation,
     the_rollout,
 )
-from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_placement, with_rollout
+from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_placement, with_rollout, with_workload
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -49,7 +49,10 @@ def write(plan: Plan) -> Written:
     Raises:
         RlhfsimError: an algorithm without a rollout, or a rollout that is not whole nodes.
     """
-    rollout, critic = the_rollout(plan, "NeMo-RL's run_grpo.py and run_ppo.py"), plan.placement.critic
+    if plan.workload.algorithm == "dpo":
+        return _preferences(plan)
+    rollout = the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py and run_dpo.py")
+    critic = plan.placement.critic
     value = (Section(title="value model", settings=tuple(_engine(plan, "value", critic))),) if critic else ()
     sections = (
         Section(title="where it runs", settings=tuple(_where(plan, rollout))),
@@ -64,7 +67,69 @@ def write(plan: Plan) -> Written:
 
 def _loop(plan: Plan) -> str:
     """Of its keys, its script and its base."""
-    return "ppo" if plan.workload.algorithm == "ppo" else "grpo"
+    algorithm = plan.workload.algorithm
+    return algorithm if algorithm in ("ppo", "dpo") else "grpo"
+
+
+def _preferences(plan: Plan) -> Written:
+    """DPO: batches count pairs, the pair of a prompt is in one micro-batch (nemo_rl/algorithms/dpo.py)."""
+    work, placed = plan.workload, plan.placement.actor
+    nodes, each = nodes_of(plan, plan.placement.pool(placed.pool).gpus)
+    pairs = work.prompts // work.mini_batches
+    total = longest_prompt(plan) + longest_response(plan)
+    where = (
+        Setting(key="cluster.num_nodes", value=nodes, why=predicted(plan)),
+        Setting(key="cluster.gpus_per_node", value=each),
+    )
+    batch = (
+        Setting(key="policy.train_global_batch_size", value=pairs, why="pairs of one optimizer step"),
+        Setting(key="policy.max_total_sequence_length", value=total, why="prompt and response"),
+    )
+    sections = (
+        Section(title="where it runs", settings=where),
+        Section(title="batch and lengths", settings=batch),
+        Section(title="training", settings=tuple(_training(plan))),
+    )
+    return Written(sections=sections, unsaid=(*_of_pairs(plan), *_of_training(plan), *_of_reference(plan)))
+
+
+def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
+    work, placed = plan.workload, plan.placement.actor
+    roles, layout = ("actor", "reference"), placed.layout
+    pairs = max(1, layout.micro_batch // 2)
+    if layout.pack_tokens is not None or layout.micro_batch != 2 * pairs:
+        yield Unsaid(
+            what="micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
+            instead=f"micro-batches count pairs: {2 * pairs} sequences",
+            nearest=with_layouts(
+                plan, *roles, micro_batch=2 * pairs, pack_tokens=None, score_pack_tokens=None
+            ),
+            of=tuple(
+                f"{role}.layout.{name}"
+                for role in roles
+                for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
+            ),
+        )
+    if work.packing:
+        yield Unsaid(
+            what="packed micro-batches",
+            instead="pairs are padded",
+            nearest=with_workload(plan, packing=False),
+            of=("workload.packing",),
+        )
+    if work.mini_batches > 1:
+        yield Unsaid(
+            what=f"steps of {work.mini_batches} updates",
+            instead=f"steps of one, of {work.prompts // work.mini_batches} pairs",
+            of=("workload.mini_batches", "workload.prompts"),
+        )
+    if placed.offload_between:
+        yield Unsaid(
+            what="optimizer states that leave between the calls",
+            instead="they stay: no rollout needs the room",
+            nearest=with_placement(plan, actor=replace(placed, offload_between=False)),
+            of=("actor.offload_between",),
+        )
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
@@ -151,9 +216,8 @@ def _training(plan: Plan) -> Iterator[Setting]:
     yield from _engine(plan, "policy", plan.placement.actor)
     if work.lora is not None:
         adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
-        yield Setting(key=f"{adapters}.enabled", value=True)
-        yield Setting(key=f"{adapters}.dim", value=work.lora.rank)
-        yield Setting(key=f"{adapters}.alpha", value=2 * work.lora.rank)
+        for name, value in {"enabled": True, "dim": work.lora.rank, "alpha": 2 * work.lora.rank}.items():
+            yield Setting(key=f"{'++' if megatron else ''}{adapters}.{name}", value=value)
     if work.train_precision == "fp8":
         yield Setting(key=f"{MEGATRON}.fp8_cfg.enabled", value=True)
 
@@ -188,7 +252,7 @@ def _megatron(prefix: str, placed: RolePlacement, why: str) -> Iterator[Setting]
     for i, (name, value) in enumerate(degrees.items()):
         yield Setting(key=f"{prefix}.{name}", value=value, why="" if i else why)
     if layout.recompute == "selective":
-        yield Setting(key=f"{prefix}.recompute_granularity", value="selective")
+        yield Setting(key=f"++{prefix}.recompute_granularity", value="selective")
     if layout.offload_optimizer == "cpu":
         yield Setting(key=f"{prefix}.optimizer.optimizer_cpu_offload", value=True)
         yield Setting(key=f"{prefix}.optimizer.optimizer_offload_fraction", value=layout.offload_fraction)
@@ -200,12 +264,17 @@ def _dtensor(prefix: str, placed: RolePlacement, why: str) -> Iterator[Setting]:
     yield Setting(key=f"{prefix}.context_parallel_size", value=layout.cp)
     yield Setting(key=f"{prefix}.sequence_parallel", value=layout.sequence_parallel and layout.tp > 1)
     if layout.ep > 1:
-        yield Setting(key=f"{prefix}.expert_parallel_size", value=layout.ep)
+        yield Setting(key=f"++{prefix}.expert_parallel_size", value=layout.ep)
     yield Setting(key=f"{prefix}.cpu_offload", value=layout.offload_optimizer == "cpu")
 
 
 def _micro_batch(plan: Plan, model: str, layout: Layout, why: str) -> Iterator[Setting]:
     packed = layout.pack_tokens is not None
+    if not plan.workload.generates:
+        yield Setting(key=f"{model}.sequence_packing.enabled", value=False)
+        pairs = max(1, layout.micro_batch // 2)
+        yield Setting(key=f"{model}.train_micro_batch_size", value=pairs, why=f"pairs. {why}")
+        return
     yield Setting(key=f"{model}.sequence_packing.enabled", value=packed or plan.workload.packing)
     yield Setting(key=f"{model}.dynamic_batching.enabled", value=False)
     yield Setting(key=f"{model}.train_micro_batch_size", value=layout.micro_batch, why=why)
@@ -240,7 +309,7 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
     yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_batched_tokens", value=layout.max_batched_tokens)
 
 
-def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+def _of_training(plan: Plan) -> Iterator[Unsaid]:
     placement = plan.placement
     if placement.actor.layout.vp > 1:
         yield Unsaid(
@@ -249,7 +318,29 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             nearest=with_layouts(plan, "actor", "critic", vp=1),
             of=("actor.layout.vp",),
         )
-    layout = placement.actor.layout
+
+
+def _of_reference(plan: Plan) -> Iterator[Unsaid]:
+    placement = plan.placement
+    reference = placement.reference
+    if reference is not None and not scored_alike(plan, reference):
+        yield Unsaid(
+            what=f"the reference's own layout {reference.layout.label}",
+            instead="its weights are swapped into the policy's modules",
+            nearest=like_actor(plan, "reference"),
+            of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
+        )
+    if reference is not None and reference.residency != "swapped":
+        yield Unsaid(
+            what=f"a reference that is {reference.residency}",
+            instead="it is swapped",
+            nearest=like_actor(plan, "reference", residency="swapped"),
+            of=("reference.residency",),
+        )
+
+
+def _of_packs(plan: Plan) -> Iterator[Unsaid]:
+    layout = plan.placement.actor.layout
     if plan.workload.packing and layout.pack_tokens is None:
         longest = longest_prompt(plan) + longest_response(plan)
         yield Unsaid(
@@ -267,21 +358,13 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
                 for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
             ),
         )
-    reference = placement.reference
-    if reference is not None and not scored_alike(plan, reference):
-        yield Unsaid(
-            what=f"the reference's own layout {reference.layout.label}",
-            instead="its weights are swapped into the policy's modules",
-            nearest=like_actor(plan, "reference"),
-            of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
-        )
-    if reference is not None and reference.residency != "swapped":
-        yield Unsaid(
-            what=f"a reference that is {reference.residency}",
-            instead="it is swapped",
-            nearest=like_actor(plan, "reference", residency="swapped"),
-            of=("reference.residency",),
-        )
+
+
+def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+    placement, layout = plan.placement, plan.placement.actor.layout
+    yield from _of_training(plan)
+    yield from _of_packs(plan)
+    yield from _of_reference(plan)
     colocated = rollout.pool == placement.actor.pool
     if colocated and not placement.actor.offload_between and layout.offload_params == "none":
         yield Unsaid(
@@ -323,8 +406,8 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     head = f"{headline(plan)}, NeMo-RL 7ea279a\n{predicted(plan)}\n{memory(plan)}"
     loop = _loop(plan)
-    base = f"examples/configs/{loop}_{BASES[plan.placement.backend]}"
-    command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config {base}'
+    base = "dpo.yaml" if loop == "dpo" else f"{loop}_{BASES[plan.placement.backend]}"
+    command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config examples/configs/{base}'
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 
 

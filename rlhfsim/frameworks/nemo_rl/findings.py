@@ -32,7 +32,9 @@ COLOCATED = "policy.generation.colocated.enabled"
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the configuration."""
+    """What stands out in the configuration; of DPO nothing is known."""
+    if run.algorithm == "dpo":
+        return
     yield from group_of_one(s, run, SAMPLES)
     yield from short_budget(s, run, *BUDGETS, then="no pack has room for it", stops=True)
     yield from uneven_batch(run, PROMPTS, SAMPLES, then="NeMo-RL refuses it")
