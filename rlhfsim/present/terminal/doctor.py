@@ -10,6 +10,8 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.memory.ledger import LedgerPhase
+from rlhfsim.plan import Plan
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.words import component_text, percent, signed, size
@@ -35,11 +37,7 @@ def report(answer: Diagnosis) -> Iterator[RenderableType]:
         yield Text(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
         yield from _changes([answer.nearest], None)
         yield Text("so it needs more GPUs, GPUs with more memory, or a smaller model", style="bold")
-    yield ""
-    yield view.header(base.plan)
-    yield labelled(_step(base))
-    yield ""
-    yield view.phase_table(base.plan, console().width)
+    yield from _screen(base.plan, console().width)
     yield from _faster(answer)
     yield from _told(answer)
 
@@ -86,13 +84,13 @@ def _host(judged: Judged) -> str:
     return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
 
 
-def _step(base: Judged) -> dict[str, str]:
-    p = base.plan.prediction
-    return {
-        "step": f"{units.format(p.step_s, 's')} (P10-P90 {units.format(p.low_s, 's')} to "
-        f"{units.format(p.high_s, 's')})",
-        "cost": view.cost_text(base.plan),
-    }
+def _screen(plan: Plan, width: int) -> Iterator[RenderableType]:
+    """The blocks of the first screen of `rlhfsim design`; what is assumed stands in full at the end."""
+    yield ""
+    yield Text(view.task(plan), style="bold")
+    yield Text(view.batch(plan))
+    yield labelled({name: text for name, text in first.verdict(plan).items() if name != "assumed"})
+    yield from ("", first.roles(plan, width), "", first.phases(plan, width))
 
 
 def _faster(answer: Diagnosis) -> Iterator[RenderableType]:
