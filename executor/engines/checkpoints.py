@@ -158,16 +158,16 @@ def export(saved: Saved, folder: Path) -> None:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     if dist.get_rank() == 0:
-        _configuration(saved.model).save_pretrained(folder)
+        _configuration(saved).save_pretrained(folder)
         for name in BESIDE_WEIGHTS:
             if (Path(saved.spec.model) / name).is_file():
                 shutil.copyfile(Path(saved.spec.model) / name, folder / name)
 
 
-def _configuration(model: HeadedModel) -> Any:
+def _configuration(saved: Saved) -> Any:
     """With a scalar head that of a sequence classifier of one label, as other libraries read it."""
-    config = copy.deepcopy(model.config)
-    if model.head_name == "score":
+    config = copy.deepcopy(saved.model.config)
+    if saved.spec.head != "causal":
         config.num_labels = 1
         names = config.architectures or []
         config.architectures = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]

@@ -171,6 +171,13 @@ class Runs:
             return Lacks(
                 code="backend-not-run", what=f"training by {title}", remedy=self._other_trainer(backend)
             )
+        if layout.cp > 1 and not rules.context_parallel:
+            ways = "recompute: full, offload_optimizer: cpu" + (" or tp" if rules.tensor_parallel else "")
+            return Lacks(
+                code="context-parallelism-not-run",
+                what=f"sequences of the {role} over {layout.cp} GPUs (context parallelism: Ulysses)",
+                remedy=f"set cp: 1; long sequences fit with {ways}, or in --framework verl",
+            )
         if (broken := broken_rule(rules, layout)) is not None:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)

@@ -45,7 +45,14 @@ STAGES: dict[str, dict[str, Any]] = {
     "zero1 packed": {"zero": 1, "micro_batch": 3, "packing": True},
     "zero2 recompute": {"zero": 2, "micro_batch": 4, "recompute": "full"},
     "zero3": {"zero": 3, "micro_batch": 2},
-    "zero3 packed recompute": {"zero": 3, "micro_batch": 3, "packing": True, "recompute": "full"},
+    "zero3 packed recompute": {
+        "zero": 3,
+        "micro_batch": 1,
+        "packing": True,
+        "micro_tokens": 20,
+        "score_tokens": 30,
+        "recompute": "full",
+    },
 }
 BF16: dict[str, dict[str, Any]] = {
     "bf16 zero0": {"zero": 0, "precision": "bf16"},

@@ -21,7 +21,14 @@ STAGES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": 0, "micro_batch": 2},
     "zero2 packed": {"zero": 2, "micro_batch": 3, "packing": True},
     "zero3": {"zero": 3, "micro_batch": 2},
-    "zero3 packed recompute": {"zero": 3, "micro_batch": 3, "packing": True, "recompute": "full"},
+    "zero3 packed recompute": {
+        "zero": 3,
+        "micro_batch": 1,
+        "packing": True,
+        "micro_tokens": 20,
+        "score_tokens": 30,
+        "recompute": "full",
+    },
     "zero3 offload": {"zero": 3, "offload_optimizer": "cpu", "offload_params": "cpu"},
 }
 BF16: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, Layout, dict[str, Any]]] = {
     "pp2 tp2": ("qwen3", Layout(pp=2, tp=2, zero=0, micro_batch=3, recompute="full"), {}),
     "pp2 tp2 zero1": ("qwen2-tied", Layout(pp=2, tp=2, zero=1, micro_batch=4), {}),
     "pp2 dp2 zero1": ("qwen2-tied", Layout(pp=2, dp=2, zero=1, micro_batch=2), {}),
-    "pp4": ("llama", Layout(pp=4, zero=0, micro_batch=4), {"packing": True}),
+    "pp4": ("llama", Layout(pp=4, zero=0), {"packing": True, "micro_tokens": 24, "score_tokens": 40}),
     "critic": ("llama", Layout(pp=2, dp=2, zero=1, micro_batch=3), {"head": "value", "seed": 3}),
     "host optimizer": ("qwen2-tied", Layout(pp=2, dp=2, zero=1, micro_batch=4, offload_optimizer="cpu"), {}),
     "bf16": ("qwen3", Layout(pp=2, tp=2, zero=1, micro_batch=4), {"precision": "bf16"}),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from executor.coordination.batching import optimizer_steps
+from executor.coordination.batching import balanced, optimizer_steps
 from executor.samples import Sample
 
 
@@ -24,6 +26,18 @@ def test_every_sample_is_in_one_optimizer_step_of_one_rank(count: int, ranks: in
     for step in zip(*plan, strict=True):
         tokens = sum(s.num_tokens for batch in step for s in batch.samples)
         assert {batch.global_tokens for batch in step} == {tokens}
+
+
+def test_ranks_have_equal_tokens_up_to_one_sample_where_lengths_are_long_tailed() -> None:
+    lengths = np.random.default_rng(0).lognormal(5, 1, 200).astype(int) + 1
+    many = [replace(sample(i), response=np.ones(n, np.int64)) for i, n in enumerate(lengths)]
+    plan = optimizer_steps(many, ranks=8, mini_batches=2, epochs=1, seed=[0])
+    shares = [[[s.length for s in step.samples] for step in steps] for steps in plan]
+    shares += [[[many[i].length for i in share]] for share in balanced(many, 8)]
+    for ranks in (*zip(*shares[:8], strict=True), [share for [share] in shares[8:]]):
+        loads = [sum(share) for share in ranks]
+        assert max(loads) - min(loads) <= min(max(share) for share in ranks)
+        assert max(loads) < 1.02 * sum(loads) / 8
 
 
 def test_no_optimizer_step_is_empty_where_samples_are_few() -> None:

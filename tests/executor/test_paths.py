@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "naive",
         "dapo",
         {
-            "layout": {"dp": 2, "zero": 3},
+            "layout": {"dp": 2, "zero": 3, "micro_batch": 1, "pack_tokens": 48},
             "workload": {"packing": True, "kl": False, "dynamic_sampling": {"kept": 0.5, "gen_prompts": 6}},
             "rewards": (STARTS,),
             "algorithm": Algorithm(overlong_tokens=2, overlong_filter=True),

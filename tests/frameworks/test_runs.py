@@ -64,6 +64,11 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     path = ours.lacks_path("ipc", "across nodes")
     assert path is not None
     assert "broadcast" in path.remedy
+    for backend in ("deepspeed", "fsdp2"):
+        long = ours.lacks_layout(backend, Layout(dp=4, cp=2, zero=3), GRPO, "actor")
+        assert long is not None
+        assert (long.code, "Ulysses" in long.what) == ("context-parallelism-not-run", True)
+        assert ("or tp" in long.remedy) == (backend == "deepspeed")
     adapters = ours.lacks_layout("deepspeed", Layout(tp=2, dp=4), replace(GRPO, lora=Lora()), "actor")
     assert adapters is not None
     assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
