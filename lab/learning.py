@@ -45,10 +45,10 @@ from rlhfsim.specs.workload.workload import GROUPED, Reward, Rules, Workload
 
 ROOT = Path(__file__).parents[1]
 ALGORITHMS = ("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo")
-ITERATIONS, EVALUATIONS, HELD_OUT = 48, 6, 400
-SEQUENCES, SAMPLES, MINI_BATCHES, MAX_TOKENS = 384, 8, 4, 4
-RATE, CRITIC_RATE, WARM_UP_OF_RATE = 5e-4, 1e-3, 20
-TASK, DIFFICULTY, WARM_UP_UNTIL = "logic", 2, 0.4
+ITERATIONS, EVALUATIONS, HELD_OUT = 24, 4, 200
+SEQUENCES, SAMPLES, MINI_BATCHES, MAX_TOKENS = 256, 8, 2, 4
+RATE, CRITIC_RATE, WARM_UP_OF_RATE = 2e-4, 1e-3, 5
+TASK, DIFFICULTY, WARM_UP_UNTIL = "comparison", 2, 0.2
 ROUND, MOST_ROUNDS, WARM_UP_BATCH, WARM_UP_RATE = 25, 20, 32, 2e-3
 PROBE_FROM, PROBES = 10**6, 200
 """Training problems by which the warm-up ends: far behind those that are learnt from."""
