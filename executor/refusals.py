@@ -123,7 +123,7 @@ def check_environment(job: Job) -> None:
         raise RlhfsimError(
             "environment-unused",
             f"the settings have the environment {settings.kind}, but the plan's workload has none",
-            help="leave environment out, or plan with one (environment: {turns: 4} in the scenario)",
+            help="leave environment out, or plan with one: rlhfsim design --environment turns=4",
         )
     if settings is not None:
         EnvironmentProcess(settings).close()

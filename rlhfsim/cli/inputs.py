@@ -38,7 +38,15 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import GROUPED, WITHOUT_KL, Algorithm, Rules, Workload, usual_batch
+from rlhfsim.specs.workload.workload import (
+    GROUPED,
+    WITHOUT_KL,
+    Algorithm,
+    Environment,
+    Rules,
+    Workload,
+    usual_batch,
+)
 
 MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
@@ -145,6 +153,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         "Share of the groups whose rewards differ; the others are thrown away and generated anew (DAPO). "
         "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
     )
+    answered = "Answers between turns (agents): turns=4,seconds_per_turn=2s,workers=256."
     ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
     return together(
         option(
@@ -161,6 +170,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option("--reference", NAME, "Reference model, same or none.", default="same"),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
+        option("--environment", Words("KEY=VALUE,..."), answered),
         option("--dynamic-sampling", Words("KEPT"), refilled),
         option("--oversampling", Number(0, 16), started, default=0.0),
         option("--speculation", Words("KEY=VALUE,..."), drafted),
@@ -222,6 +232,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "response_len": lengths(given["response_len"], "--response-len"),
         "speculation": _speculation(given["speculation"]),
         "oversampling": given["oversampling"],
+        "environment": _environment(given["environment"]),
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not (given["no_kl"] or given["algorithm"] in WITHOUT_KL),
         "packing": not (given["no_packing"] or _pads(given.get("framework"))),
@@ -230,7 +241,8 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         workload = convert(Workload, parse_json(json.dumps(raw), COMMAND_LINE.file))
         models_of(workload)
         check_context(workload)
-    if workload.generates and workload.reward.model is None and workload.reward.rules is None:
+    rewarded = workload.reward.model or workload.reward.rules or workload.environment
+    if workload.generates and rewarded is None:
         raise bad_option(
             "--reward none leaves no reward",
             "add --rules seconds_per_sample=5ms,workers=64, or name a reward model",
@@ -254,6 +266,14 @@ def _reward(given: Mapping[str, Any]) -> dict[str, Any]:
     if parsed is not None:
         from_pairs(Rules, parsed, "--rules")
     return {"model": None if model == "none" else model, "rules": parsed}
+
+
+def _environment(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    parsed = parse_pairs(text, "--environment")
+    from_pairs(Environment, parsed, "--environment")
+    return parsed
 
 
 def _dynamic_sampling(text: str | None) -> dict[str, Any] | None:
