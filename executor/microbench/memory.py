@@ -51,7 +51,7 @@ def _serialised(setup: ProbeSetup) -> Measured:
         buffer = io.BytesIO()
         torch.save(tensor, buffer)
         buffer.seek(0)
-        torch.load(buffer)
+        torch.load(buffer, weights_only=True)
 
     taken = samples(there_and_back, setup.repeats(10, 5), "cpu")
     return summarise(

@@ -26,7 +26,7 @@ def _pass(setup: ProbeSetup, layers: int) -> Measured:
         setup.scratch / f"model{layers}", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS
     )
     dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
-    model: Any = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype)
+    model: Any = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     model.to(setup.device).train()
     ids = torch.randint(4, 60, (SEQUENCES, LENGTH), device=setup.device)
 

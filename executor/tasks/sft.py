@@ -79,8 +79,8 @@ def _load(folder: str | Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     load = cast(Any, AutoModelForCausalLM).from_pretrained
-    model = load(folder, dtype=torch.float32)
-    return model, cast(Any, AutoTokenizer).from_pretrained(folder)
+    model = load(folder, dtype=torch.float32, trust_remote_code=False)
+    return model, cast(Any, AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
 
 
 def _loss(model: Any, tokenizer: Any, problems: Sequence[Problem]) -> torch.Tensor:

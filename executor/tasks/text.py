@@ -109,7 +109,7 @@ def _chat(folder: Path) -> Any:
     """The tokenizer as transformers has it, which knows the template."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise RlhfsimError(
             "no-chat-template",

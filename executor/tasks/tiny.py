@@ -95,7 +95,7 @@ def build(folder: str | Path, *, seed: int = 0, **shape: Unpack[Shape]) -> Path:
         disable_progress_bar()
         torch.manual_seed(seed)
         model = cast(Any, AutoModelForCausalLM).from_config(
-            AutoConfig.from_pretrained(folder), dtype=torch.float32
+            AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype=torch.float32
         )
         model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

@@ -183,7 +183,7 @@ def configuration(folder: str) -> Any:
             f"{folder} is not a model folder: it has no config.json",
             help="give a folder as transformers' save_pretrained writes it",
         )
-    config: Any = AutoConfig.from_pretrained(folder)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     for name, value in list(vars(config).items()):
         if "drop" in name and isinstance(value, float) and value > 0:
             logger.warning(
@@ -201,7 +201,7 @@ def _built(auto: Any, folder: str, dtype: torch.dtype, *, whole: bool) -> Any:
     config = configuration(folder)
     how = {"dtype": dtype, "attn_implementation": attention.implementation(config, dtype)}
     if whole:
-        return auto.from_pretrained(folder, config=config, **how)
+        return auto.from_pretrained(folder, config=config, trust_remote_code=False, **how)
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):

@@ -45,7 +45,9 @@ def stop_tokens(model: str) -> list[int]:
     """End-of-sequence tokens by config, generation config and tokenizer, whichever exist."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    tokens: list[Any] = [getattr(AutoConfig.from_pretrained(model), "eos_token_id", None)]
+    tokens: list[Any] = [
+        getattr(AutoConfig.from_pretrained(model, trust_remote_code=False), "eos_token_id", None)
+    ]
     for load, name in ((GenerationConfig, "eos_token_id"), (AutoTokenizer, "eos_token_id")):
         try:
             tokens.append(getattr(load.from_pretrained(model), name, None))

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rlhfsim.calibration.comparison.phases import rows, warm
+from rlhfsim.frameworks.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import Fit, added, fields, grid
 from rlhfsim.present.terminal import plan as view
@@ -96,6 +97,8 @@ def before(plan: Plan, *, dry_run: bool, notes: tuple[str, ...]) -> Iterator[Ren
     if dry_run:
         yield ""
         yield memory_table(plan)
+        yield ""
+        yield labelled(listening())
     for note in (*notes, *_memory_note(plan)):
         yield Text(f"note: {note}", style="yellow")
 
@@ -124,7 +127,9 @@ def described(cluster: str, lines: Mapping[str, str], peaks: MemoryPeaks) -> dic
     """A dry run on a described cluster, as plain data."""
     gpus = [fields(peak, "pool", "name", "bytes", "capacity") for peak in peaks.gpus]
     host = fields(peaks, "host_bytes", "host_capacity")
-    return {"dry_run": True, "cluster": cluster, "checked": dict(lines), "peaks": gpus, **host}
+    return {"dry_run": True, "cluster": cluster, "checked": dict(lines), "peaks": gpus, **host} | {
+        "listens": listening()
+    }
 
 
 def described_lines(report: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -135,6 +140,8 @@ def described_lines(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         rows[f"pool {peak['pool']}"] = f"{held} of {offered} per GPU at most, in {peak['name']}"
     rows["host"] = f"{size(report['host_bytes'])} of {size(report['host_capacity'])} per node at most"
     yield labelled(rows)
+    yield ""
+    yield labelled(report["listens"])
     yield ""
     yield Text(f"this plan launches on {report['cluster']}", style="bold")
     yield Text("not checked: weights, tokenizer, kernels, drivers, network", style="dim")
