@@ -243,10 +243,10 @@ def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
 
 
 def rules_cost(workload: Workload) -> Cost:
-    """Rule rewards on parallel CPU workers: n t / workers."""
+    """Rule rewards on parallel CPU workers, or requests to a judge: n t / workers, at least t."""
     rules = workload.reward.rules
     assert rules is not None
-    seconds = workload.num_rewarded * rules.seconds_per_sample / rules.workers
+    seconds = rules.seconds_per_sample * max(1.0, workload.num_rewarded / rules.workers)
     return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
 
 

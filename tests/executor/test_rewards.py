@@ -108,6 +108,52 @@ def test_math_finds_equal_expressions_and_survives_endless_ones() -> None:
     assert [s.total for s in scored] == [1, 1, 1, 0, 0, 1, 0]
 
 
+EQUAL = [
+    (r"\boxed{\frac12}", "1/2"),
+    (r"$\frac{3}{6}$", "0.5"),
+    (r"I think 1/2", "0.5"),
+    (r"\boxed{3\frac{1}{2}}", "3.5"),
+    (r"\boxed{1.5\times10^3}", "1500"),
+    (r"so $x=5$", "5"),
+    (r"\boxed{x=5}", "5"),
+    (r"\boxed{\{1,2,3\}}", r"\{3,2,1\}"),
+    (r"\boxed{(1,2)}", "(1, 2)"),
+    (r"\boxed{(-\infty,2]\cup[3,\infty)}", r"(-\infty, 2] \cup [3, \infty)"),
+    (r"\boxed{50\%}", "50%"),
+    (r"\boxed{0.5}", "50%"),
+    (r"\boxed{50}", "50%"),
+    (r"\boxed{5\text{ cm}}", "5"),
+    (r"\boxed{\$5.00}", "5"),
+    (r"the answer is $12$ dollars", "12 dollars"),
+    (r"\boxed{10^\circ}", "10"),
+    (r"\boxed{2\sqrt{2}}", r"$\sqrt{8}$"),
+    (r"\boxed{\frac{1}{\sqrt2}}", r"\frac{\sqrt2}{2}"),
+    (r"\boxed{x^2+2x+1}", "(x+1)^2"),
+    (r"\boxed{2x+1=y}", "y=2x+1"),
+    (r"\boxed{2\pi}", "6.283185307"),
+    (r"\boxed{\log_2 8}", "3"),
+    (r"\boxed{5!}", "120"),
+    (r"\boxed{\pm 2}", r"\{-2,2\}"),
+    (r"\boxed{\text{B}}", "B"),
+]
+DIFFERENT = [
+    (r"\boxed{(1,2)}", "(2,1)"),
+    (r"\boxed{[0,1]}", "[0,1)"),
+    (r"\boxed{2}", "(x+1)^2"),
+    (r"\boxed{x^2+2x+1}", "(x-1)^2"),
+    (r"\boxed{\pi}", "3.14"),
+    (r"\boxed{0.333}", r"\frac13"),
+    (r"\boxed{-3}", "3"),
+    (r"\boxed{10} and \boxed{20}", "10"),
+]
+
+
+def test_typical_pairs_of_answers_are_equal_or_not_as_documented() -> None:
+    expressions = pytest.importorskip("executor.rewards.expressions", reason="math-verify")
+    assert [pair for pair in EQUAL if not expressions.is_equal(*pair)] == []
+    assert [pair for pair in DIFFERENT if is_right(*pair) or expressions.is_equal(*pair)] == []
+
+
 def test_math_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RlhfsimError, match="needs math-verify") as caught:

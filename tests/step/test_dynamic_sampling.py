@@ -25,7 +25,7 @@ from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import Setting, rules_cost
 
 ROLE = RolePlacement(pool="t", layout=Layout(dp=8))
 APART = Placement(
@@ -95,3 +95,11 @@ def test_an_engine_that_never_drains_generates_one_over_the_share_kept() -> None
     half = replace(tiny, dynamic_sampling=DynamicSampling(kept=0.5))
     plain, twice = (priced(w, stale).prediction.step_s for w in (tiny, half))
     assert twice == pytest.approx(2 * plain, rel=0.1)
+
+
+def test_rewards_take_at_least_the_latency_of_one() -> None:
+    few = replace(
+        ALL, prompts=1, samples=8, reward=Reward(model=None, rules=Rules(seconds_per_sample=2, workers=64))
+    )
+    assert rules_cost(few).seconds == pytest.approx(2.0)
+    assert rules_cost(replace(few, prompts=16)).seconds == pytest.approx(4.0)

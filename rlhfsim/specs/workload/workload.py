@@ -81,11 +81,12 @@ def with_usual_kl(data: Any) -> Any:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rewards computed on CPUs: answer matcher, format checker, code executor."""
+    """Rewards computed on CPUs (answer matcher, format checker, code executor) or by a remote judge."""
 
     seconds_per_sample: Seconds = 0.005
+    """Of a judge its latency."""
     workers: Count = 64
-    """Parallel CPU workers over the whole cluster."""
+    """Parallel CPU workers over the whole cluster; of a judge its requests at once."""
 
 
 @checked
