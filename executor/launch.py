@@ -14,18 +14,21 @@ from typing import Any
 
 from executor import refusals
 from executor.coordination import checkpoints, cluster, run_folder
+from executor.coordination.sample_log import SampleLog
 from executor.coordination.tracing import coordination_overhead
+from executor.coordination.tracking import check_libraries
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.fake import Fakes
 from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.training import library
+from executor.evaluation import Evaluator
 from executor.resolve import Job, engine_specs, model_config, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, Rules
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
 from executor.samples import Completion, Sample, Scored
-from executor.settings import RewardRule, Settings
+from executor.settings import Data, RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -83,21 +86,35 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
     """
     if options.dry_run:
         settings = replace(settings, iterations=DRY_ITERATIONS)
+    check_libraries(settings.tracking)
     dry_step_s = options.dry_step_s if options.dry_run else None
     job, prompter = prepare(
         plan, settings, dry_step_s=dry_step_s, address=options.address, say=listener.phase
     )
+    job, asked = evaluation_prompter(job, prompter, listener.phase)
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
         checkpoint = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
-        with contextlib.closing(Scorer(_local(job))) as scorer:
+        with contextlib.ExitStack() as open_scorers:
+            scorer = open_scorers.enter_context(Scorer(_local(job, job.rules)))
             _probe(scorer, job, prompter)
+            own, scores = settings.evaluation.rewards, scorer
+            if own is not None:
+                scores = open_scorers.enter_context(Scorer(_local(job, own)))
+                _probe(scores, job, asked, held_out=True)
             run = Run(
                 job=job,
                 files=files,
                 prompter=prompter,
                 rules=_rules(scorer, prompter) if job.fakes is None else _Alternating(),
+                evaluator=_evaluator(job, asked, _rules(scores, asked)),
+                samples=SampleLog(
+                    files.samples,
+                    prompter.text.decode,
+                    number=settings.tracking.samples,
+                    every=settings.tracking.samples_every,
+                ),
                 listener=listener,
                 watch=options.watch,
             )
@@ -167,7 +184,8 @@ def prepare(
         environment=settings.environment,
     )
     config = {} if absent else model_config(job.model)
-    job = replace(job, max_prompt=_longest_prompt(job, prompter, config, say))
+    longest = _longest_prompt(job, prompter, settings.data, config, say)
+    job = replace(job, max_prompt=longest)
     if not absent:
         refusals.check_length(job, config)
         refusals.check_pipelines(job, config)
@@ -175,19 +193,62 @@ def prepare(
 
 
 def _compares(job: Job) -> bool:
-    """Whether rules compare responses with answers."""
+    """Whether rules compare responses with answers of the run's data."""
     workload, evaluation = job.plan.workload, job.settings.evaluation
-    scored = workload.generates and (workload.reward.rules is not None or evaluation.problems > 0)
-    return scored and any(rule.kind in ("answer", "math") for rule in job.rules)
+    rules = job.rules if workload.reward.rules is not None else ()
+    if evaluation.problems and evaluation.data is None:
+        rules += evaluation.rewards or job.rules
+    return workload.generates and _need_answers(rules)
+
+
+def _need_answers(rules: Sequence[RewardRule]) -> bool:
+    return any(rule.kind in ("answer", "math") for rule in rules)
+
+
+def evaluation_prompter(
+    job: Job, prompter: TaskPrompter, say: Callable[[str], None]
+) -> tuple[Job, TaskPrompter]:
+    """Where problems of evaluations come from; the job knows their longest prompt.
+
+    Raises:
+        RlhfsimError: a data set of its own that cannot be used, or no problem is held out.
+    """
+    asked, workload = job.settings.evaluation, job.plan.workload
+    own, mine = asked.data, replace(prompter, _open={})
+    if own is not None and asked.problems:
+        if own.path and own.held_out is None:
+            own = replace(own, held_out=1.0)
+        answers = workload.generates and _need_answers(asked.rewards or job.rules)
+        say("evaluation on data of its own:")
+        mine.source = open_source(own, workload.algorithm, job.settings.seed, answers=answers, say=say)
+        if isinstance(mine.text, Text):
+            mine.text = Text(job.model, chat=own.chat_template)
+        config = model_config(job.model) if isinstance(mine.text, Text) else {}
+        mine.max_prompt = None
+        longest = _longest_prompt(job, mine, own, config, say)
+        job = replace(job, max_prompt=max(job.max_prompt, longest))
+        refusals.check_length(job, config)
+    if asked.problems:
+        _evaluator(job, mine, _Alternating()).check()
+    return job, mine
+
+
+def _evaluator(job: Job, prompter: TaskPrompter, rules: Rules) -> Evaluator:
+    return Evaluator(
+        prompter=prompter,
+        rules=rules if job.fakes is None else _Alternating(),
+        workload=job.plan.workload,
+        settings=job.settings,
+    )
 
 
 def _longest_prompt(
-    job: Job, prompter: TaskPrompter, config: Mapping[str, Any], say: Callable[[str], None]
+    job: Job, prompter: TaskPrompter, data: Data, config: Mapping[str, Any], say: Callable[[str], None]
 ) -> int:
     """Tokens; prompts of a file that are too long are no longer in the prompter's data, or are cut by it."""
     if not isinstance(prompter.source, FileSource):
         return prompter.longest_prompt(job.settings.iterations)
-    data, positions = job.settings.data, config.get("max_position_embeddings")
+    positions = config.get("max_position_embeddings")
     room = None if positions is None else int(positions) - job.max_tokens
     found = lengths.fit(prompter.source, prompter.text, data, room, say)
     say(f"data: {prompter.source.shares()}")
@@ -205,16 +266,16 @@ def model_folder(plan: Plan, settings: Settings) -> str:
     return str(folder.absolute()) if folder.is_dir() else str(folder)
 
 
-def _local(job: Job) -> list[RewardRule]:
+def _local(job: Job, rules: Sequence[RewardRule]) -> list[RewardRule]:
     """The rules; those of a dry run without its remote judges, which cost money."""
-    return [rule for rule in job.rules if job.fakes is None or rule.kind != "judge"]
+    return [rule for rule in rules if job.fakes is None or rule.kind != "judge"]
 
 
-def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter) -> None:
+def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter, *, held_out: bool = False) -> None:
     """Every rule on two problems of the data, answered rightly: one that cannot run is known at the start."""
     workload = job.plan.workload
-    if job.fakes is None and workload.generates and workload.reward.rules is not None:
-        problems = prompter.source.batch(0, 2)
+    if job.fakes is None and workload.generates and (held_out or workload.reward.rules is not None):
+        problems = prompter.source.held_out(2) if held_out else prompter.source.batch(0, 2)
         scorer.probe([(shown(p.prompt), p.answer, p.answer, p.meta) for p in problems])
 
 

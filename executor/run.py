@@ -6,8 +6,8 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from ray.exceptions import RayError
 
@@ -18,10 +18,12 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
 from executor.coordination.run_folder import RunFiles, link, settings_hash
+from executor.coordination.sample_log import SampleLog
 from executor.coordination.saving import SaveTimes, mtbf, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
+from executor.evaluation import Evaluated, Evaluator
 from executor.resolve import Job
 from executor.rewards.ahead import Rules
 from executor.selfcheck import check_restored, self_check
@@ -31,8 +33,12 @@ from rlhfsim.trace import Trace, write_trace
 from rlhfsim.units import GB
 
 Row = Mapping[str, float]
-EVALUATION = 10**9
-"""Ids of evaluation requests start here, out of the way of training's."""
+
+
+def _configuration(job: Job) -> dict[str, Any]:
+    """Everything that fixes a run, for trackers; of environment variables, which may be secrets, names."""
+    settings = asdict(job.settings)
+    return {"settings": settings | {"variables": sorted(settings["variables"])}, "plan": job.plan.to_dict()}
 
 
 class Listener(Protocol):
@@ -66,7 +72,7 @@ class Ended:
     rows: tuple[Row, ...]
     first_step: int
     evaluations: Mapping[int, float]
-    """Iteration -> greedy accuracy on held-out problems."""
+    """Iteration -> accuracy on held-out problems, or what stands for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +83,8 @@ class Run:
     files: RunFiles
     prompter: TaskPrompter
     rules: Rules
+    evaluator: Evaluator
+    samples: SampleLog
     listener: Listener
     watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
@@ -132,9 +140,9 @@ class Run:
             self.files.metrics,
             self.files.tensorboard,
             first_step=first,
-            run_id=self.job.plan.input_hash,
-            config={"plan": self.job.plan.input_hash},
+            config=_configuration(self.job),
         )
+        self.samples.restart(first)
         with contextlib.closing(trackers):
             return self._iterate(workers, loop, range(first, self.job.settings.iterations), rows, trackers)
 
@@ -155,7 +163,9 @@ class Run:
     ) -> Ended:
         recorder, evaluation = workers.recorder, self.job.settings.evaluation
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
-        evaluations = {steps.start: self._evaluated(workers, steps.start)} if evaluation.problems else {}
+        evaluations = dict[int, float]()
+        if evaluation.problems:
+            evaluations[steps.start] = self._evaluated(workers, steps.start, trackers).value
         times = self._save_times()
         start = last = time.time()
         recorder.fresh()
@@ -170,10 +180,14 @@ class Run:
                 )
                 done = learned.step + 1
                 if evaluation.problems and self._due(done, evaluation.every):
-                    row["evaluation/accuracy"] = evaluations[done] = self._evaluated(workers, done)
+                    found = self._evaluated(workers, done, trackers)
+                    evaluations[done] = found.value
+                    row |= found.row()
                 rows.append(row)
                 self._data.add(learned.groups)
                 trackers.log(learned.step, row)
+                if self.samples.due(done):
+                    trackers.show(learned.step, self.samples.add("training", learned.step, learned.samples))
                 self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
                 self._detect(detectors, rows)
                 if times.due(done) or stop.number is not None:
@@ -250,17 +264,16 @@ class Run:
         link(self.files.model, saved.folder / "actor")
         times.saved(time.monotonic() - began)
 
-    def _evaluated(self, workers: WorkerGroups, done: int) -> float:
-        """Share of held-out problems whose greedy response gets the full reward of rules and environment."""
-        problems = self.prompter.source.held_out(self.job.settings.evaluation.problems)
-        requests = self.prompter.greedy(problems, EVALUATION)
-        samples = [replace(self.prompter.sample(c), group=0) for c in workers.generate(requests, done)]
-        right = [
-            scored.total is not None and scored.total + (sample.reward or 0.0) >= 1.0
-            for scored, sample in zip(self.rules(samples), samples, strict=True)
-        ]
-        accuracy = sum(right) / len(right)
+    def _evaluated(self, workers: WorkerGroups, done: int, trackers: Trackers) -> Evaluated:
+        found = self.evaluator.run(workers, done)
+        asked = self.job.settings.evaluation
+        how = "greedy " if self.job.plan.workload.generates and asked.samples == 1 else ""
+        count = len(found.samples) // asked.samples or self.evaluator.check()
+        more = [f"{name} {value:.3f}" for name, value in found.metrics.items() if name.startswith("pass@")]
         self.listener.phase(
-            f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems"
+            f"{how}{found.headline} after {done} iterations: {found.value:.3f} on {count} held-out problems"
+            + "".join(f", {text}" for text in more)
         )
-        return accuracy
+        if self.samples.every > 0 and found.samples:
+            trackers.show(done, self.samples.add("evaluation", done, found.samples))
+        return found

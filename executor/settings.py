@@ -245,12 +245,20 @@ class Checkpoints:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Greedy accuracy on held-out problems, before the first and after the last iteration."""
+    """How good the model is on held-out problems, before the first and after the last iteration."""
 
     problems: Annotated[int, Field(ge=0)] = 0
     """Held-out problems; 0: no evaluation."""
     every: Annotated[int, Field(ge=0)] = 0
     """Iterations between evaluations; 0: only at the ends."""
+    data: Data | None = None
+    """A data set of its own, all of it unless its `held_out` says so; None: what the run's data hold out."""
+    rewards: Annotated[tuple[RewardRule, ...], Field(min_length=1)] | None = None
+    """Rules of its own; None: those of the run."""
+    samples: Count = 1
+    """Responses to a problem; 1: the greedy one; more are sampled, and pass@k is estimated from them."""
+    temperature: Positive = 1.0
+    """Of more than one."""
 
 
 @checked
@@ -261,6 +269,10 @@ class Tracking:
     tensorboard: bool = True
     wandb_project: str | None = None
     mlflow_experiment: str | None = None
+    samples: Annotated[int, Field(ge=0)] = 8
+    """Samples that are logged as text each time."""
+    samples_every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between them; 0: none are."""
 
 
 @checked

@@ -55,7 +55,7 @@ EXECUTOR_LAYERS = [
     {"executor.refusals"},
     {"executor.dry_run"},
     {"executor.coordination"},
-    {"executor.selfcheck"},
+    {"executor.selfcheck", "executor.evaluation"},
     {"executor.run"},
     {"executor.restart_loop"},
     {"executor.launch"},

@@ -53,6 +53,8 @@ class RunFiles:
         """Measured spans, schema rlhfsim.trace/1."""
         self.metrics = root / "metrics.jsonl"
         """One line an iteration."""
+        self.samples = root / "samples.jsonl"
+        """Some samples as text, see sample_log.py."""
         self.environment = root / "environment.json"
         """Versions and machine."""
         self.logs = root / "logs"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from executor.coordination.sample_log import Line
 from executor.settings import Tracking
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
@@ -21,6 +23,8 @@ from rlhfsim.outputs import write_atomically
 logger = logging.getLogger(__name__)
 STEP = "step"
 NON_FINITE = "non_finite"
+IDS = "tracking.json"
+"""Service -> the id of the run there: one of its own, and the same when it is resumed."""
 
 
 class Sink(NamedTuple):
@@ -29,6 +33,8 @@ class Sink(NamedTuple):
     name: str
     log: Callable[[int, Mapping[str, float]], None]
     """Takes the metrics of an iteration."""
+    show: Callable[[int, Sequence[Line]], None]
+    """Takes samples, see sample_log.py."""
     close: Callable[[], None]
     """Everything is out when it returns."""
 
@@ -110,23 +116,81 @@ def _tensorboard(folder: Path, first_step: int) -> Sink:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return Sink("TensorBoard", log, writer.close)
+    def show(step: int, lines: Sequence[Line]) -> None:
+        for part, text in _markdown(lines).items():
+            writer.add_text(f"samples/{part}", text, step)
+        writer.flush()
+
+    return Sink("TensorBoard", log, show, writer.close)
 
 
-def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> Sink:
-    """Where it goes (or WANDB_MODE=offline) is that library's matter; a resumed run goes on in `run_id`."""
+def _markdown(lines: Sequence[Line]) -> dict[str, str]:
+    """Part -> its samples as text."""
+    parts: dict[str, str] = {}
+    for line in lines:
+        text = f"reward {line['reward']}, {line['response_tokens']} tokens\n\n"
+        text += "".join(f"    {row}\n" for name in ("prompt", "response") for row in line[name].splitlines())
+        parts[line["part"]] = parts.get(line["part"], "") + text + "\n"
+    return parts
+
+
+def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], ids: dict[str, str]) -> Sink:
+    """Where it goes (or WANDB_MODE=offline) is that library's matter; a resumed run goes on under its id."""
     module = _library("wandb", "wandb", "tracking.wandb_project: null")
+    run_id = ids.setdefault("wandb", secrets.token_hex(4))
     run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")
-    return Sink("WeightsAndBiases", lambda step, row: run.log(dict(row), step=step), run.finish)
+
+    def show(step: int, lines: Sequence[Line]) -> None:
+        rows = [[json.dumps(v) if isinstance(v, dict) else v for v in line.values()] for line in lines]
+        if lines:
+            run.log(
+                {f"samples/{lines[0]['part']}": module.Table(columns=list(lines[0]), data=rows)}, step=step
+            )
+
+    return Sink("WeightsAndBiases", lambda step, row: run.log(dict(row), step=step), show, run.finish)
 
 
-def _mlflow(experiment: str, config: Mapping[str, Any], run_id: str) -> Sink:
-    """MLFLOW_TRACKING_URI says where; `run_id` becomes the name of the run."""
+def _mlflow(experiment: str, config: Mapping[str, Any], ids: dict[str, str], name: str) -> Sink:
+    """MLFLOW_TRACKING_URI says where; a resumed run goes on under its id."""
     module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
     module.set_experiment(experiment)
-    module.start_run(run_name=run_id)
-    module.log_params({name: str(value)[:500] for name, value in config.items()})
-    return Sink("MlFlow", lambda step, row: module.log_metrics(dict(row), step=step), module.end_run)
+    if "mlflow" in ids:
+        module.start_run(run_id=ids["mlflow"])
+    else:
+        ids["mlflow"] = str(module.start_run(run_name=name).info.run_id)
+        module.log_dict(dict(config), "config.json")
+        settings = _flat(config.get("settings", config))
+        module.log_params({key: str(value)[:500] for key, value in settings})
+
+    def show(step: int, lines: Sequence[Line]) -> None:
+        if lines:
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            module.log_text(text, f"samples/{lines[0]['part']}-{step:06d}.jsonl")
+
+    return Sink("MlFlow", lambda step, row: module.log_metrics(dict(row), step=step), show, module.end_run)
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted name."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def check_libraries(tracking: Tracking) -> None:
+    """What the settings ask for is installed.
+
+    Raises:
+        RlhfsimError: a library is not.
+    """
+    if tracking.tensorboard:
+        _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
+    if tracking.wandb_project is not None:
+        _library("wandb", "wandb", "tracking.wandb_project: null")
+    if tracking.mlflow_experiment is not None:
+        _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
 
 
 class Trackers:
@@ -141,6 +205,10 @@ class Trackers:
         """Write the row everywhere."""
         self._file.log(step, row)
         self._each(lambda sink: sink.log(step, row))
+
+    def show(self, step: int, lines: Sequence[Line]) -> None:
+        """Show samples everywhere but in the file of the metrics."""
+        self._each(lambda sink: sink.show(step, lines))
 
     def close(self) -> None:
         """Close all."""
@@ -162,7 +230,6 @@ def open_trackers(
     tensorboard: Path,
     *,
     first_step: int = 0,
-    run_id: str = "rlhfsim",
     config: Mapping[str, Any] | None = None,
 ) -> Trackers:
     """Everything that settings ask for, ready to log.
@@ -170,12 +237,15 @@ def open_trackers(
     Raises:
         RlhfsimError: a library that was asked for is not installed.
     """
-    config = config or {}
+    config, kept = config or {}, metrics.parent / IDS
+    ids: dict[str, str] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     others: list[Sink] = []
     if tracking.tensorboard:
         others.append(_tensorboard(tensorboard, first_step))
     if tracking.wandb_project is not None:
-        others.append(_weights_and_biases(tracking.wandb_project, metrics.parent, config, run_id))
+        others.append(_weights_and_biases(tracking.wandb_project, metrics.parent, config, ids))
     if tracking.mlflow_experiment is not None:
-        others.append(_mlflow(tracking.mlflow_experiment, config, run_id))
+        others.append(_mlflow(tracking.mlflow_experiment, config, ids, metrics.parent.name))
+    if ids:
+        write_atomically(kept, json.dumps(ids, indent=1) + "\n")
     return Trackers(MetricsFile(metrics, first_step), others)

@@ -52,11 +52,14 @@ class TaskPrompter:
                 requests.append(replace(request, top_p=self.sampling.top_p))
         return requests
 
-    def greedy(self, problems: list[Problem], first_id: int) -> list[GenerationRequest]:
-        """Requests of an evaluation: one greedy response each."""
+    def evaluation(
+        self, problems: list[Problem], first_id: int, samples: int, temperature: float
+    ) -> list[GenerationRequest]:
+        """Requests of an evaluation, samples of a problem side by side; temperature 0 is greedy."""
+        numbered = ((problem, self._encoded(problem)) for problem in problems for _ in range(samples))
         return [
-            self._request(number, problem, self._encoded(problem), 0.0)
-            for number, problem in enumerate(problems, first_id)
+            self._request(number, problem, prompt, temperature)
+            for number, (problem, prompt) in enumerate(numbered, first_id)
         ]
 
     def _encoded(self, problem: Problem) -> Tokens:

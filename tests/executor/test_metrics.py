@@ -300,11 +300,16 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
         log=lambda row, step: calls.append(("wandb", step, row)), finish=lambda: calls.append(("wandb end",))
     )
     wandb = types.SimpleNamespace(
-        init=lambda **fields: calls.append(("init", fields["project"], fields["id"])) or wandb_run
+        init=lambda **f: calls.append(("init", f["project"], f["id"], f["config"])) or wandb_run,
+        Table=lambda columns, data: data,
     )
     mlflow = types.SimpleNamespace(
         set_experiment=lambda name: calls.append(("experiment", name)),
-        start_run=lambda run_name: calls.append(("start", run_name)),
+        start_run=lambda **f: (
+            calls.append(("start", f)) or types.SimpleNamespace(info=types.SimpleNamespace(run_id="m1"))
+        ),
+        log_dict=lambda row, name: calls.append((name, row)),
+        log_text=lambda text, name: calls.append((name, text)),
         log_params=lambda row: calls.append(("params", row)),
         log_metrics=lambda row, step: calls.append(("mlflow", step, row)),
         end_run=lambda: calls.append(("mlflow end",)),
@@ -312,19 +317,32 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     tracking = Tracking(tensorboard=False, wandb_project="p", mlflow_experiment="e")
-    trackers = open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", run_id="abc", config={"lr": 1})
-    trackers.log(4, {"a": 1.0})
-    trackers.close()
-    assert calls == [
-        ("init", "p", "abc"),
-        ("experiment", "e"),
-        ("start", "abc"),
-        ("params", {"lr": "1"}),
-        ("wandb", 4, {"a": 1.0}),
-        ("mlflow", 4, {"a": 1.0}),
-        ("wandb end",),
-        ("mlflow end",),
-    ]
+    config = {"settings": {"optimizer": {"lr": 1}}, "plan": {}}
+    line = {"part": "training", "response": "2", "reward": 1.0}
+    ids = []
+    for folder in ("one", "two", "one"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        calls.clear()
+        trackers = open_trackers(tracking, tmp_path / folder / "m.jsonl", tmp_path / "tb", config=config)
+        trackers.log(4, {"a": 1.0})
+        trackers.show(4, [line])
+        trackers.close()
+        ids.append(calls[0][2])
+        started = {"run_id": "m1"} if len(ids) == 3 else {"run_name": folder}
+        fresh = [("config.json", config), ("params", {"optimizer.lr": "1"})] if len(ids) < 3 else []
+        assert calls == [
+            ("init", "p", ids[-1], config),
+            ("experiment", "e"),
+            ("start", started),
+            *fresh,
+            ("wandb", 4, {"a": 1.0}),
+            ("mlflow", 4, {"a": 1.0}),
+            ("wandb", 4, {"samples/training": [["training", "2", 1.0]]}),
+            ("samples/training-000004.jsonl", json.dumps(line) + "\n"),
+            ("wandb end",),
+            ("mlflow end",),
+        ]
+    assert ids[0] == ids[2] != ids[1], "a run has an id of its own, and goes on under it"
 
 
 def test_a_service_that_fails_is_said_once_and_the_file_goes_on(

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import runs
 
-from executor.settings import Algorithm, Data, RewardRule
+from executor.engines.transformers.heads import has_head, load
+from executor.launch import prepare
+from executor.resolve import engine_specs
+from executor.settings import Algorithm, Data, Evaluation, RewardRule
 from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
@@ -121,13 +124,37 @@ def test_given_responses_are_learnt_without_a_rollout(
     algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str
 ) -> None:
     rows = [
-        {"prompt": f"{i}+", "answer": "1", "chosen": "1", "rejected": "2", "label": i % 2} for i in range(16)
+        {"prompt": f"{i}+", "answer": "1", "chosen": "1", "rejected": "2", "label": i % 2} for i in range(20)
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = runs.plan("naive", algorithm, tiny_model, layout={"dp": 2, "zero": 1}, workload={"prompts": 16})
     wanted = runs.settings(
-        tiny_model, iterations=4, data=Data(task="file", path=str(tmp_path / "pairs.jsonl"), shuffle=False)
+        tiny_model,
+        iterations=4,
+        data=Data(path=str(tmp_path / "pairs.jsonl"), shuffle=False, held_out=0.2),
+        evaluation=Evaluation(problems=4),
     )
-    _, heard = runs.run(made, wanted, tmp_path / "run", ray_address)
+    outcome, heard = runs.run(made, wanted, tmp_path / "run", ray_address)
     losses = [row[f"{algorithm}/loss"] for row in heard.rows]
     assert losses[-1] < losses[0]
+    assert set(outcome.ended.evaluations) == {0, 4}
+    assert any(name.startswith("evaluation/") for name in heard.rows[-1])
+    model = outcome.files.model
+    assert (model / "tokenizer.json").is_file()
+    assert has_head(str(model)) == (algorithm == "reward_model")
+    if algorithm == "reward_model":
+        config = json.loads((model / "config.json").read_text())
+        assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+        assert config.get("num_labels", len(config.get("id2label", [1]))) == 1
+        read_back_by_ppo(tiny_model, model)
+
+
+def read_back_by_ppo(policy: Path, reward_model: Path) -> None:
+    """The folder is accepted where the plan has a trained reward model, and gives its head."""
+    made = runs.plan("naive", "ppo", policy, workload={"reward": {"model": "same"}})
+    wanted = runs.settings(policy, reward_model=str(reward_model), reward_head="trained", rewards=None)
+    job, _ = prepare(made, wanted)
+    spec = engine_specs(job)["reward"]
+    assert (spec.model, spec.head) == (str(reward_model), "score")
+    head = load(spec.model, "score", "fp32").head.weight
+    assert head.shape == (1, 128)

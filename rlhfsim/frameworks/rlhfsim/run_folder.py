@@ -12,6 +12,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
 
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
+SAMPLES = "samples.jsonl"
 """Files of a run folder; the first two must be there."""
 Row = Mapping[str, Any]
 """One line of metrics.jsonl."""

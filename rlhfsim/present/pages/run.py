@@ -17,6 +17,7 @@ from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.pages.plan import heading
 from rlhfsim.present.tables import number, pairs, table
 from rlhfsim.specs.loading import read_text
@@ -124,6 +125,8 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     yield section("bytes", "Memory and amounts", *_memory(answer))
     if timed:
         yield section("over-time", "Step after step", figures_steps.steps(answer, rewards(answer)))
+    if found := tuple(learnt(answer.run.folder)):
+        yield section("learnt", "What it learnt", *found)
     plan = picture(answer.plan), *figures_memory.memory(known)
     yield section("plan", "The plan that ran", *plan, appendix=True)
     elsewhere = "How right such predictions were elsewhere"

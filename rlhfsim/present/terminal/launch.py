@@ -241,6 +241,6 @@ def _figures(report: Mapping[str, Any]) -> dict[str, str]:
         rows["memory"] = f"at most {device} on the fullest device, {host} in all processes"
     if report["evaluations"]:
         values = report["evaluations"].items()
-        rows["accuracy"] = ", ".join(f"{value:.3f} after {step}" for step, value in values)
+        rows["evaluation"] = ", ".join(f"{value:.3f} after {step}" for step, value in values)
     files = "plan, settings, DeepSpeed and vLLM configuration, trace, metrics, checkpoints"
     return {**rows, "files": f"{report['out']}: {files}"}

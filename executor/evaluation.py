@@ -1,0 +1,172 @@
+"""How good the model is on problems that it does not train on: by generation and rules, or given responses.
+
+    pass@k = 1 - C(n - c, k) / C(n, k)      mean over problems
+
+Legend: n responses of a problem, c of them right (full reward). Unbiased; source: Chen et al. 2021, arXiv
+2107.03374, equation 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from executor.samples import Completion, GenerationRequest, Sample, Scored
+from executor.settings import Settings
+from executor.tasks.prompter import TaskPrompter
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.workload import Workload
+
+FIRST_ID = 10**9
+"""Ids of evaluation requests start here, out of the way of training's."""
+HEADLINES = {"sft": "loss", "kto": "margin"}
+"""Algorithm -> the metric that says it in one number; of the others accuracy."""
+
+
+class Backend(Protocol):
+    """What an evaluation asks of the engines."""
+
+    def generate(self, requests: Sequence[GenerationRequest], step: int) -> list[Completion]:
+        """Responses, in order."""
+
+    def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
+        """Results of one scoring call, one a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One evaluation."""
+
+    metrics: Mapping[str, float]
+    """By name, without `evaluation/`."""
+    headline: str
+    """The metric that says it in one number."""
+    samples: tuple[Sample, ...] = ()
+    """With their rewards; none where nothing was generated."""
+
+    @property
+    def value(self) -> float:
+        """Of the headline."""
+        return self.metrics[self.headline]
+
+    def row(self) -> dict[str, float]:
+        """As metrics of an iteration."""
+        return {f"evaluation/{name}": value for name, value in self.metrics.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Problems that are held out, and what says how good responses to them are."""
+
+    prompter: TaskPrompter
+    rules: Callable[[Sequence[Sample]], list[Scored]]
+    workload: Workload
+    settings: Settings
+
+    def check(self) -> int:
+        """How many problems there are.
+
+        Raises:
+            RlhfsimError: none.
+        """
+        problems = self.prompter.source.held_out(self.settings.evaluation.problems)
+        if not problems:
+            raise RlhfsimError(
+                "nothing-held-out",
+                "the settings ask for an evaluation, but the data hold no problem out of training",
+                help="set data.held_out, name evaluation.data, or set evaluation.problems: 0",
+            )
+        return len(problems)
+
+    def run(self, backend: Backend, step: int) -> Evaluated:
+        """Evaluate the model as it is."""
+        problems = self.prompter.source.held_out(self.settings.evaluation.problems)
+        if not self.workload.generates:
+            given = self.prompter.answered(enumerate(problems))
+            headline = HEADLINES.get(self.workload.algorithm, "accuracy")
+            return Evaluated(metrics=self._given(backend, given, step), headline=headline)
+        asked = self.settings.evaluation
+        temperature = 0.0 if asked.samples == 1 else asked.temperature
+        requests = self.prompter.evaluation(problems, FIRST_ID, asked.samples, temperature)
+        samples = [self.prompter.sample(completion) for completion in backend.generate(requests, step)]
+        samples = [replace(s, group=number // asked.samples) for number, s in enumerate(samples)]
+        scored = self._scored(samples)
+        return Evaluated(metrics=_metrics(scored, asked.samples), headline="accuracy", samples=tuple(scored))
+
+    def _scored(self, samples: Sequence[Sample]) -> list[Sample]:
+        """By rules and environment, or by rules of the evaluation alone."""
+        own = self.settings.evaluation.rewards is not None
+        return [_rewarded(*pair, own=own) for pair in zip(samples, self.rules(samples), strict=True)]
+
+    def _given(self, backend: Backend, samples: Sequence[Sample], step: int) -> dict[str, float]:
+        """Of responses that the data have."""
+        if self.workload.algorithm == "reward_model":
+            return _pairs(np.array(backend.score(Call(role="actor", kind="score"), samples, step)))
+        policy = backend.score(Call(role="actor", kind="logprob"), samples, step)
+        if self.workload.algorithm == "sft":
+            tokens = np.concatenate(policy)
+            return {"loss": float(-tokens.mean(dtype=np.float64))}
+        reference = backend.score(Call(role="reference", kind="logprob"), samples, step)
+        ratios = [float((p - r).sum(dtype=np.float64)) for p, r in zip(policy, reference, strict=True)]
+        rewards = self.settings.algorithm.beta * np.array(ratios)
+        if self.workload.paired:
+            return _pairs(rewards)
+        good = np.array([s.label is not None and s.label > 0 for s in samples])
+        if good.all() or not good.any():
+            return {"margin": 0.0}
+        return {"margin": float(rewards[good].mean() - rewards[~good].mean())}
+
+
+def _rewarded(sample: Sample, found: Scored, *, own: bool) -> Sample:
+    """With its reward; `own`: what its environment gave does not count."""
+    if own or found.total is None or sample.reward is None:
+        return replace(sample, reward=found.total, rewards=found.by_rule)
+    by_rule = {**found.by_rule, **(sample.rewards or {})}
+    return replace(sample, reward=found.total + sample.reward, rewards=by_rule)
+
+
+def _pairs(scores: Any) -> dict[str, float]:
+    """Of the scores of both sides, chosen first."""
+    margins = scores[::2] - scores[1::2]
+    return {
+        "accuracy": float((margins > 0).mean()),
+        "margin": float(margins.mean()),
+        "loss": float(np.logaddexp(0.0, -margins).mean()),
+    }
+
+
+def _metrics(samples: Sequence[Sample], each: int) -> dict[str, float]:
+    """Of generated responses, `each` to a problem."""
+    rewards = np.array([0.0 if s.reward is None else s.reward for s in samples])
+    right = rewards >= 1.0
+    found = {
+        "accuracy": float(right.mean()),
+        "reward": float(rewards.mean()),
+        "length_mean": float(np.mean([s.num_tokens for s in samples])),
+        "truncated": float(np.mean([s.finish == "length" for s in samples])),
+    }
+    names = dict.fromkeys(name for s in samples for name in s.rewards or {})
+    if len(names) > 1:
+        found |= {
+            n: float(np.mean([s.rewards[n] for s in samples if s.rewards and n in s.rewards])) for n in names
+        }
+    if each > 1:
+        counts = right.reshape(-1, each).sum(axis=1)
+        found |= {f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts])) for k in _ks(each)}
+    return found
+
+
+def _ks(samples: int) -> Iterator[int]:
+    """1, 2, 4, ... and the number itself."""
+    yield from (2**power for power in range((samples - 1).bit_length()))
+    yield samples
+
+
+def pass_at(n: int, right: int, k: int) -> float:
+    """Probability that one of k of n responses is right, `right` of which are."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
