@@ -25,6 +25,7 @@ from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.rollout.schedule import Requests, expected_lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.lengths import draw
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import Setting, requests_of
 from rlhfsim.step.iteration import Program, program
 from rlhfsim.step.timetable import Step
@@ -39,7 +40,8 @@ class Noise:
     """What varies between steps."""
 
     lengths: bool = False
-    """Response lengths, and with dynamic sampling the generation batches, are drawn anew for every step."""
+    """Response lengths, with dynamic sampling the generation batches, and turns and answers of an environment
+    are drawn anew for every step."""
     reward_spread: float = 0.0
     """Standard deviation of the log of reward times (rules and reward models); their mean stays."""
     straggler_share: float = 0.0
@@ -116,10 +118,17 @@ class Draws:
         """The priced calls of a step as they run: its lengths, reward times and slow ranks."""
         if self.noise.lengths:
             drawn = tuple(self.lengths(step).tolist())
-            priced = program(replace(self.base, drawn=drawn), kv_tokens)
+            priced = program(replace(self.base, drawn=drawn, workload=self._workload(step)), kv_tokens)
         else:
             priced = self._usual(kv_tokens)
         return replace(priced, steps=tuple(self.disturbed(call, step) for call in priced.steps))
+
+    def _workload(self, step: int) -> Workload:
+        """With an environment its seed is the step's: turns and answers are drawn from it."""
+        workload = self.base.workload
+        if workload.environment is None:
+            return workload
+        return replace(workload, seed=int(generator(self.seed, "answers", step).integers(2**31)))
 
     def _usual(self, kv_tokens: float | None) -> Program:
         """The priced calls of a quiet step."""

@@ -157,6 +157,8 @@ def randomness(asked: SimulationOptions, workload: Workload) -> str:
     """What was random, in words."""
     lengths = "drawn" if asked.drawn_lengths else "as expected"
     words = [f"response lengths {'fixed' if isinstance(workload.response_len, Fixed) else lengths}"]
+    if asked.drawn_lengths and workload.environment is not None and workload.environment.varies:
+        words.append("turns and answers drawn")
     if asked.reward_spread:
         words.append(f"reward times spread by {asked.reward_spread:g}")
     if asked.straggler:

@@ -11,12 +11,14 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.ledger import ledger
+from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.scenario import load_scenario, system_names
+from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Environment, Workload
 from rlhfsim.step.calls import Setting, generation_of
 from rlhfsim.step.iteration import closed_form, iteration, program
@@ -103,6 +105,20 @@ def test_in_lockstep_the_slowest_answer_of_each_turn_counts() -> None:
     short = rollout(**{**each, "workers": 16})
     work = setting.workload.num_sequences * 8.0 / 16
     assert short.seconds == pytest.approx(work, rel=0.1), "as fast as the workers answer"
+
+
+def test_turns_and_answers_are_drawn_anew_for_every_step() -> None:
+    setting = setting_of("openrlhf")
+
+    def steps(**changes: Any) -> tuple[float, ...]:
+        environment = Environment(turns=8, seconds_per_turn=2.0, workers=4096, **changes)
+        fixed = replace(setting.workload, response_len=Fixed(value=512), environment=environment)
+        turned = replace(setting, workload=fixed)
+        return simulate(turned, kv_of(setting), steps=3, noise=Noise(lengths=True)).step_seconds
+
+    assert len(set(steps(mean_turns=3.0, sigma=0.5))) == 3
+    assert steps(mean_turns=3.0, sigma=0.5) == steps(mean_turns=3.0, sigma=0.5)
+    assert steps() == pytest.approx([steps()[0]] * 3)
 
 
 def environment_waits(setting: Setting, double_buffered: bool, each: float) -> float:

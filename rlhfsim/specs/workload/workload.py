@@ -129,6 +129,11 @@ class Environment:
             )
 
     @property
+    def varies(self) -> bool:
+        """Whether sequences differ in their turns or answers."""
+        return not self.lockstep and (self.sigma > 0 or self.mean_turns is not None)
+
+    @property
     def seconds_each(self) -> float:
         """Mean seconds of all answers to one sequence."""
         return (self.mean_turns or self.turns) * self.seconds_per_turn
