@@ -334,5 +334,5 @@ def model_shapes(plan: Plan, settings: Settings) -> Mapping[str, Any]:
     """
     name = settings.model or next(m.path for m in plan.models if m.role == "actor")
     path = Path(name)
-    published = None if path.exists() else published_config(name)
+    published = None if os.path.exists(path) else published_config(name)
     return published or model_config(str(path.parent if path.name == CONFIG else path))

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+MAX_LINE = 1500
+"""Characters of a line of an error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -57,7 +60,15 @@ class RlhfsimError(ValueError):
                     lines.append(" " * (len(prefix) + self.place.column - 1) + "^")
         if self.help:
             lines.append(f"help: {self.help}")
-        return "\n".join(lines)
+        return "\n".join(map(_plain, lines))
+
+
+def _plain(line: str) -> str:
+    """The line with every character that drives a terminal as its escape, and without its middle if long."""
+    text = "".join(
+        c if c.isprintable() else "\\n" if c == "\n" else c.encode("unicode_escape").decode() for c in line
+    )
+    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 60]} ... {text[-50:]}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, place: Place | None = None) -> RlhfsimError:

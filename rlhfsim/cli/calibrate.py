@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,7 @@ def _check_once(runs: Sequence[Path]) -> None:
     """
     known: set[Path] = set()
     for folder in runs:
-        if folder.resolve() in known:
+        place = Path(os.path.realpath(folder))
+        if place in known:
             raise bad_option(f"run {folder} is given twice", "give each run once")
-        known.add(folder.resolve())
+        known.add(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,6 @@ def _source(configs: tuple[str, ...]) -> list[Path] | str:
     """The files, or the text that is given in their place."""
     if configs == ("-",):
         return sys.stdin.read()
-    if len(configs) == 1 and len(configs[0].split()) > 1 and not Path(configs[0]).exists():
+    if len(configs) == 1 and len(configs[0].split()) > 1 and not os.path.exists(configs[0]):
         return configs[0]
     return [Path(config) for config in configs]

@@ -16,6 +16,7 @@ from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.terminal import export as view
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.loading import read_text
 
 EPILOG = """\b
 Examples:
@@ -39,7 +40,7 @@ def export(file: Path, to: str, version: str | None, manager: str | None, out: P
     """
     plan = read_plan(file, as_priced=True)
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
-    write_folder(out, dict(found.files) | {"plan.json": file.read_text()})
+    write_folder(out, dict(found.files) | {"plan.json": read_text(file)})
     emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))
 
 

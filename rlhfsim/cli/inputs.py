@@ -40,6 +40,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNorm
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import (
     GROUPED,
+    MAX_SEQUENCES,
     WITHOUT_KL,
     Algorithm,
     Environment,
@@ -48,8 +49,6 @@ from rlhfsim.specs.workload.workload import (
     usual_batch,
 )
 
-MAX_SEQUENCES = 10_000_000
-"""Sequences of one step; a larger batch is a slip."""
 MAX_PRICE = 10_000.0
 """USD per GPU-hour; more is a slip."""
 DISTRIBUTIONS: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +26,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Option = Callable[[Any], Any]
 COMMAND_LINE = Place(file="command line")
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+MAX_NAME = 255
+"""Bytes that a file system takes as one name."""
+
+
+class PathName(click.Path):
+    """A path that a file system can have."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path.
+
+        Raises:
+            RlhfsimError: a character or a length that no file name has.
+        """
+        if not value or "\0" in os.fspath(value):
+            raise bad_option(f"{_name(param)}: {str(value)!r} is no path", "give a file or a folder")
+        if any(len(os.fsencode(part)) > MAX_NAME for part in Path(value).parts):
+            raise bad_option(f"{_name(param)}: a name of more than {MAX_NAME} bytes", "give a shorter one")
+        return super().convert(value, param, ctx)
+
+
+PATH = PathName(path_type=Path)
+FILE = PathName(path_type=Path, dir_okay=False)
+FOLDER = PathName(path_type=Path, file_okay=False)
 
 
 class Output(click.Path):
@@ -111,6 +132,7 @@ def _names(value: Any) -> list[Path | str]:
 def option(names: str, kind: Any, help: str, **more: Any) -> Option:
     """A click option of the `names` (`--gpu --profile gpu`); a default that says something is shown."""
     shown = more.get("default", "") != ""
+    kind = Words("TEXT") if kind in (None, str) else kind
     return click.option(*names.split(), type=kind, help=help, show_default=shown, **more)
 
 
@@ -201,6 +223,17 @@ class Words(ParamType):
     def __init__(self, name: str, offered: Callable[..., list[CompletionItem]] | None = None) -> None:
         """`offered`: a function of `rlhfsim.cli.completion`."""
         self.name, self.offered = name, offered
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text.
+
+        Raises:
+            RlhfsimError: a character that drives a terminal.
+        """
+        text = str(value)
+        if not text.isprintable():
+            raise bad_option(f"{_name(param)}: {text[:40]!r} holds a control character", "leave it out")
+        return text
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

@@ -26,8 +26,8 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
+from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
-from rlhfsim.plan import read_plan
 from rlhfsim.present import plain, sizes
 from rlhfsim.present.basis import basis
 from rlhfsim.present.html.content import Page
@@ -124,6 +124,7 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
 def _schema(source: Path) -> str:
     data = parse_json(read_text(source, MAX_BYTES), str(source)).data
     schema = data.get("schema") if isinstance(data, dict) else None
+    schema = PLAN_SCHEMA if schema == OLDER else schema
     if schema not in (PLAN_SCHEMA, WHATIF_SCHEMA):
         raise RlhfsimError(
             "nothing-to-report",

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.specs.hardware.kernel_tables import AXES
+
 Floats = NDArray[np.float64]
 Amount = Floats | float
 """An array, or a plain number: the formulas below hold for both."""
@@ -92,13 +94,13 @@ def _ring(size: float, ranks: Amount, nbytes: Amount) -> Demand:
 
 
 KINDS: Mapping[str, Kind] = {
-    "gemm": Kind(("m", "n", "k"), (1, 1, 1), _gemm),
-    "decode": Kind(("kv_streams", "context", "queries_per_kv", "head_dim"), (1, 1, 1, 1), _decode),
-    "prefill": Kind(("kv_streams", "length", "queries_per_kv", "head_dim"), (1, 2, 1, 1), _prefill),
-    "mla_decode": Kind(("batch", "context", "heads"), (1, 1, 1), _mla_decode),
-    "mla_prefill": Kind(("batch", "length", "heads"), (1, 2, 1), _mla_prefill),
-    "moe": Kind(("rows", "experts", "ffn", "hidden", "spread"), (1, 1, 1, 1, 0), _moe),
-    "collective": Kind(("ranks", "bytes"), (0, 1), _ring),
+    "gemm": Kind(AXES["gemm"], (1, 1, 1), _gemm),
+    "decode": Kind(AXES["decode"], (1, 1, 1, 1), _decode),
+    "prefill": Kind(AXES["prefill"], (1, 2, 1, 1), _prefill),
+    "mla_decode": Kind(AXES["mla_decode"], (1, 1, 1), _mla_decode),
+    "mla_prefill": Kind(AXES["mla_prefill"], (1, 2, 1), _mla_prefill),
+    "moe": Kind(AXES["moe"], (1, 1, 1, 1, 0), _moe),
+    "collective": Kind(AXES["collective"], (0, 1), _ring),
 }
 """Kinds by the first part of a table's name (`gemm/fp8`)."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Hashable, Mapping
+import reprlib
+import stat
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -25,7 +28,21 @@ checked = with_config(STRICT)
 """Class decorator for a dataclass that is read from files."""
 
 
+Trail = tuple[int | str, ...]
+"""Keys from the document down to a value."""
+MAX_DEPTH = 64
+"""Deeper nesting is refused: parsers written in C end the interpreter at some depth."""
 _MAYBE_ALIAS = re.compile(r"(?:^|[\s,:\[{?-])\*[^\s,\[\]{}*]")
+_MAYBE_DEEP = re.compile(rf"^[ ?:-]{{{MAX_DEPTH // 2},}}\S", re.MULTILINE)
+"""A block of YAML nests at most twice a column."""
+_BRACKETS = re.compile(r"[\[\]{}]")
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_MAYBE_CONTROL = re.compile(
+    rf"[{_CONTROL}]|\\(?:u00[0189]|u20[26]|ud[89a-f]|x[0189]|[abefvNU0])", re.IGNORECASE
+)
+_CONTROLS = re.compile(f"[{_CONTROL}]")
+"""What drives a terminal, turns the direction of writing, or is no character."""
 
 
 class _Loader(yaml.CSafeLoader):
@@ -52,12 +69,12 @@ class Source:
         """`data` is what `text` says; the tree with the marks is built when an error needs a place."""
         self.name = name
         self.data = data
-        self._text = text
+        self.text = text
 
-    def place(self, path: tuple[int | str, ...] = ()) -> Place:
+    def place(self, path: Trail = ()) -> Place:
         """Line and column of the value (or of the nearest parent that exists) at `path`."""
-        node = _compose(self._text)
-        lines = self._text.splitlines()
+        node = _compose(self.text)
+        lines = self.text.splitlines()
         mark = node.start_mark if node else None
         for key in path:
             child = _child(node, key)
@@ -97,8 +114,26 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     """
     place = Place(file=str(path))
     try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)  # bounded: the path may be an endless device
+        return read_bytes(path, limit).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise _unreadable("not a UTF-8 text file", place) from error
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `limit` bytes; a pipe or a device is not waited for.
+
+    Raises:
+        RlhfsimError: missing, unreadable, no regular file, or larger than `limit`.
+    """
+    place = Place(file=str(path))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+                raise _unreadable("is a directory" if stat.S_ISDIR(mode) else "not a regular file", place)
+            content = file.read(limit + 1)
+    except RlhfsimError:
+        raise
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "").lower() or "not a path"
         raise _unreadable(reason, place) from error
@@ -109,10 +144,7 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
             place=place,
             help="give the specification itself, not weights or data",
         )
-    try:
-        return content.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise _unreadable("not a UTF-8 text file", place) from error
+    return content
 
 
 def _unreadable(reason: str, place: Place) -> RlhfsimError:
@@ -124,10 +156,16 @@ def _unreadable(reason: str, place: Place) -> RlhfsimError:
     )
 
 
-def _refuse_aliases(text: str, name: str) -> None:
-    if not _MAYBE_ALIAS.search(text):  # the scan for events costs as much as loading
+def _check_events(text: str, name: str) -> None:
+    """Neither aliases nor deep nesting."""
+    deep = text.count("[") + text.count("{") > MAX_DEPTH or _MAYBE_DEEP.search(text)
+    if not deep and not _MAYBE_ALIAS.search(text):  # the scan for events costs as much as loading
         return
+    depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise _too_deep(Place(file=name, line=event.start_mark.line + 1 if event.start_mark else None))
         if isinstance(event, yaml.AliasEvent):
             line = event.start_mark.line + 1 if event.start_mark else None
             raise RlhfsimError(
@@ -138,10 +176,45 @@ def _refuse_aliases(text: str, name: str) -> None:
             )
 
 
+def _too_deep(place: Place) -> RlhfsimError:
+    return RlhfsimError(
+        "nested-too-deep",
+        f"nested more than {MAX_DEPTH} levels deep",
+        place=place,
+        help="is the file damaged?",
+    )
+
+
+def _checked_text(source: Source) -> Source:
+    """No text holds characters that drive a terminal: names are shown as they are."""
+    if _MAYBE_CONTROL.search(source.text):
+        for path, text in _texts(source.data, ()):
+            if bad := _CONTROLS.search(text):
+                raise RlhfsimError(
+                    "control-character",
+                    f"a text holds the control character {bad[0]!r}",
+                    place=source.place(path),
+                    help="remove it",
+                )
+    return source
+
+
+def _texts(data: Any, path: Trail) -> Iterator[tuple[Trail, str]]:
+    if isinstance(data, str):
+        yield path, data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _texts(key, path)
+            yield from _texts(value, (*path, key))
+    elif isinstance(data, list | set | tuple):
+        for i, value in enumerate(data):
+            yield from _texts(value, (*path, i))
+
+
 def parse_yaml(text: str, name: str) -> Source:
     """A YAML (or JSON) document; anchors and aliases are refused (they can explode)."""
     try:
-        _refuse_aliases(text, name)
+        _check_events(text, name)
         data = yaml.load(text, Loader=_Loader)
     except RlhfsimError:  # a ValueError too
         raise
@@ -163,17 +236,27 @@ def parse_yaml(text: str, name: str) -> Source:
             place=Place(file=name),
             help="check for control characters, bad dates and deep nesting",
         ) from error
-    return Source(name, text, data)
+    return _checked_text(Source(name, text, data))
 
 
 def parse_json(text: str, name: str) -> Source:
     """A JSON document with marks.
 
     Raises:
-        RlhfsimError: malformed, with line and column.
+        RlhfsimError: malformed, with line and column; a key that stands twice; deep nesting.
     """
+    _check_depth(text, name)
+    twice: list[str] = []
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        data = dict(pairs)
+        if len(data) != len(pairs):
+            names = [key for key, _ in pairs]
+            twice.append(next(key for key in names if names.count(key) > 1))
+        return data
+
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=mapping)
     except json.JSONDecodeError as error:
         place = Place(file=name, line=error.lineno, column=error.colno)
         raise RlhfsimError(
@@ -189,7 +272,26 @@ def parse_json(text: str, name: str) -> Source:
             place=Place(file=name),
             help="the nesting or a number is absurd",
         ) from error
-    return Source(name, text, data)
+    if twice:
+        second = list(re.finditer(rf"{re.escape(json.dumps(twice[0]))}\s*:", text))[-1]
+        raise RlhfsimError(
+            "key-twice",
+            f"key {twice[0][:40]!r} stands twice",
+            place=Place(file=name, line=text.count("\n", 0, second.start()) + 1),
+            help="keep one of them",
+        )
+    return _checked_text(Source(name, text, data))
+
+
+def _check_depth(text: str, name: str) -> None:
+    """Of a document that is small enough for its brackets to be counted; large ones are checked by type."""
+    if len(text) > MAX_BYTES or text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            raise _too_deep(Place(file=name))
 
 
 @cache
@@ -197,24 +299,47 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def convert(kind: type[T], source: Source, data: Any = None, path: tuple[int | str, ...] = ()) -> T:
+def convert(kind: type[T], source: Source, data: Any = None, path: Trail = ()) -> T:
     """`data` (default: the whole source) as an instance of `kind`.
 
     Raises:
         RlhfsimError: the first thing wrong, with its place in the file, the rule and a remedy.
     """
+    given = source.data if data is None else data
     try:
-        return _adapter(cast(Hashable, kind)).validate_python(  # type: ignore[no-any-return]
-            source.data if data is None else data
-        )
+        value: T = _adapter(cast(Hashable, kind)).validate_python(given)
     except ValidationError as error:
         raise _first(error, kind, source, path) from error
+    for where, truth in _taken_as_numbers(given, value, path):
+        raise RlhfsimError(
+            "bad-value",
+            f"{'.'.join(map(str, where))!r}: a truth value is no number, got {truth}",
+            place=source.place(where),
+            help="give a number",
+        )
+    return value
+
+
+def _taken_as_numbers(given: Any, value: Any, path: Trail) -> Iterator[tuple[Trail, bool]]:
+    """Truth values of a document that became numbers."""
+    if isinstance(given, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, given
+    elif isinstance(given, Mapping):
+        for key, inner in given.items():
+            if isinstance(inner, bool | Mapping | list):
+                below = value.get(key) if isinstance(value, Mapping) else getattr(value, str(key), None)
+                yield from _taken_as_numbers(inner, below, (*path, key))
+    elif isinstance(given, list) and isinstance(value, list | tuple):
+        for i, (inner, below) in enumerate(zip(given, value, strict=False)):
+            if isinstance(inner, bool | Mapping | list):
+                yield from _taken_as_numbers(inner, below, (*path, i))
 
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def _first(error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]) -> RlhfsimError:
+def _first(error: ValidationError, kind: Any, source: Source, path: Trail) -> RlhfsimError:
     details = error.errors(include_url=False)
     detail = next((e for e in details if e["type"] in _UNKNOWN_KEY), details[0])  # a typo comes first
     where = path + tuple(part for part in detail["loc"])
@@ -256,8 +381,12 @@ def _nearest(kind: Any, key: str) -> str:
     )
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 60
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = _BRIEF.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from pathlib import Path
 
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.presets import preset_name, resolve_model
@@ -257,7 +257,7 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 @lru_cache(maxsize=1024)
 def mixer_of(model: str) -> str:
     """`ModelSpec.mixer` of a preset or of a config at hand; `attention` for a name that is neither."""
-    if preset_name(model) is None and not Path(model).exists():
+    if preset_name(model) is None and not os.path.exists(model):
         return "attention"
     return resolve_model(model).mixer
 

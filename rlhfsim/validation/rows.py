@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.loading import read_bytes
 from rlhfsim.units import MIB
 from rlhfsim.validation.schemas import TABLES, TableSchema
 
@@ -129,27 +130,7 @@ def read_csv(path: Path | str) -> list[Row]:
     Raises:
         RlhfsimError: unreadable, too large, not UTF-8, not one of the tables, or malformed.
     """
-    path = Path(path)
-    place = Place(file=str(path))
-    try:
-        size = path.stat().st_size
-        data = b"" if size > MAX_BYTES else path.read_bytes()
-    except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise RlhfsimError(
-            "unreadable-file",
-            f"cannot read the file: {reason}",
-            place=place,
-            help="check the path and its permissions",
-        ) from error
-    if size > MAX_BYTES:
-        raise RlhfsimError(
-            "file-too-large",
-            f"file is larger than {MAX_BYTES / MIB:.0f} MiB",
-            place=place,
-            help="split the table",
-        )
-    return parse_csv(data, str(path))
+    return parse_csv(read_bytes(Path(path), MAX_BYTES), str(path))
 
 
 def parse_csv(data: bytes, name: str) -> list[Row]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.resources import shipped
-from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.validation import statistics, transfer
 from rlhfsim.validation import tables as registry
 from rlhfsim.validation.discrepancy import with_intervals
@@ -31,6 +31,7 @@ PEER = "peer_s"
 _ERRORS = ("median_abs_error", "mean_abs_error", "p90_abs_error")
 _HIGHER_IS_BETTER = ("within_factor_2", "recall", "right_order")
 _WORSE_UP = (*_ERRORS, "false_alarms", "brier")
+_COMPARED = ("rows", "predicted", "scored", "fit", *_WORSE_UP, "bias", *_HIGHER_IS_BETTER)
 WORST_ROWS = 5
 
 Progress = Callable[[registry.RowKind], None]
@@ -204,13 +205,22 @@ def committed_file() -> Path:
     return shipped("reports") / "accuracy.json"
 
 
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Board:
+    """What is compared of committed figures."""
+
+    kinds: dict[str, dict[str, Any]]
+
+
 def read_board(path: Path) -> dict[str, Any]:
     """Committed figures.
 
     Raises:
         RlhfsimError: not a file written by `rlhfsim validate --report`.
     """
-    data = parse_json(read_text(path), str(path)).data
+    source = parse_json(read_text(path), str(path))
+    data = source.data
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise RlhfsimError(
             "not-a-scoreboard",
@@ -218,6 +228,16 @@ def read_board(path: Path) -> dict[str, Any]:
             place=Place(file=str(path)),
             help="write it with --report",
         )
+    for kind, figures in convert(_Board, source, {"kinds": data.get("kinds")}).kinds.items():
+        for part in (figures, figures.get("left_out", {})):
+            for key in _COMPARED:
+                if not isinstance(part, Mapping) or not isinstance(part.get(key), int | float | None):
+                    raise RlhfsimError(
+                        "bad-value",
+                        f"{kind}: {key} is no number",
+                        place=source.place(("kinds", kind)),
+                        help="write the file anew with --report",
+                    )
     return data
 
 
@@ -245,7 +265,7 @@ def differences(fresh: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
             continue
         for part in ("", "left_out"):
             news, olds = (f.get(part, {}) if part else f for f in (new_figures, old_figures))
-            for key in ("rows", "predicted", "scored", "fit", *_WORSE_UP, "bias", *_HIGHER_IS_BETTER):
+            for key in _COMPARED:
                 new, was = news.get(key), olds.get(key)
                 if new == was or (None not in (new, was) and abs(new - was) <= TOLERANCE):
                     continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -454,25 +453,59 @@ def test_damaged_values_never_raise_anything_else(data):
 # --------------------------------------------------------------------------------- large curves
 
 
+PEAKS = {"bf16": 1e15, "hbm": 1e12, "link": 1e11}
+
+
+def gemm(points: int = 2, **other: object) -> dict:
+    """A section with one table of `points` knots an axis, all at one loss."""
+    axes = {name: " ".join(str(2**i) for i in range(points)) for name in "mnk"}
+    table = {"source": "made up", "interval": [0.9, 1.1], "axes": axes, "loss": "a0" * points**3}
+    return {"peaks": PEAKS, "tables": {"gemm/bf16": {**table, **other}}}
+
+
 def test_a_profile_with_sixty_kilobytes_of_curves_loads(tmp_path):
-    rng = random.Random(0)
-    table = {"gemm": [[rng.random() for _ in range(30)] for _ in range(100)]}
     path = tmp_path / "big.yaml"
-    path.write_text(H100 + "curves: " + json.dumps(table) + "\n")
+    path.write_text(H100 + "curves: " + json.dumps(gemm(32)) + "\n")
     assert path.stat().st_size > 60_000
-    assert load_profile(path).curves == table
+    assert load_profile(path).curves == gemm(32)
 
 
 def test_curves_read_the_same_as_json_and_as_yaml():
-    as_json = profile_from_text(H100 + 'curves: {"gemm": [1, 2.5]}\n')
-    as_yaml = profile_from_text(H100 + "curves:\n  gemm: [1, 2.5]\n")
+    as_json = profile_from_text(H100 + f"curves: {json.dumps(gemm())}\n")
+    as_yaml = profile_from_text(H100 + yaml.safe_dump({"curves": gemm()}, sort_keys=False))
     assert as_json == as_yaml
 
 
 def test_an_error_beside_json_curves_keeps_its_line():
     with pytest.raises(RlhfsimError) as caught:
-        profile_from_text(H100.replace("3350 GB/s", "x") + 'curves: {"gemm": []}\n')
+        profile_from_text(H100.replace("3350 GB/s", "x") + 'curves: {"tables": {}}\n')
     assert caught.value.place.text.startswith("hbm:")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (gemm(loss="a0"), "loss has 2 digits, its axes have 8 nodes"),
+        (gemm(loss="A0" * 8), "'curves.tables.gemm/bf16.loss'"),
+        (gemm(interval=[1.1, 0.9]), "not in order"),
+        (gemm(interval=[0.0, 0.9]), "interval.0"),
+        (gemm(axes={"m": "1 2", "n": "1 2"}, loss="a0" * 4), "has the axes m, n"),
+        (gemm(axes={"m": "2 1", "n": "1 2", "k": "1 2"}), "axis 'm'"),
+        (gemm(axes={"m": "0 nan", "n": "1 2", "k": "1 2"}), "axis 'm'"),
+        ({**gemm(), "peaks": {"hbm": 1e12}}, "peaks holds none"),
+        ({**gemm(), "peaks": {"bf16": True}}, "peaks.bf16"),
+        ({**gemm(), "peaks": {"bf16": 0}}, "peaks.bf16"),
+        ({"peaks": PEAKS, "tables": {"fft/bf16": gemm()["tables"]["gemm/bf16"]}}, "unknown kernel table"),
+        ({"borrow": {"from": "h100_sxm", "compute": -1}}, "borrow.compute"),
+        ({"borrow": {"widen": 2}}, "'curves.borrow.from' is missing"),
+        ({"gemm": [1, 2.5]}, "unknown key 'curves.gemm'"),
+    ],
+)
+def test_a_table_of_kernels_is_checked_where_it_stands(section, message):
+    with pytest.raises(RlhfsimError) as caught:
+        profile_from_text(H100 + f"curves: {json.dumps(section)}\n", "mine.yaml")
+    assert message in str(caught.value)
+    assert "--> mine.yaml" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------- clusters

@@ -107,8 +107,8 @@ def _degrees(spelled: str) -> dict[str, int]:
         RlhfsimError: it is no allocation.
     """
     attention, _, experts = spelled.partition("|")
-    parts = re.fullmatch(r"(?:\w+:)?\(?(?:attn:)?((?:[dptce]\d+)+)\)?", attention.strip())
-    beside = re.fullmatch(r"(?:ffn:)?((?:[dpte]\d+)+)\)", experts.strip())
+    parts = re.fullmatch(r"(?:\w+:)?\(?(?:attn:)?((?:[dptce][0-9]{1,7})+)\)?", attention.strip())
+    beside = re.fullmatch(r"(?:ffn:)?((?:[dpte][0-9]{1,7})+)\)", experts.strip())
     if parts is None or (experts and beside is None):
         raise RlhfsimError(
             "bad-setting",
@@ -139,12 +139,10 @@ def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int) -> L
         cuts |= {"zero": 3, **(ON_HOST if s.flag(f"{section}.fsdp.offload_params") else {})}
     recomputes = not scores and s.flag(f"{section}.gradient_checkpointing")
     kind = s.text(f"{section}.megatron.recompute_granularity", default="full") if recomputes else "none"
-    limit = s.find(f"{section}.mb_spec.max_tokens_per_mb")
+    limit = s.count(f"{section}.mb_spec.max_tokens_per_mb")
     number = s.whole(f"{section}.mb_spec.n_mbs", default=1)
     packs = (
-        {"pack_tokens": max(1, int(limit) // cp)}
-        if limit
-        else {"micro_batch": max(1, samples // (dp * number))}
+        {"pack_tokens": max(1, limit // cp)} if limit else {"micro_batch": max(1, samples // (dp * number))}
     )
     return training_layout(dp * tp * pp * cp, **cuts, recompute=cast(Any, kind), **packs)
 
@@ -177,12 +175,12 @@ def _rollout(s: FrameworkSettings, spelled: str, gpus: int) -> RolloutLayout:
     sizes = _degrees(spelled)
     sglang = spelled.startswith("sglang")
     share = ("sglang.mem_fraction_static",) if sglang else ("vllm.gpu_memory_utilization",)
-    running = s.find("sglang.max_running_requests" if sglang else "vllm.max_num_seqs")
+    running = s.count("sglang.max_running_requests" if sglang else "vllm.max_num_seqs")
     return rollout_layout(
         gpus,
         tp=sizes.get("t", 1),
         pp=sizes.get("p", 1),
-        max_num_seqs=int(running or 256),
+        max_num_seqs=running or 256,
         max_batched_tokens=s.whole("vllm.max_num_batched_tokens", default=VLLM.max_batched_tokens),
         memory_utilization=s.share(*share, default=0.9),
         cuda_graphs=not s.flag("sglang.disable_cuda_graph" if sglang else "vllm.enforce_eager"),

@@ -22,12 +22,12 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the configuration."""
     yield from group_of_one(s, run, "gconfig.n_samples")
     yield from short_budget(s, run, *BUDGETS, then="AReaL stops at the first batch with one", stops=True)
-    whole = s.find("cluster.n_nodes"), s.find("cluster.n_gpus_per_node")
+    nodes, each = s.count("cluster.n_nodes"), s.count("cluster.n_gpus_per_node")
     used = run.gpus + (run.rollout_gpus or 0)
-    if all(isinstance(part, int) for part in whole) and used > int(whole[0]) * int(whole[1]):
+    if nodes and each and used > nodes * each:
         yield Finding(
-            what=f"the backends take {used} GPUs, the cluster has {int(whole[0]) * int(whole[1])}",
+            what=f"the backends take {used} GPUs, the cluster has {nodes * each}",
             keys=("cluster.n_nodes", "actor.backend", "rollout.backend"),
-            remedy=f"cluster.n_nodes={-(-used // int(whole[1]))}",
+            remedy=f"cluster.n_nodes={-(-used // each)}",
             stops=True,
         )

@@ -21,6 +21,8 @@ _DEPTH = 20
 FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 PLACEHOLDER = 8
 """Stands for a key that is asked for, while others are looked for."""
+MAX_NUMBER = 1e12
+"""A larger setting is a slip."""
 
 
 class SettingMissing(RlhfsimError):
@@ -104,22 +106,23 @@ class FrameworkSettings:
 
     def whole(self, *keys: str, default: int | None = None) -> int:
         """A whole number of at least 0; one that stands in a variable is asked for."""
-        value = self._number(keys, default)
-        try:
-            number = int(float(value))
-        except (TypeError, ValueError):
-            raise self._bad(keys, value, "a whole number") from None
-        if number < 0 or number != float(value):
-            raise self._bad(keys, value, "a whole number from 0 up")
+        number = self._whole(keys, self._number(keys, default))
+        if number < 0:
+            raise self._bad(keys, number, "a whole number from 0 up")
         return number
+
+    def count(self, *keys: str) -> int | None:
+        """A whole number where one is said, also -1; None where nothing or 0 is."""
+        value = self.find(*keys)
+        return (self._whole(keys, value) or None) if value is not None else None
 
     def share(self, *keys: str, default: float) -> float:
         """A number; one that stands in a variable is asked for."""
         value = self._number(keys, default)
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise self._bad(keys, value, "a number") from None
+        number = _finite(value)
+        if number is None:
+            raise self._bad(keys, value, "a number")
+        return number
 
     def flag(self, *keys: str, default: bool = False) -> bool:
         """True or false; what stands in a variable is false."""
@@ -144,6 +147,12 @@ class FrameworkSettings:
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self._values)
+
+    def _whole(self, keys: tuple[str, ...], value: Any) -> int:
+        number = _finite(value)
+        if number is None or number != int(number):
+            raise self._bad(keys, value, f"a whole number up to {MAX_NUMBER:g}")
+        return int(number)
 
     def _number(self, keys: tuple[str, ...], default: Any) -> Any:
         value = self._or_default(keys, default)
@@ -215,12 +224,23 @@ def megatron_degrees(
         )
         for degree, key in keys.items()
     }
-    experts = s.find(f"{prefix}.expert_tensor_parallel_size")
-    virtual = s.find(f"{prefix}.virtual_pipeline_model_parallel_size")
+    experts = s.count(f"{prefix}.expert_tensor_parallel_size")
+    virtual = s.count(f"{prefix}.virtual_pipeline_model_parallel_size")
     as_rest = int(getattr(like, "etp", etp or degrees["tp"])) if degrees["ep"] > 1 else 1
-    degrees["etp"] = int(experts) if experts else as_rest
-    degrees["vp"] = int(virtual or getattr(like, "vp", 1)) if degrees["pp"] > 1 else 1
+    degrees["etp"] = experts or as_rest
+    degrees["vp"] = virtual or int(getattr(like, "vp", 1) or 1) if degrees["pp"] > 1 else 1
     return degrees
+
+
+def _finite(value: object) -> float | None:
+    """A number that a setting may have; None for truth values, words, and what is not finite or absurd."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value)[:40].isascii():
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) <= MAX_NUMBER else None
 
 
 def scalar(text: Any) -> Any:

@@ -26,6 +26,8 @@ _MOST_LINES = 400
 """Of one statement: a quote that is never closed ends there."""
 _DEPTH = 8
 """Most variables on the way to one value."""
+MAX_SUM = 200
+"""Characters of a sum that is worked out."""
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -153,6 +155,8 @@ def _computed(statement: str, names: _Names) -> str:
 
 def _sum(text: str, variables: Mapping[str, str]) -> str:
     """The value of `$((...))`, whole numbers as in a shell."""
+    if len(text) > MAX_SUM:
+        return _UNKNOWN
     try:
         return str(_value(ast.parse(expanded(text, variables).strip(), mode="eval").body, variables))
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError):

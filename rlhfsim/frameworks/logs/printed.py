@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhfsim.frameworks.logs.records import process_of
+from rlhfsim.specs.loading import MAX_DEPTH
 
 LEAST = 12
 """Fewer leaves than this are no configuration of a run."""
@@ -113,10 +114,18 @@ class _Reader:
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tokens
-        self._at = 0
+        self._at = self._depth = 0
 
     def value(self) -> Any:
         """A dict, list, call (as a dict), string, number, truth value, None, or the words as they stand."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:  # no configuration: nothing that follows is read
+            self._at = len(self._tokens)
+        value = self._value()
+        self._depth -= 1
+        return value
+
+    def _value(self) -> Any:
         token = self._peek()
         if token == "{":
             return self._items("}", ":")

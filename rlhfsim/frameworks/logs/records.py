@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +66,15 @@ def number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        return float(value) if abs(value) <= sys.float_info.max else math.copysign(math.inf, value)
     match = _NUMBER.match(value) if isinstance(value, str) else None
     return float(match[1]) if match else None
 
 
 def numbers(values: Iterable[tuple[str, object]]) -> dict[str, float]:
-    """Those of the values that are numbers, by name."""
+    """Those of the values that are numbers, by name; no name can drive a terminal."""
     read = ((name, number(value)) for name, value in values)
-    return {name: value for name, value in read if value is not None}
+    return {name: value for name, value in read if value is not None and name.isprintable()}
 
 
 def merged(parts: Sequence[Log]) -> Log:

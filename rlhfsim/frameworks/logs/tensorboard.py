@@ -15,6 +15,7 @@ from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.records import Log, Record
+from rlhfsim.specs.loading import read_bytes
 
 MARK = "tfevents"
 """What the names of event files hold."""
@@ -30,7 +31,7 @@ def read_events(path: Path) -> Log:
     Raises:
         RlhfsimError: tensorboardX is not installed, or the file is no event file or cannot be read.
     """
-    event_type, content = _event_type(path), _content(path)
+    event_type, content = _event_type(path), read_bytes(path, MAX_BYTES)
     by_step: dict[int, dict[str, float]] = {}
     end = 0
     for message, after in _messages(content):
@@ -66,25 +67,6 @@ def _event_type(path: Path) -> Any:
             help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log",
         ) from error
     return Event
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise RlhfsimError(
-                "file-too-large",
-                f"file is larger than {MAX_BYTES // 2**30} GiB",
-                place=Place(file=str(path)),
-                help="give the event file of one run",
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise RlhfsimError(
-            "unreadable-file",
-            f"cannot read the file: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(path)),
-            help="check the path and its permissions",
-        ) from error
 
 
 def _messages(content: bytes) -> Iterator[tuple[bytes, int]]:

@@ -188,8 +188,8 @@ def _longest(s: FrameworkSettings) -> tuple[int | None, int | None]:
     if s.find("prompt_max_len", "generate_max_len") is not None:
         return s.whole("prompt_max_len", default=1024), s.whole("generate_max_len", default=1024)
     both = s.whole("data.max_len", "max_len", default=2048)
-    response = s.find("rollout.max_new_tokens", "max_new_tokens")
-    return (max(1, both - int(response)), int(response)) if response else (None, both)
+    response = s.count("rollout.max_new_tokens", "max_new_tokens")
+    return (max(1, both - response), response) if response else (None, both)
 
 
 def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:

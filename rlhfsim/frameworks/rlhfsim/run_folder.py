@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.logs.records import record_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
 
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
 SAMPLES = "samples.jsonl"
 """Files of a run folder; the first two must be there."""
+MAX_METRICS = 256 * 2**20
+"""Bytes; a larger metrics.jsonl is refused."""
 Row = Mapping[str, Any]
 """One line of metrics.jsonl."""
 
@@ -40,7 +43,7 @@ def read_metrics(folder: Path) -> tuple[list[Row], list[str]]:
     path = folder / METRICS
     if not path.is_file():
         return [], [f"{METRICS} is missing: lengths and step times are taken from plan and trace"]
-    rows = [_row(line) for line in read_text(path).splitlines() if line.strip()]
+    rows = [_row(line) for line in read_text(path, MAX_METRICS).splitlines() if line.strip()]
     broken = rows.count(None)
     notes = [f"{broken} lines of {METRICS} are not whole"] if broken else []
     return [row for row in rows if row is not None], notes
@@ -48,10 +51,11 @@ def read_metrics(folder: Path) -> tuple[list[Row], list[str]]:
 
 def _row(line: str) -> Row | None:
     try:
-        row = json.loads(line)
-        return {**row, "step": int(row["step"])}
-    except (ValueError, KeyError, TypeError):
+        data = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    record = record_of(data) if isinstance(data, dict) else None
+    return {**record.values, "step": record.step} if record else None
 
 
 def read_environment(folder: Path) -> Row:
@@ -67,7 +71,8 @@ def mapping(value: object) -> Row:
 
 def device_words(environment: Row, plan: Plan) -> str:
     """`2 x H100`, or the cores of a machine without GPUs."""
-    devices = environment.get("devices") or []
+    devices = environment.get("devices")
+    devices = devices if isinstance(devices, list) else []
     names = [str(d.get("name", d)) if isinstance(d, Mapping) else str(d) for d in devices]
     if names:
         return f"{len(names)} x {names[0]}"

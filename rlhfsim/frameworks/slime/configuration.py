@@ -94,9 +94,9 @@ def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
     """Policy versions of lag, and whether samples go on over an update."""
     if "fully_async" in str(s.find("rollout_function_path") or ""):
         return s.share("rollout_staleness", default=VERSIONS), True
-    interval = s.find("update_weights_interval")
+    interval = s.count("update_weights_interval")
     listed = s.find("rank") is not None  # with all defaults, as Megatron prints its arguments
-    stale = "async" in str(s.find("entry_point") or "") or (int(interval) > listed if interval else False)
+    stale = "async" in str(s.find("entry_point") or "") or (interval or 0) > listed
     return float(stale and not s.flag("colocate")), False
 
 

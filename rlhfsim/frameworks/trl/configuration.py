@@ -179,13 +179,13 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
 
 def _longest_prompt(s: FrameworkSettings) -> int | None:
     """What the engine's length leaves beside a response: TRL cuts no prompts."""
-    both = s.find("vllm_max_model_length", "max_model_len")
-    return max(1, int(both) - s.whole("max_completion_length", default=512)) if both else None
+    both = s.count("vllm_max_model_length", "max_model_len")
+    return max(1, both - s.whole("max_completion_length", default=512)) if both else None
 
 
 def _per_node(s: FrameworkSettings, gpus: int) -> int:
-    nodes = s.find("num_machines")
-    return max(1, gpus // int(nodes)) if nodes and int(nodes) > 1 else min(8, gpus)
+    nodes = s.count("num_machines") or 1
+    return max(1, gpus // nodes) if nodes > 1 else min(8, gpus)
 
 
 def _fsdp(s: FrameworkSettings) -> bool:
@@ -245,14 +245,13 @@ def _accumulation(s: FrameworkSettings) -> int:
 
 def per_generation(s: FrameworkSettings) -> int:
     """Micro-batches of one process between two generations."""
-    given = s.find("steps_per_generation")
-    if given:
-        return int(given)
-    whole = s.find("generation_batch_size")
+    if given := s.count("steps_per_generation"):
+        return given
+    whole = s.count("generation_batch_size")
     each = s.whole("per_device_train_batch_size", default=8) * s.whole(
         "num_processes", "n_gpus", "world_size"
     )
-    return max(1, int(whole) // each) if whole else _accumulation(s)
+    return max(1, whole // max(1, each)) if whole else _accumulation(s)
 
 
 def group(s: FrameworkSettings) -> int:

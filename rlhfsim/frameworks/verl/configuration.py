@@ -250,7 +250,7 @@ def _fsdp(s: FrameworkSettings, role: str) -> str:
 def _degrees(s: FrameworkSettings, role: str, megatron: bool, like: Layout | None = None) -> dict[str, Any]:
     if not megatron:
         ulysses = "ulysses_sequence_parallel_size"
-        cp = [int(s.find(f"{p}.{ulysses}") or 1) for p in (role, _fsdp(s, role))]
+        cp = [s.count(f"{p}.{ulysses}") or 1 for p in (role, _fsdp(s, role))]
         return {"cp": max(*cp, 1 if like is None or s.find(f"{role}.{ulysses}") else like.cp)}
     tp = int(default(TRAIN_TP, s.find(VERSION), megatron=True))
     degrees = megatron_degrees(s, f"{role}.megatron", like, tp=tp)
@@ -267,10 +267,10 @@ def _sharding(s: FrameworkSettings, role: str, megatron: bool) -> dict[str, Any]
         fraction = s.share(f"{optimizer}.optimizer_offload_fraction", default=1.0)
         return {"zero": 1, "offload_optimizer": "cpu", "offload_fraction": fraction}
     engine = _fsdp(s, role)
-    shards = s.find(f"{engine}.fsdp_size")
+    shards = s.count(f"{engine}.fsdp_size") or -1
     return {
         "zero": 3 if s.flag(f"{engine}.reshard_after_forward", default=True) else 2,
-        "shards": int(shards) if shards and int(shards) > 1 else None,
+        "shards": shards if shards > 1 else None,
         **(ON_HOST if s.flag(f"{engine}.offload_policy") else {}),
     }
 
@@ -293,7 +293,7 @@ def _scored(s: FrameworkSettings, role: str) -> dict[str, int]:
     """The same of a role that only scores."""
     dynamic = s.flag(f"{ACTOR}.use_dynamic_bsz")
     if not s.flag(f"{role}.log_prob_use_dynamic_bsz", default=dynamic):
-        usual = int(s.find(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or 1)
+        usual = s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or 1
         return {"micro_batch": max(1, s.whole(f"{role}.log_prob_micro_batch_size_per_gpu", default=usual))}
     usual = s.whole(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384)
     return {"pack_tokens": max(1, s.whole(f"{role}.log_prob_max_token_len_per_gpu", default=usual))}

@@ -72,8 +72,8 @@ RENAMED: tuple[tuple[str, str | None, Version], ...] = (
 
 def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
     """Settings with micro-batches of a GPU, where those of all GPUs are said."""
-    whole = {key: s.find(key) for key in MICRO_BATCHES if s.find(f"{key}_per_gpu") is None}
-    said = {f"{key}_per_gpu": max(1, int(value) // _ranks(s, key)) for key, value in whole.items() if value}
+    whole = {key: s.count(key) for key in MICRO_BATCHES if s.find(f"{key}_per_gpu") is None}
+    said = {f"{key}_per_gpu": max(1, value // _ranks(s, key)) for key, value in whole.items() if value}
     if not said:
         return s
     each = s.with_values(said)
@@ -83,7 +83,7 @@ def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
 
 def _ranks(s: FrameworkSettings, key: str) -> int:
     """Data-parallel ranks of a role: GPUs by its sequence parallelism, or by its degrees in Megatron-Core."""
-    gpus = int(s.find("trainer.n_gpus_per_node") or 8) * int(s.find("trainer.nnodes") or 1)
+    gpus = (s.count("trainer.n_gpus_per_node") or 8) * (s.count("trainer.nnodes") or 1)
     role = key.rpartition(".")[0].replace(".rollout", ".actor")
     degrees = ("tensor_model", "pipeline_model", "context")
     megatron = (f"megatron.{degree}_parallel_size" for degree in degrees)
@@ -91,7 +91,7 @@ def _ranks(s: FrameworkSettings, key: str) -> int:
         "ulysses_sequence_parallel_size",
         *(megatron if s.find(f"{role}.strategy") == "megatron" else ()),
     )
-    return max(1, gpus // math.prod(int(s.find(f"{role}.{size}") or 1) for size in sizes))
+    return max(1, gpus // math.prod(s.count(f"{role}.{size}") or 1 for size in sizes))
 
 
 def default(key: str, version: str | None, *, megatron: bool = False) -> float:
@@ -121,5 +121,5 @@ def spelled(key: str, version: str | None) -> str | None:
 
 
 def _release(version: str | None) -> Version | None:
-    numbers = re.findall(r"\d+", str(version or ""))[:2]
+    numbers = re.findall(r"\d{1,6}", str(version or ""))[:2]
     return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0) if numbers else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.frameworks.rlhfsim.run_folder import METRICS
+from rlhfsim.frameworks.rlhfsim.run_folder import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.basis import basis, cores
@@ -20,7 +19,6 @@ from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, PageS
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.pages.plan import heading
 from rlhfsim.present.tables import number, pairs, table
-from rlhfsim.specs.loading import read_text
 
 REWARD = "reward/mean"
 """Metric that is drawn beside the seconds of steps."""
@@ -101,17 +99,10 @@ def _tiles(answer: SideBySide) -> Iterator[Tile]:
 
 def rewards(answer: SideBySide) -> dict[int, float]:
     """Mean reward by step, where the run logged it; lines that are not whole are left out."""
-    path = (answer.run.folder or Path()) / METRICS
-    if answer.run.folder is None or not path.is_file():
+    if answer.run.folder is None:
         return {}
-    by_step: dict[int, float] = {}
-    for line in read_text(path).splitlines():
-        try:
-            row = json.loads(line)
-            by_step[int(row["step"])] = float(row[REWARD])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return by_step
+    rows, _ = read_metrics(answer.run.folder)
+    return {row["step"]: row[REWARD] for row in rows if math.isfinite(row.get(REWARD, math.nan))}
 
 
 def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:

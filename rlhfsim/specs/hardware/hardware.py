@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Provenance
+from rlhfsim.specs.hardware.kernel_tables import CurvesText
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import (
     Bandwidth,
@@ -155,7 +155,7 @@ class Profile:
     """Where the coefficients were fitted on runs: on which, and how far they reach."""
     biases: dict[str, FrameworkBiases] = field(default_factory=dict)
     """Framework -> how much longer its calls take than priced, measured on runs."""
-    curves: Mapping[str, Any] | None = None
+    curves: CurvesText | None = None
     """Kernel timings as compact curves (see `rlhfsim.kernels.curves`); written by the fit command."""
 
     def __post_init__(self) -> None:

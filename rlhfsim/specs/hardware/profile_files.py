@@ -41,7 +41,7 @@ def profile_files() -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
-            if path.stem not in (COMMON, PRICES):
+            if path.stem not in (COMMON, PRICES) and path.is_file():
                 files.setdefault(path.stem, path)
     return dict(sorted(files.items()))
 

@@ -8,6 +8,7 @@ tied. Models that `ModelSpec` cannot express are refused by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def load_config(path: Path) -> ModelSpec:
     Raises:
         RlhfsimError: unreadable, malformed, incomplete, absurd, or not a decoder-only transformer.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     source = parse_json(read_text(file), str(file))
     name = file.parent.name if file.name == "config.json" else file.stem
     return read_config(source, name or str(file))

@@ -8,6 +8,7 @@ endings that do not change the shape (`-Instruct`, `-FP8`, `-2507`) are dropped.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -38,7 +39,7 @@ def resolve_model(name: str) -> ModelSpec:
     if key is not None:
         return preset(key)
     path = Path(name)
-    if _is_path(name) and path.exists():
+    if _is_path(name) and os.path.exists(path):
         return load_config(path)
     if (key := elsewhere(name)) is not None:
         return preset(key)
@@ -132,7 +133,4 @@ def _is_path(name: str) -> bool:
         return False
     if name.endswith(".json") or name.startswith(("/", "./", "../")):
         return True
-    try:
-        return Path(name).is_file() or (Path(name) / "config.json").is_file()
-    except OSError:
-        return False
+    return os.path.isfile(name) or os.path.isfile(Path(name) / "config.json")

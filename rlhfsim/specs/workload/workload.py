@@ -62,6 +62,10 @@ USUAL: int = cast(int, None)
 """A count that nobody gave."""
 
 
+MAX_SEQUENCES = 1_000_000
+"""Of one step; a larger batch is a slip, and every draw of its lengths takes seconds."""
+
+
 def usual_batch(algorithm: str) -> dict[str, int]:
     """Prompts and samples of a step where none are given: 1,024 sequences, in groups of 8 where compared.
 
@@ -225,6 +229,12 @@ class Workload(Hashed):
                 "missing-reference",
                 f"{self.algorithm} compares with a reference model, it needs a reference",
                 help="set reference: same",
+            )
+        if self.num_sequences > MAX_SEQUENCES:
+            raise RlhfsimError(
+                "batch-too-large",
+                f"{self.prompts:,} prompts of {self.samples:,} samples make {self.num_sequences:,} sequences",
+                help=f"at most {MAX_SEQUENCES:,} sequences per step",
             )
         if self.num_sequences % self.mini_batches:
             raise RlhfsimError(

@@ -31,7 +31,7 @@ from rlhfsim.plan import Plan, content_hash
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import profile_hash
-from rlhfsim.specs.loading import checked
+from rlhfsim.specs.loading import checked, read_bytes
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
 from rlhfsim.step.prediction import usd_per_step
@@ -116,7 +116,7 @@ def _observed(lengths: AnyLengths) -> str:
     """Hash of a file of lengths; empty where there is none."""
     if not isinstance(lengths, Empirical):
         return ""
-    return hashlib.sha256(Path(lengths.file).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(Path(lengths.file))).hexdigest()
 
 
 def search(request: Request) -> DesignResult:
