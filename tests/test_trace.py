@@ -72,7 +72,9 @@ _SHOWN = st.characters(exclude_categories=("Cc", "Cf", "Cs"))
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.text(_SHOWN, max_size=5), st.none() | st.integers(0, 9)),
+        st.tuples(
+            st.floats(0, 1e9), st.floats(0, 1e9), st.text(_SHOWN, max_size=5), st.none() | st.integers(0, 9)
+        ),
         max_size=5,
     )
 )
