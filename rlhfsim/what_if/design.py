@@ -21,6 +21,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
+from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
@@ -133,7 +134,7 @@ def design(
             certificate=certificate,
             refused=refused,
             missing=missing_bytes(Question(request=request)) if explain and certificate.space else None,
-            shortage=shortage(searches[0][1]),
+            shortage=next(rules_broken(request), None) or shortage(searches[0][1]),
             remedies=found,
             remedy=found[0].change if found else None,
         )
@@ -195,6 +196,7 @@ def _reasons(
 ) -> Iterator[str]:
     """`workload`: as asked, without switches; `close`: the plans close to the best were looked at."""
     yield from reasons(chosen, ranked[0], ranked[1:], workload, request.objective)
+    yield from rules_broken(request) if "offload" in request.forbid else ()
     its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
     if close and ours < its > BF16_SUMS[0]:
         other = f"this one of {ours:,}" if ours > 1 else "this one in FP32"

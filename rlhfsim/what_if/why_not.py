@@ -34,6 +34,7 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
+from rlhfsim.what_if.framework_rules import rules_broken
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
@@ -267,6 +268,8 @@ def _refused(alternative: Alternative, certificate: Certificate, rule: str) -> W
 
 def _refusal(alternative: Alternative, pricer: Pricer) -> str:
     """Why no plan has a choice: the rule that drops most layouts of the first role left without any."""
+    if (rule := next(rules_broken(alternative.question.request), None)) is not None:
+        return rule
     for role in alternative.roles:
         tables = pricer.tables(role)
         if len(alternative.roles) > 1 and any(map(len, tables)):
@@ -285,6 +288,8 @@ def _nothing(
     question = alternative.question
     if not certificate.space:
         return _refused(alternative, certificate, _refusal(alternative, result.pricer))
+    if (rule := next(rules_broken(question.request), None)) is not None:
+        return _refused(alternative, certificate, rule)
     empty = _without_plan(alternative, certificate)
     near = nearest(question)
     if near is None:

@@ -1,0 +1,63 @@
+"""A framework whose configuration cannot say what is asked for gives that as the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.framework_rules import rules_broken
+
+WORK = Workload(
+    algorithm="grpo",
+    model="qwen2.5-0.5b",
+    prompts=32,
+    samples=4,
+    prompt_len=Fixed(value=200),
+    response_len=Fixed(value=300),
+    reward=Reward(rules=Rules()),
+)
+
+
+def request(framework: str, gpus: int = 8, **more: Any) -> Request:
+    return Request(
+        cluster=parse_cluster(gpus, "h100"), workload=WORK, backend="megatron", framework=framework, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        ("nemo-rl", "optimizer states of a policy that shares GPUs with the rollout"),
+        ("skyrl", "weights and optimizer states of a policy that shares GPUs with another role"),
+        ("areal", "weights and optimizer states"),
+    ],
+)
+def test_states_that_always_move_are_the_reason_without_offload(framework: str, words: str) -> None:
+    [rule] = rules_broken(request(framework, forbid=frozenset({"offload"})))
+    assert words in rule
+    assert not list(rules_broken(request(framework)))
+
+
+def test_frameworks_that_can_leave_them_give_none() -> None:
+    for framework in ("verl", "slime", "any"):
+        assert not list(rules_broken(request(framework, forbid=frozenset({"offload"}))))
+
+
+def test_degrees_of_roles_that_one_key_cuts_cannot_differ() -> None:
+    fix = {"actor": {"tp": 2}, "reference": {"tp": 4}}
+    [rule] = rules_broken(request("slime", fix=fix))
+    assert "one key of slime says tp for actor and reference: actor.tp=2, reference.tp=4" in rule
+    assert not list(rules_broken(request("slime", fix={"actor": {"tp": 2, "pp": 2}, "reference": {"tp": 2}})))
+    assert not list(rules_broken(request("verl", fix=fix)))
+
+
+def test_the_reason_stands_where_nothing_fits() -> None:
+    found = design(request("skyrl", gpus=1, forbid=frozenset({"offload"})), explain=False)
+    assert found.chosen is None
+    assert "SkyRL moves" in str(found.shortage)
