@@ -253,3 +253,36 @@ def test_a_setting_that_would_change_nothing_is_refused(
     with pytest.raises(RlhfsimError) as error:
         import_run(log(tmp_path), None, Choices(gpu="h100", given=given))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        (
+            "validation generation end\n[Model Response]\n",
+            "neither a configuration",
+            "logs of AReaL, NeMo-RL",
+        ),
+        (
+            f"{RAY}{dict(CONFIG)!r}\n{RAY}step:0 - val/test_score:0.1\n",
+            "no time that verl logs",
+            "a training step has ended; this one has only val/test_score",
+        ),
+        (
+            f"{RAY}step:1 - perf/mfu/actor:0.12 - response_length/mean:300 - prompt_length/mean:100 - "
+            "timing_s/gen:20 - timing_s/step:30\n",
+            "configuration; nor on which GPU it ran (its MFU may tell, once the configuration is known)",
+            "add --config FILE",
+        ),
+    ],
+)
+def test_a_log_that_lacks_much_says_all_of_it_at_once(
+    tmp_path: Path, text: str, message: str, remedy: str
+) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(text)
+    with pytest.raises(RlhfsimError) as error:
+        read(path)
+    assert message in error.value.message
+    assert remedy in (error.value.help or "")
+    assert str(path) in str(error.value.place)

@@ -105,8 +105,8 @@ def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
             "no-step-times",
             f"no time that {framework.title} logs ({framework.step}, ...) is here",
             place=Place(file=str(path)),
-            help=f"is it of {framework.title}, and did a first step end?"
-            + (f" found: {some}" if some else ""),
+            help=f"give a log of {framework.title} in which a training step has ended"
+            + (f"; this one has only {some}" if some else ""),
         )
     return log
 

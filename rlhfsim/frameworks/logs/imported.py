@@ -97,7 +97,10 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
     files = find(path)
     text = console_text(files)
     said = said_of(text, files, choices.configs)
-    framework = framework or framework_of(said, text, files)
+    try:
+        framework = framework or framework_of(said, text, files)
+    except RlhfsimError as error:
+        raise error.at(Place(file=str(path))) from error
     log = read_log(path, files, framework)
     settings = settings_of_run(framework, said, choices.given, log.names)
     questions = Questions()
@@ -187,6 +190,8 @@ def _gpu(
     if known.name is None:
         fits = f"; {', '.join(known.candidates)} would fit" if known.candidates else ""
         how = f" ({known.how}{fits})" if known.how else ""
+        if run is None and any("mfu" in name for name in log.names):
+            how = " (its MFU may tell, once the configuration is known)"
         questions.ask(f"on which GPU it ran{how}", "--gpu NAME")
     return known
 

@@ -88,7 +88,14 @@ def framework_of(said: Said, text: str, run_files: LogFiles) -> Framework:
         for framework in known:
             if any(framework.step in framework.as_today(r.values) for r in framework.console(printed)):
                 return framework
-        raise
+        if said.values:
+            raise
+    titles = ", ".join(framework.configuration.title for framework in known)
+    raise RlhfsimError(
+        "framework-not-recognised",
+        "the log has neither a configuration nor the time of a step in any form that is known",
+        help=f"give it from its first line to the end of a step or later: logs of {titles} are read",
+    )
 
 
 def settings_of_run(
