@@ -13,7 +13,18 @@ from dash.exceptions import PreventUpdate
 from rlhfsim.desk.answer import Answer, Asked
 from rlhfsim.desk.blocks import spoken
 from rlhfsim.desk.searches import Searches
-from rlhfsim.desk.state import BASE, Field, Question, command, kept, of_search, query, to_search, wrong
+from rlhfsim.desk.state import (
+    BASE,
+    Field,
+    Question,
+    command,
+    comparison,
+    kept,
+    of_search,
+    query,
+    to_search,
+    wrong,
+)
 from rlhfsim.desk.state import State as Asking
 from rlhfsim.desk.view import answer_view
 from rlhfsim.errors import RlhfsimError
@@ -223,7 +234,8 @@ def look(asking: Asking, page: str, seen: str, *, searches: Searches) -> tuple[A
     link, pause = to_search(asking), REST_MS if final else POLL_MS
     if shows == seen:
         return no_update, no_update, pause, link
-    view = answer_view(answer, command(asking.question), base, pinned=bool(pinned))
+    commands = command(asking.question), comparison(asking.question)
+    view = answer_view(answer, *commands, base, pinned=bool(pinned))
     return view, shows, pause, link
 
 

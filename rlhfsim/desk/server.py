@@ -120,8 +120,7 @@ def _guard(app: Dash, known: Callable[[str], bool]) -> None:
 
 
 def _index(page: str) -> str:
-    """Dash's page with our style, light at every hour."""
+    """Dash's page with our style, light or dark as the reader's system is; figures stay light."""
     own = (resources.files("rlhfsim.desk") / "desk.css").read_text(encoding="utf-8")
-    light = " ".join(f"--{name}: {value};" for name, value in LIGHT.items())
-    css = f"{style()}\n:root {{ {light} color-scheme: light; }}\n{own}"
+    css = f"{style()}\n.plot {{ background: {LIGHT['bg']}; }}\n{own}"
     return page.replace("{%css%}", f"{{%css%}}<style>{css}</style>").replace("<html>", '<html lang="en">')

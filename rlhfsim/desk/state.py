@@ -14,6 +14,20 @@ BASE = "base"
 """Name of the pinned question in an address."""
 MAX_TEXT = 2000
 """Characters of one field; more is a slip."""
+COMPARED = (
+    "model",
+    "algorithm",
+    "prompts",
+    "samples",
+    "prompt-len",
+    "response-len",
+    "steps",
+    "deadline",
+    "budget",
+)
+"""Fields that `rlhfsim choose` takes too."""
+OTHER_GPUS = ("h200", "b200", "a100-80")
+"""Kinds beside the one of the question."""
 T = TypeVar("T")
 Kind = Literal["text", "one", "several"]
 """Written, or picked from a list."""
@@ -104,6 +118,16 @@ def arguments(question: Question) -> list[str]:
 def command(question: Question) -> str:
     """What to type for the same answer in plan.json."""
     return shlex.join(["rlhfsim", "design", *arguments(question), "--out", "plan.json"])
+
+
+def comparison(question: Question) -> str:
+    """What to type for one table of this work on several kinds and numbers of GPUs."""
+    gpu, gpus = question.get("gpu", "h100"), question.get("gpus", "")
+    kinds = dict.fromkeys([gpu, *OTHER_GPUS])
+    most = int(gpus) if gpus.isdecimal() else 64
+    same = {name: text for name, text in question.items() if name in COMPARED}
+    sizes = f"{min(8, most)}..{most}"
+    return shlex.join(["rlhfsim", "choose", *arguments(same), "--gpu", ",".join(kinds), "--gpus", sizes])
 
 
 def wrong(

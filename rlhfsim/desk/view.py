@@ -32,8 +32,10 @@ from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff,
 SEARCHING = "Searching: the first answer comes within two seconds."
 
 
-def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pinned: bool) -> list[Component]:
-    """Everything below the question."""
+def answer_view(
+    answer: Answer | None, command: str, elsewhere: str, base: Answer | None, *, pinned: bool
+) -> list[Component]:
+    """Everything below the question; `command` gives the same answer, `elsewhere` compares it with others."""
     if answer is None:
         return [status(SEARCHING, "busy")]
     if answer.plan is None:
@@ -47,7 +49,8 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
     figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
     reasons = [block(item) for item in _reasons(answer)]
     again = block(Code(title="The same answer in plan.json", text=command))
-    return [*parts, html.Div(figures, className="cards"), *reasons, again]
+    table = block(Code(title="Other kinds of GPUs, sizes and frameworks on one table", text=elsewhere))
+    return [*parts, html.Div(figures, className="cards"), *reasons, again, table]
 
 
 # --- how far the search is --------------------------------------------------------------------------
@@ -84,7 +87,8 @@ def headline(plan: Plan, steps: int) -> Component:
         [
             html.P([sign, words.tied(verdict(plan, steps))], className="verdict"),
             html.P(subtitle(plan), className="subtitle"),
-        ]
+        ],
+        className="headline",
     )
 
 

@@ -20,6 +20,7 @@ VERDICT = (
 )
 FINAL = "/^Proven: .* better\\.$/.test(document.getElementById('status')?.innerText)"
 WAIT_MS = 60_000
+GROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(15, 19, 24)"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,8 @@ def desk() -> Iterator[Server]:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_moving_a_field_designs_anew(desk: Server, browser: Any, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 844})
+    scheme = "dark" if width > 860 else "light"
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page, complaints, asked_for = context.new_page(), [], []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: complaints.append(str(e)))
@@ -57,6 +59,9 @@ def test_moving_a_field_designs_anew(desk: Server, browser: Any, width: int) -> 
     page.wait_for_function("document.querySelector('#field-gpus input').value === '4'", timeout=WAIT_MS)
     page.wait_for_function(VERDICT, arg=4, timeout=WAIT_MS)
     page.wait_for_function(FINAL, timeout=WAIT_MS)
+    tops = [page.locator(name).bounding_box()["y"] for name in (".headline", "#question", ".cards")]
+    assert (tops == sorted(tops)) == (width < 860)  # a phone has the verdict first, then the question
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == GROUND[scheme]
     with page.expect_download() as download:
         page.click("#save")
     assert download.value.suggested_filename == "plan.json"
