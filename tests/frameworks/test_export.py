@@ -203,7 +203,7 @@ def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
     text = (tmp_path / "run/launch.sh").read_text()
     assert all(row["key"] in text for row in data["settings"])
     assert any(row["why"] for row in data["settings"])
-    with pytest.raises(RlhfsimError, match="holds files"):
+    with pytest.raises(RlhfsimError, match="holds something already"):
         CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert not [f for f in tmp_path.iterdir() if f.name.startswith(".run")]
 
