@@ -114,6 +114,11 @@ def test_every_figure_is_drawn_as_its_table_says_without_complaint_or_request(
 def test_nothing_scrolls_sideways_on_a_phone(opened: Open, name: str) -> None:
     page = opened(name, viewport=PHONE, has_touch=True).page
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate("document.querySelector('header').getBoundingClientRect().bottom") <= PHONE["height"]
+    assert (
+        page.locator("details.known li").count() == 0
+        or not page.locator("details.known li").first.is_visible()
+    )
     outside = page.evaluate(
         f"[...document.querySelectorAll('.plot, figure, .tile, .node')].filter(e => e.getBoundingClientRect().right > {PHONE['width']}).length"
     )

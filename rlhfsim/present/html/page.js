@@ -6,6 +6,10 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const PRINT_WIDTH = 680;
   let printing = false;
+  const known = document.querySelector("details.known");
+  const unfold = (open) => { if (known) known.open = open; };
+  const phone = matchMedia("(max-width: 560px)");
+  unfold(!phone.matches);  // the verdict on one screen
 
   const themed = (value, colours) => {
     if (typeof value === "string") {
@@ -64,8 +68,8 @@
     return;
   }
   dark.addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => { printing = true; drawAll(); });
-  addEventListener("afterprint", () => { printing = false; drawAll(); });
+  addEventListener("beforeprint", () => { printing = true; unfold(true); drawAll(); });
+  addEventListener("afterprint", () => { printing = false; unfold(!phone.matches); drawAll(); });
   for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", () => zoom(button));
   root.dataset.drawn = "yes";
 })();
