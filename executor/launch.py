@@ -184,6 +184,8 @@ def prepare(
         environment=settings.environment,
     )
     config = {} if absent else model_config(job.model)
+    if not absent:
+        refusals.check_shape(job, config)
     longest = _longest_prompt(job, prompter, settings.data, config, say)
     job = replace(job, max_prompt=longest)
     if not absent:

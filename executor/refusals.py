@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,23 @@ from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, PlannedModel
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.config import read_config
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.placement import RolePlacement
 
 TOKENIZER = "tokenizer.json"
+SAME_PARAMS = 0.05
+"""Relative difference in parameters up to which a folder counts as the planned model."""
+_SHAPE: Mapping[str, Callable[[ModelSpec], int]] = {
+    "layers": lambda model: model.num_layers,
+    "of hidden size": lambda model: model.hidden,
+    "attention heads": lambda model: model.attention.num_heads,
+    "key-value heads": lambda model: model.attention.num_kv_heads,
+}
 
 
 def check(job: Job) -> None:
@@ -144,6 +154,38 @@ def _unused(job: Job) -> Iterator[tuple[str, str, str]]:
                 f"the settings name a {key}_model, but the plan has no {key}",
                 f"leave {key}_model out, or plan with one",
             )
+
+
+def check_shape(job: Job, config: Mapping[str, Any]) -> None:
+    """The folder holds the model that was planned, as `config` says.
+
+    Raises:
+        RlhfsimError: another one: layouts, memory and times of the plan would be wrong.
+    """
+    found = read_config(Source(job.model, "", config), job.model)
+    if job.plan.workload.algorithm == "reward_model":
+        found = found.with_value_head()
+    planned = next(model for model in job.plan.models if model.role == "actor")
+    differing = _differing(planned, found)
+    if differing:
+        raise RlhfsimError(
+            "other-model-than-planned",
+            f"the plan is for {planned.name}, {job.model} holds another model: {'; '.join(differing)}",
+            help=f"design again for it: --model {Path(job.model) / 'config.json'}",
+        )
+
+
+def _differing(planned: PlannedModel, found: ModelSpec) -> list[str]:
+    """What differs; a vocabulary that was padded or grew by a few tokens does not."""
+    lines = []
+    with suppress(RlhfsimError):  # a file that is not on this machine
+        spec = resolve_model(planned.path)
+        for what, value in _SHAPE.items():
+            if (here := value(found)) != (there := value(spec)):
+                lines.append(f"{here:,} {what}, planned {there:,}")
+    if abs(found.num_params / planned.params - 1) > SAME_PARAMS:
+        lines.append(f"{found.num_params:,.0f} parameters, planned {planned.params:,.0f}")
+    return lines
 
 
 def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:

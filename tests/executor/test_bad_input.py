@@ -17,6 +17,7 @@ from executor.engines.transformers import heads
 from executor.engines.transformers.heads import has_head
 from executor.launch import LaunchOptions, launch
 from executor.settings import Data
+from executor.tasks import tiny
 from executor.weight_transfer.shared_memory import SHARED, prefix
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, write_plan
@@ -58,6 +59,17 @@ def test_model_folder_without_tokenizer_is_refused(plan: Plan, tiny_model: Path,
 def test_model_folder_without_weights_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     assert _refused(plan, tmp_path, model).code == "no-weights"
+
+
+def test_a_folder_with_another_model_than_planned_is_refused(
+    plan: Plan, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tiny.config(shutil.copytree(tiny_model, tmp_path / "model"), layers=3)
+    error = _refused(plan, tmp_path, model)
+    assert error.code == "other-model-than-planned"
+    assert "3 layers, planned 2;" in error.message
+    assert "parameters, planned" in error.message
+    assert f"--model {model}/config.json" in str(error.help)
 
 
 def test_empty_data_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
