@@ -105,7 +105,7 @@ def check_file(path: Path, kind: str | None = None) -> None:
     with _told(path):
         if not is_replaceable(path):
             return
-        _check_writable(path, path.resolve().parent)
+        _check_writable(path, Path(os.path.realpath(path)).parent)
         if kind is None or not path.exists() or not path.stat().st_size:
             return
         known = re.search(MARKS[kind], _ends(path), re.DOTALL)
@@ -131,7 +131,7 @@ def check_new_folder(out: Path) -> None:
             place=Place(file=str(out)),
             help="name a new folder with --out; nothing is overwritten",
         )
-    _check_writable(out, next(p for p in out.resolve().parents if p.exists()))
+    _check_writable(out, next(p for p in Path(os.path.realpath(out)).parents if p.exists()))
 
 
 def is_file(path: Path) -> bool:

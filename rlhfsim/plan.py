@@ -19,16 +19,23 @@ from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
-from rlhfsim.specs.hardware.hardware import Price
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
+from rlhfsim.specs.quantities import MAX_MAGNITUDE
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import Dimension
 
 SCHEMA: Literal["rlhfsim.plan/2"] = "rlhfsim.plan/2"
 OLDER = "rlhfsim.plan/1"
 """Still read: it said `seat` for role, and `flips` for break-evens."""
+
+
+Amount = Annotated[float, Field(ge=0, le=MAX_MAGNITUDE)]
+"""Seconds, bytes, dollars, tokens: none is negative or absurd."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Whole = Annotated[int, Field(ge=0, le=10**15)]
 
 
 @checked
@@ -40,8 +47,8 @@ class PlannedModel:
     name: str
     path: str
     """What the user gave: preset, alias or path; the executor loads weights from here."""
-    params: float
-    active_params: float
+    params: Amount
+    active_params: Amount
     shape_hash: str
 
 
@@ -53,8 +60,8 @@ class PlannedHardware:
     profile: str
     profile_hash: str
     """Hash of the profile's content: another hash is another prediction."""
-    gpus: int
-    gpus_per_node: int
+    gpus: Count
+    gpus_per_node: Count
     price: Price | None = None
     """Rent of one GPU that the plan was priced with; None: not known, or not said."""
 
@@ -65,10 +72,19 @@ class RoleGpus:
     """Where the ranks of one role run: `nodes[i]` holds ranks in order."""
 
     role: Annotated[str, Field(validation_alias=AliasChoices("role", "seat"))]
-    nodes: tuple[int, ...]
+    nodes: tuple[Whole, ...]
     """Node of each rank."""
-    gpus: tuple[int, ...]
+    gpus: tuple[Whole, ...]
     """GPU index inside that node, of each rank."""
+
+    def __post_init__(self) -> None:
+        """Every rank has both."""
+        if len(self.nodes) != len(self.gpus):
+            raise RlhfsimError(
+                "uneven-gpu-map",
+                f"{self.role}: {len(self.nodes)} nodes and {len(self.gpus)} GPUs",
+                help="one of each a rank",
+            )
 
 
 @checked
@@ -79,18 +95,18 @@ class PredictedPhase:
     name: str
     pool: str
     start_s: float
-    seconds: float
-    low_s: float
-    high_s: float
+    seconds: Amount
+    low_s: Amount
+    high_s: Amount
     bound_by: str
-    by_resource_s: dict[str, float]
+    by_resource_s: dict[str, Amount]
     rests_on: tuple[str, ...]
     critical: bool
     """Whether the step would be shorter if this phase were."""
-    work_s: float | None = None
+    work_s: Amount | None = None
     """Of a call that works on samples as they arrive: all its work, of which `seconds` is what is left after
     the last sample and what it waits for; else None."""
-    limit_s: float | None = None
+    limit_s: Amount | None = None
     """What it would take at the peak rates of its GPUs (`rlhfsim.step.speed_of_light`); None where no such
     limit is known, and in older files."""
 
@@ -104,9 +120,9 @@ class LedgerEntry:
     pool: str
     role: str
     component: str
-    bytes: float
-    low_bytes: float
-    high_bytes: float
+    bytes: Amount
+    low_bytes: Amount
+    high_bytes: Amount
 
 
 @checked
@@ -114,25 +130,25 @@ class LedgerEntry:
 class Prediction:
     """What the cost model says about the plan."""
 
-    step_s: float
-    low_s: float
-    high_s: float
-    tokens_per_s_per_gpu: float
+    step_s: Amount
+    low_s: Amount
+    high_s: Amount
+    tokens_per_s_per_gpu: Amount
     """Prompt and response tokens of the step / step time / all GPUs."""
-    peak_memory_bytes: float
+    peak_memory_bytes: Amount
     peak_phase: str
     peak_role: str
     peak_component: str
-    capacity_bytes: float
-    probability_out_of_memory: float
-    host_peak_bytes: float
-    usd_per_step: float | None
+    capacity_bytes: Amount
+    probability_out_of_memory: Share
+    host_peak_bytes: Amount
+    usd_per_step: Amount | None
     """None: no price known for this hardware."""
-    kwh_per_step: float
-    kg_co2e_per_step: float
-    generated_tokens: float = 0.0
+    kwh_per_step: Amount
+    kg_co2e_per_step: Amount
+    generated_tokens: Amount = 0.0
     """Response tokens that a step generates."""
-    discarded_tokens: float = 0.0
+    discarded_tokens: Amount = 0.0
     """Response tokens of a step that are generated and not trained on."""
     phases: tuple[PredictedPhase, ...]
     ledger: tuple[LedgerEntry, ...]
@@ -186,12 +202,12 @@ class Asked:
     limits: tuple[AskedLimit, ...] = ()
     architecture: str | None = None
     weight_path: str | None = None
-    max_gpus_per_role: int | None = None
-    time_limit: float | None = None
-    max_staleness: float
-    max_oom: float
-    max_memory: float | None = None
-    price: float | None = None
+    max_gpus_per_role: Count | None = None
+    time_limit: Amount | None = None
+    max_staleness: Amount
+    max_oom: Share
+    max_memory: Amount | None = None
+    price: Amount | None = None
 
 
 @checked
@@ -199,13 +215,13 @@ class Asked:
 class Searched:
     """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
 
-    space: int
-    infeasible: int
-    dominated: int
-    bounded: int
-    simulated: int
-    unexplored: int
-    gap: float
+    space: Whole
+    infeasible: Whole
+    dominated: Whole
+    bounded: Whole
+    simulated: Whole
+    unexplored: Whole
+    gap: Amount
     """Share of the step by which an unexplored plan could be shorter; 0 when proven."""
 
 
@@ -215,14 +231,14 @@ class BreakEven:
     """One change from which on another kind of plan is the best."""
 
     change: str
-    factor: float
+    factor: Amount
     now: float | None
     """The quantity as it is, in base units; None where it has no single value."""
     unit: Dimension
     winner: str
-    step_s: float
+    step_s: Amount
     """The winner's step there."""
-    chosen_step_s: float | None
+    chosen_step_s: Amount | None
     """The best one's of the kind that is the best now; None: none fits. Both designed anew there."""
 
     @property
@@ -241,14 +257,14 @@ class RunnerUp:
     actor: str
     """Layout in short."""
     rollout: str | None
-    step_s: float
-    low_s: float
-    high_s: float
-    usd_per_step: float | None
-    peak_memory_bytes: float
-    capacity_bytes: float
-    probability_out_of_memory: float
-    by_call_s: dict[str, float]
+    step_s: Amount
+    low_s: Amount
+    high_s: Amount
+    usd_per_step: Amount | None
+    peak_memory_bytes: Amount
+    capacity_bytes: Amount
+    probability_out_of_memory: Share
+    by_call_s: dict[str, Amount]
     """The step by call; moves around calls stand as `moves`, instants without work as `waiting`."""
     gap: float | None = None
     """Share by which a plan of its kind could still be better; None: not proven, and in older files."""
@@ -260,7 +276,7 @@ class Choice:
     """Why this plan: what was asked, what else there was, and what would change the answer."""
 
     asked: Asked
-    confidence: float | None
+    confidence: Share | None
     """Probability that the plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]
     break_evens: Annotated[
@@ -285,7 +301,7 @@ class Plan:
     architecture: Architecture
     role_placement: RolePlacementLabel
     hardware: tuple[PlannedHardware, ...]
-    oversubscription: float
+    oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)]
     framework: str | None = None
     """Whose software costs it was priced with; None: pooled over all frameworks, and in older files."""
     models: tuple[PlannedModel, ...]

@@ -66,7 +66,7 @@ class Span:
     end_s: float
     bound_by: str
     """The resource with most of the time; a shared link that slowed it where contention did."""
-    version: int | None = None
+    version: Annotated[int, Field(ge=0)] | None = None
     """Weight version it worked with; None where that has no meaning."""
     attributes: Mapping[str, float | str] = field(default_factory=dict)
     """What else is known, by name: tokens, contention_s (seconds that it waited on shared links), ..."""

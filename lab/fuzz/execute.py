@@ -32,6 +32,8 @@ COSTLY = (
 """Functions of rlhfsim behind the door, which take seconds; the case ends well where one is reached."""
 TRIES = "what_if.doctor.diagnosis._tries"
 """The changes that doctor prices: none here; what it reads is judged and shown."""
+ASK = "executor.dry_run.ask"
+"""What the libraries say to their configurations in processes of their own: nothing here."""
 ODD = ("missing", "folder", "fifo", "loop", "endless", "huge", "full")
 """What may stand in place of a file."""
 
@@ -142,6 +144,7 @@ def guarded(scratch: Path) -> Iterator[None]:
         for name in COSTLY:
             stack.enter_context(patch(f"rlhfsim.{name}", answered))
         stack.enter_context(patch(f"rlhfsim.{TRIES}", lambda *_: iter(())))
+        stack.enter_context(patch(ASK, lambda *_: None))
         try:
             yield
         finally:

@@ -51,7 +51,7 @@ FILE = PathName(path_type=Path, dir_okay=False)
 FOLDER = PathName(path_type=Path, file_okay=False)
 
 
-class Output(click.Path):
+class Output(PathName):
     """A file that a command writes; `Writer` checks it before the command works."""
 
     def __init__(self, kind: str | None, beside: Callable[[Path], dict[Path, str]] | None = None) -> None:
@@ -65,7 +65,7 @@ class Output(click.Path):
         return {path: self.kind, **beside}
 
 
-class NewFolder(click.Path):
+class NewFolder(PathName):
     """A folder that a command makes; `Writer` checks it before the command works."""
 
     def __init__(self) -> None:

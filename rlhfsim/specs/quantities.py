@@ -23,13 +23,13 @@ BytesPerSecond = Annotated[float, _in("byte/s"), Field(ge=0)]
 FlopPerSecond = Annotated[float, _in("flop/s"), Field(ge=0)]
 Seconds = Annotated[float, _in("s"), Field(ge=0)]
 Watts = Annotated[float, _in("W"), Field(ge=0)]
-UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0)]
+UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0, le=10_000)]
 Ratio = Annotated[float, _in("1"), Field(ge=0)]
 
 MAX_MAGNITUDE = 1e24
 """Larger numbers are slips, and their products would overflow."""
-Positive = Field(ge=1, le=MAX_MAGNITUDE)
-"""At least one base unit: what is divided by."""
+Positive = Field(ge=1e6, le=MAX_MAGNITUDE)
+"""What is divided by; below a million bytes or FLOP (a second) the unit was forgotten: 3350 for 3350 GB/s."""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 """Words that must be there, such as a source."""
 

@@ -201,3 +201,34 @@ def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Pat
             read_plan(file, as_priced=True)
         assert error.value.code == "edited-plan"
         assert any("edited" in note for note in profile_notes(str(file)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("prediction", "probability_out_of_memory"), 7),
+        (("prediction", "usd_per_step"), -3),
+        (("prediction", "step_s"), -5),
+        (("prediction", "step_s"), True),
+        (("prediction", "phases", 0, "seconds"), 1e30),
+        (("prediction", "ledger", 0, "bytes"), -1),
+        (("prediction", "capacity_bytes"), -8e10),
+        (("models", 0, "params"), -7e9),
+        (("hardware", 0, "gpus"), 0),
+        (("gpu_map", 0, "nodes"), []),
+        (("oversubscription",), 0.5),
+        (("workload", "prompts"), 10_000_000),
+        (("placement", "schedule", "staleness"), -1),
+    ],
+)
+def test_a_plan_of_numbers_that_cannot_be_is_refused(
+    path: tuple[str | int, ...], value: object, text: str, tmp_path: Path
+) -> None:
+    data = at = json.loads(text)
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(RlhfsimError) as caught:
+        read_plan(tmp_path / "plan.json")
+    assert "plan.json" in str(caught.value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
@@ -116,7 +117,7 @@ def _coefficients(source: Source) -> dict[str, Coefficient]:
 
 def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
     text = read_text(path)
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))
     if resolved in seen or len(seen) >= MAX_DEPTH:
         raise RlhfsimError(
             "circular-extends",
