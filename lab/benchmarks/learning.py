@@ -34,6 +34,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,10 @@ class Recipe:
 
 RECIPES = {
     "grpo": Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4),
+    **{
+        name: Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4)
+        for name in ("rloo", "dapo", "gspo", "cispo")
+    },
     "ppo": Recipe(prompts=256, samples=1, mini_batches=4, learning_rate=5e-4, critic_learning_rate=1e-3),
 }
 
@@ -112,7 +117,7 @@ def main() -> None:
     """Run what was asked, then write the three files from all runs there are."""
     parser = argparse.ArgumentParser(description="Learning curves of real GRPO and PPO runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--algorithms", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--algorithms", nargs="+", choices=list(RECIPES), default=["grpo", "ppo"])
     parser.add_argument("--task", choices=list(TASKS), default="comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
     options = parser.parse_args()
@@ -209,6 +214,7 @@ def plan(algorithm: str, model: Path) -> Plan:
         samples=recipe.samples,  # type: ignore[arg-type]
         mini_batches=recipe.mini_batches,
         kl=False,
+        dynamic_sampling=DynamicSampling(kept=0.5) if algorithm == "dapo" else None,
         packing=False,
         reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
         prompt_len=Fixed(value=MOST_PROMPT_TOKENS),
@@ -325,7 +331,14 @@ def _last(run: Mapping[str, Any]) -> float:
 
 # --- picture ----------------------------------------------------------------------------------------
 
-COLOURS = {"grpo": "#2166ac", "ppo": "#b2500c"}
+COLOURS = {
+    "grpo": "#2166ac",
+    "rloo": "#1b7837",
+    "dapo": "#762a83",
+    "gspo": "#8c510a",
+    "cispo": "#4d4d4d",
+    "ppo": "#b2500c",
+}
 TITLES = {"accuracy": "greedy accuracy, held-out problems", "reward": "mean reward, training samples"}
 
 

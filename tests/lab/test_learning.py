@@ -14,7 +14,7 @@ def run(algorithm: str, seed: int, end: float) -> dict[str, Any]:
     return {
         "algorithm": algorithm,
         "seed": seed,
-        "accuracy": {"0": 0.2, str(learning.ITERATIONS): end},
+        "reward": {"0": 0.2, str(learning.ITERATIONS): end},
         "seconds": 9,
     }
 
