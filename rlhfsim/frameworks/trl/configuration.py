@@ -79,7 +79,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("model_name_or_path", "model"),
-        prompts=max(1, gpus * batch * each // samples),
+        prompts=max(1, gpus * batch * each // max(1, samples)),
         samples=samples,
         epochs=s.whole("num_iterations", default=1),
         mini_batches=max(1, each // accumulation),
