@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
+import ports
 import pytest
 import runs
 
@@ -35,7 +37,11 @@ def test_every_architecture_runs(
 ) -> None:
     made = runs.plan(architecture, algorithm, tiny_model, layout=LAYOUTS.get((architecture, algorithm)))
     assert made.architecture == architecture
-    outcome, heard = runs.run(made, runs.settings(tiny_model), tmp_path / "run", ray_address)
+    walked = (architecture, algorithm) == ("async", "grpo")  # pools, channels and a rollout engine at once
+    with ports.sampled() if walked else nullcontext({}) as seen:
+        outcome, heard = runs.run(made, runs.settings(tiny_model), tmp_path / "run", ray_address)
+    assert ports.open_to_others(seen, ray_address.rpartition(":")[0]) == []
+    assert bool(seen) == walked
     assert [row["step"] for row in heard.rows] == [0, 1]
     assert all(row["mismatch/max_abs_dlogp"] < 1e-4 for row in heard.rows if row["staleness/max"] == 0)
     assert all(row["policy/grad_norm"] > 0 for row in heard.rows)
