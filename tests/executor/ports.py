@@ -15,6 +15,7 @@ EVERY_S = 0.3
 EVERYWHERE = {
     "gcs_server": (1, "GCS of Ray: every node registers there; with Ray's token"),
     "raylet": (2, "scheduler and object manager of Ray: other nodes ask them; with Ray's token"),
+    "monitor.py": (1, "metrics of Ray's autoscaler at port 44217: figures, no commands"),
     "ray::": (1, "calls to a Ray worker, whatever it runs; Ray has no setting for the address"),
 }
 """Process -> ports that it may open at all interfaces, and why (SECURITY.md)."""
@@ -52,7 +53,8 @@ def _program(words: list[str]) -> str:
     """`raylet`, or `ray::` for a worker, whose title names what it runs once it has started."""
     if words[0].startswith("ray::") or any(word.endswith("default_worker.py") for word in words):
         return "ray::"
-    return os.path.basename(words[0])
+    scripts = [word for word in words[1:] if word.endswith(".py")]
+    return os.path.basename(scripts[0] if scripts else words[0])
 
 
 def open_to_others(seen: Mapping[tuple[int, str], set[tuple[str, int]]], node: str) -> list[str]:
