@@ -196,6 +196,12 @@ def setup(run: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | No
 
 def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
     """What a step computes; response lengths have the measured mean and are cut where the run cuts."""
+    if run.prompts < 1 or run.samples < 1:
+        raise RlhfsimError(
+            "empty-batch",
+            f"a step of {run.prompts} prompts with {run.samples} samples each trains on nothing",
+            help="correct it with --set KEY=VALUE",
+        )
     batches = min(run.prompts * run.samples, max(1, run.mini_batches))
     while run.prompts * run.samples % batches:
         batches -= 1
