@@ -36,6 +36,8 @@ MARKS = {
     "rows": rb'^(kind,file,line,source,label,|\[\s*\{\s*"kind": "[^"]*",\s*"file": "[^"]*",\s*"line": )',
 }
 """Kind of output -> the pattern by which an earlier one is known; a measured trace is none of them."""
+FORMULAS = ("=", "+", "-", "@")
+"""How a formula begins."""
 DEVICES = ("/dev/", "/proc/")
 """What lies below is a stream of somebody else, even where it leads to a regular file."""
 
@@ -259,3 +261,19 @@ def _unwritable(path: Path, reason: str) -> RlhfsimError:
 
 def _bytes(content: str | bytes) -> bytes:
     return content.encode(errors="backslashreplace") if isinstance(content, str) else content
+
+
+# --- cells ------------------------------------------------------------------------------------------
+
+
+def csv_cell(value: object) -> object:
+    """What stands in a cell of a CSV file: text that a spreadsheet would take for a formula is quoted.
+
+    Source: OWASP, CSV injection.
+    """
+    if not isinstance(value, str) or not value.startswith(FORMULAS) or len(value) == 1:
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import importlib
+import io
 import os
 import threading
 from pathlib import Path
 
 import click
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,6 +24,7 @@ from rlhfsim.present import chrome_trace
 from rlhfsim.present.terminal.validate import rows_text
 from rlhfsim.trace import Span, Trace, dumps
 from rlhfsim.validation.outcome import Outcome
+from rlhfsim.what_if.scenarios.result import write_table
 
 PLAN = Path(__file__).parents[1] / "data" / "plan_version_1.json"
 MEASURED = '{\n "schema": "rlhfsim.trace/1",\n "source": "measured",\n'
@@ -127,6 +131,17 @@ def test_every_kind_of_output_is_known_again(tmp_path: Path) -> None:
             assert {other for other in MARKS if _accepts(path, other)} == {kind}
     path.write_text("")
     assert all(_accepts(path, kind) for kind in MARKS)
+
+
+def test_a_formula_in_a_name_is_text_in_a_spreadsheet(tmp_path: Path) -> None:
+    names = ["=1+1", "@SUM(A1)", "+2+cmd|' /C calc'!A0", "-2+3", "-1.5", "-", "plain"]
+    rows = [Outcome(kind="training", file="a.csv", line=2, source=name, label="m") for name in names]
+    write_table(pd.DataFrame({"name": names, "number": -1.0}), tmp_path / "points.csv")
+    for text in (rows_text(rows, Path("rows.csv")), (tmp_path / "points.csv").read_text()):
+        cells = list(csv.DictReader(io.StringIO(text)))
+        shown = [row.get("source") or row["name"] for row in cells]
+        assert shown == [f"'{name}" for name in names[:4]] + names[4:]
+        assert all(row.get("number", "-1.0") == "-1.0" for row in cells)
 
 
 def _accepts(path: Path, kind: str) -> bool:

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlhfsim.outputs import csv_cell
 from rlhfsim.validation import scoreboard
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard_text import KIND_COLUMNS, kind_cells, percent, target_cells, verdict_text
@@ -69,5 +70,5 @@ def rows_text(outcomes: Sequence[Outcome], path: Path) -> str:
     for record in records:
         detail = json.dumps(record["detail"]) if record["detail"] else ""
         flat = {**record, "assumptions": "; ".join(record["assumptions"]), "detail": detail}
-        writer.writerow({key: "" if value is None else value for key, value in flat.items()})
+        writer.writerow({key: "" if value is None else csv_cell(value) for key, value in flat.items()})
     return buffer.getvalue()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.outputs import write_atomically
+from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.units import MIB, Dimension
@@ -316,7 +316,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         RlhfsimError: the file cannot be written, or Parquet is not installed.
     """
     if path.suffix == ".csv":
-        write_atomically(path, table.to_csv(index=False))
+        write_atomically(path, table.map(csv_cell).to_csv(index=False))
         return
     try:
         import pyarrow  # noqa: F401  # what pandas writes Parquet with
