@@ -95,6 +95,23 @@ def write_folder(out: Path, files: Mapping[str, str | bytes]) -> None:
                 raise
 
 
+def cache_folder(name: str) -> Path:
+    """`$XDG_CACHE_HOME/rlhfsim/NAME`, under `~/.cache` where that is not set: what is kept for a user.
+
+    Raises:
+        RlhfsimError: the user has no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "rlhfsim" / name
+    except RuntimeError as error:
+        raise RlhfsimError(
+            "no-home-folder",
+            f"there is no home folder to keep {name.replace('_', ' ')} in",
+            help="set XDG_CACHE_HOME to a folder; whatif also takes --cache FOLDER and --no-cache",
+        ) from error
+
+
 # --- before a command works -------------------------------------------------------------------------
 
 

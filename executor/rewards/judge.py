@@ -28,7 +28,7 @@ import numpy as np
 from executor.rewards.answers import LOOKED_AT
 from executor.settings import Judge
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.outputs import write_atomically
+from rlhfsim.outputs import cache_folder, write_atomically
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 MAX_REPLY = 4 * 2**20
@@ -166,7 +166,7 @@ class RemoteJudge:
         try:
             reply = json.loads(self._place(name).read_text())["reply"] if self._settings.cache else None
             return str(reply) if reply is not None else None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, RlhfsimError, ValueError, KeyError, TypeError):
             return None
 
     def _keep(self, name: str, reply: str) -> None:
@@ -179,8 +179,7 @@ class RemoteJudge:
             pass  # a home that cannot be written to: asked again next time
 
     def _place(self, name: str) -> Path:
-        home = os.environ.get("XDG_CACHE_HOME")
-        return Path(home or Path.home() / ".cache") / "rlhfsim" / "judge" / name[:2] / f"{name}.json"
+        return cache_folder("judge") / name[:2] / f"{name}.json"
 
 
 def _within(response: http.client.HTTPResponse, deadline: float) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from executor.settings import Data
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.outputs import write_atomically
+from rlhfsim.outputs import cache_folder, write_atomically
 
 CHUNK = 1_000
 """Prompts that are counted at a time."""
@@ -88,16 +87,16 @@ def _counted(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     """(rows,) tokens, from the cache where they are known."""
     if len(source) < KEPT:
         return _count(source, text, say)
-    path = _kept(source, text)
     try:
-        known: Lengths = np.load(path, allow_pickle=False)
+        known: Lengths = np.load(_place(source, text), allow_pickle=False)
         if known.shape == (len(source),) and known.dtype == np.int32:
             return known
-    except (OSError, ValueError, EOFError):
+    except (OSError, RlhfsimError, ValueError, EOFError):
         pass  # never counted, or the file is broken
     counted, written = _count(source, text, say), io.BytesIO()
     np.save(written, counted)
     try:
+        path = _place(source, text)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, written.getvalue())
     except (OSError, RlhfsimError):
@@ -116,9 +115,8 @@ def _count(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     return np.array(counts, np.int32)
 
 
-def _kept(source: FileSource, text: Text | ByteText) -> Path:
+def _place(source: FileSource, text: Text | ByteText) -> Path:
     """Where the lengths of these prompts under this tokenizer lie."""
     parts = (*source.identity(), text.identity())
-    home = os.environ.get("XDG_CACHE_HOME")
     name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-    return Path(home or Path.home() / ".cache") / "rlhfsim" / "prompt_lengths" / f"{name}.npy"
+    return cache_folder("prompt_lengths") / f"{name}.npy"

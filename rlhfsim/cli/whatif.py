@@ -30,10 +30,10 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
+from rlhfsim.outputs import cache_folder
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import DETAILS, show
 from rlhfsim.specs.loading import parse_yaml
-from rlhfsim.what_if.scenarios.designs import default_folder
 from rlhfsim.what_if.scenarios.document import scenario_names
 from rlhfsim.what_if.scenarios.result import SUFFIXES, WhatIf
 
@@ -95,7 +95,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     if given["cache"] is not None and given["no_cache"]:
         raise bad_option("--cache and --no-cache", "drop one of the two")
     files = _files(given)
-    folder = None if given["no_cache"] else given["cache"] or default_folder()
+    folder = None if given["no_cache"] else given["cache"] or cache_folder("designs")
     state = _Done()
     try:
         answer = _answer(given, folder, state)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.what_if.scenarios.designs import default_folder
+from rlhfsim.outputs import cache_folder
 
 MODULE = (sys.executable, "-m", "rlhfsim")
 STOPPED = """
@@ -70,7 +70,7 @@ def test_without_a_home_the_store_of_designs_must_be_named(monkeypatch: pytest.M
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     with pytest.raises(RlhfsimError) as error:
-        default_folder()
+        cache_folder("designs")
     assert "--cache" in str(error.value.help)
 
 

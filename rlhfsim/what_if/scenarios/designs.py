@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -145,23 +144,6 @@ def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:
 
 
 # --- kept on disk -----------------------------------------------------------------------------------
-
-
-def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/rlhfsim/designs`, under `~/.cache` where that is not set.
-
-    Raises:
-        RlhfsimError: the user has no home folder.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(cache or Path.home() / ".cache") / "rlhfsim" / "designs"
-    except RuntimeError as error:
-        raise RlhfsimError(
-            "no-home-folder",
-            "there is no home folder to keep designs in",
-            help="give --cache FOLDER, or --no-cache",
-        ) from error
 
 
 class Store:
