@@ -36,6 +36,8 @@ Amount = Annotated[float, Field(ge=0, le=MAX_MAGNITUDE)]
 """Seconds, bytes, dollars, tokens: none is negative or absurd."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Whole = Annotated[int, Field(ge=0, le=10**15)]
+Plans = Annotated[int, Field(ge=0)]
+"""A number of complete plans, which multiplies over the roles: nothing bounds it."""
 
 
 @checked
@@ -215,12 +217,12 @@ class Asked:
 class Searched:
     """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
 
-    space: Whole
-    infeasible: Whole
-    dominated: Whole
-    bounded: Whole
-    simulated: Whole
-    unexplored: Whole
+    space: Plans
+    infeasible: Plans
+    dominated: Plans
+    bounded: Plans
+    simulated: Plans
+    unexplored: Plans
     gap: Amount
     """Share of the step by which an unexplored plan could be shorter; 0 when proven."""
 

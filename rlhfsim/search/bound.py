@@ -29,6 +29,7 @@ from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.calls import rules_cost
 from rlhfsim.step.framework_overhead import controller, trains_pieces
 
 
@@ -41,10 +42,9 @@ def objective_bound(partition: Partition, request: Request, pools: Sequence[Numb
 
 def rules_seconds(workload: Workload) -> float:
     """Rule rewards on CPU workers."""
-    rules = workload.reward.rules
-    if rules is None or not workload.generates:
+    if workload.reward.rules is None or not workload.generates:
         return 0.0
-    return workload.num_rewarded * rules.seconds_per_sample / rules.workers
+    return rules_cost(workload).seconds
 
 
 def head_seconds(workload: Workload) -> float:

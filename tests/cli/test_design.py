@@ -309,7 +309,8 @@ def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_pat
 
 def test_why_not_takes_a_plan_in_part_or_whole(tmp_path: Path) -> None:
     tiny("--fastest", out=tmp_path)
-    part, whole = "hybrid;actor=TP1 ZeRO-3,mb1;rollout=tp1", str(tmp_path / "plan.json")
+    whole = str((tmp_path / "plan.json").rename(tmp_path / "before.json"))
+    part = "hybrid;actor=TP1 ZeRO-3,mb1;rollout=tp1"
     choices = ("--fastest", "--why-not", part, "--why-not", whole)
     result = tiny(*choices, out=tmp_path)
     assert result.exit_code == 0, result.output
@@ -337,7 +338,7 @@ def test_the_simplest_plan_is_written_and_the_fastest_is_shown_beside_it(tmp_pat
     assert written.choice is not None
     assert written.choice.best is not None
     assert written.prediction.step_s <= 1.03 * written.choice.best.step_s
-    whole = str(tmp_path / "plan.json")
+    whole = str((tmp_path / "plan.json").rename(tmp_path / "before.json"))
     answer = json.loads(near("--why-not", whole, "--json", out=tmp_path).output)
     assert answer["best"]["step_s"] == pytest.approx(written.choice.best.step_s)
     [same] = answer["why_not"]

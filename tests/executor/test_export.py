@@ -51,7 +51,7 @@ def _saved(source: Path, model: heads.HeadedModel, named: dict[str, torch.nn.Par
     return SimpleNamespace(
         model=model,
         buckets=lambda size: weights.buckets(named, size, here=True),
-        spec=SimpleNamespace(model=str(source)),
+        spec=SimpleNamespace(model=str(source), head="causal"),
     )
 
 
@@ -75,7 +75,7 @@ def test_rank_0_holds_the_tensors_of_one_file(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(checkpoints, "FILE_BYTES", 16 * MIB)
     config = SimpleNamespace(save_pretrained=lambda folder: None)
-    spec = SimpleNamespace(model=str(tmp_path / "source"))
+    spec = SimpleNamespace(model=str(tmp_path / "source"), head="causal")
     saved: Any = SimpleNamespace(model=SimpleNamespace(config=config), buckets=buckets, spec=spec)
     checkpoints.export(saved, tmp_path)  # what the libraries allocate once
     Path("/proc/self/clear_refs").write_text("5")

@@ -30,6 +30,8 @@ REASONS = {
     "'environments'))": OWN_CHILD,
     "executor/environments/server.py: pickle.loads(body)": "of the parent, over the pipe that it opened",
     "executor/environments/server.py: pickle.loads(protocol.read_message(requests) or b'')": "likewise",
+    "lab/fuzz/__main__.py: pickle.load(file)": OWN_CHILD,
+    "lab/fuzz/mutations.py: yaml.load(text, Loader=yaml.CSafeLoader)": "a safe loader",
     "rlhfsim/specs/loading.py: yaml.load(text, Loader=_Loader)": "_Loader is PyYAML's CSafeLoader",
 }
 """Loader -> why nobody else can have written its bytes."""
