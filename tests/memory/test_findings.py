@@ -76,4 +76,4 @@ def test_what_a_sleeping_engine_keeps_is_in_the_ledger_of_training_alone() -> No
     assert [retained(2, 2, state) for state in ("idle", "ready", "running")] == [kept, kept, 0]
     assert retained(1, 2, "idle") == retained(2, 0, "idle") == 0
     item = entry(profile, "rollout", "retained", kept)
-    assert (item.low / GIB, item.high / GIB) == pytest.approx((0.4, 5.4))
+    assert (item.low / GIB, item.high / GIB) == pytest.approx((0.1, 1.0))
