@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -497,9 +498,11 @@ def test_tensorboard_rounds_without_being_another_value() -> None:
         ("tensor(4.)", 4.0),
         ("abc", None),
         ("1.5.2", None),
+        (True, None),
+        (-(10**400), -math.inf),
     ],
 )
-def test_numbers_are_read_as_python_prints_them(text: str, value: float | None) -> None:
+def test_numbers_are_read_as_python_prints_them(text: object, value: float | None) -> None:
     assert number(text) == value
 
 

@@ -66,7 +66,9 @@ def number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value) if abs(value) <= sys.float_info.max else math.copysign(math.inf, value)
+        if abs(value) <= sys.float_info.max:
+            return float(value)
+        return -math.inf if value < 0 else math.inf
     match = _NUMBER.match(value) if isinstance(value, str) else None
     return float(match[1]) if match else None
 
