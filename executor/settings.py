@@ -147,7 +147,7 @@ class EnvironmentSettings:
     kind: Annotated[str, Field(pattern=r"^(python|search|guess|[\w.]+:[\w.]+)$")]
     """python: runs programs in the sandbox; search: finds passages in text files; guess: a game with a hidden
     number; or `module:Class` of one's own, see executor/environments/protocol.py."""
-    options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Keyword arguments of its class."""
     turns: Count | None = None
     """Most turns of a response; None: the most of the plan's workload."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -295,31 +296,36 @@ def settings_of(file: Path | None, pairs: tuple[str, ...], **given: Any) -> Sett
     from executor.settings import Settings
 
     settings = load(Settings, file) if file is not None else Settings()
-    for pair in pairs:
-        settings = _with(settings, pair)
+    settings = _with(settings, pairs) if pairs else settings
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _with(settings: Settings, pair: str) -> Settings:
+def _with(settings: Settings, pairs: Sequence[str]) -> Settings:
     from executor.settings import Settings as Kind
 
+    data: Any = asdict(settings)
+    for pair in pairs:
+        _put(data, pair)
+    try:
+        return convert(Kind, parse_yaml("{}", "--set"), data)
+    except RlhfsimError as error:
+        raise bad_option(f"--set: {error.message}", error.help or "see docs/executor.md") from error
+
+
+def _put(data: Any, pair: str) -> None:
+    """One KEY=VALUE into plain settings; a section that is left out begins with it."""
     key, equals, value = pair.partition("=")
     if not equals:
         raise bad_option(f"--set: {pair[:60]!r} is not KEY=VALUE", "as in --set optimizer.learning_rate=1e-5")
-    data: Any = asdict(settings)
     *path, last = key.split(".")
     inner = data
     for part in path:
-        inner = inner.get(part) if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or last not in inner:
-        raise bad_option(f"--set: unknown setting {key[:60]!r}", f"settings: {', '.join(asdict(settings))}")
+        if isinstance(inner, dict) and inner.get(part) is None:
+            inner[part] = {}
+        inner = inner[part] if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
+        raise bad_option(f"--set: {'.'.join(path)[:60]!r} has no keys", f"settings: {', '.join(data)}")
     inner[last] = _number(value)
-    try:
-        return convert(Kind, parse_yaml("{}", f"--set {pair}"), data)
-    except RlhfsimError as error:
-        raise bad_option(
-            f"--set {pair[:60]}: {error.message}", error.help or "see docs/executor.md"
-        ) from error
 
 
 def _number(value: str) -> Any:

@@ -51,6 +51,10 @@ def assumed(plan: Plan) -> Iterator[str]:
     if work.generates and (rules := work.reward.rules) is not None:
         each = format(rules.seconds_per_sample, "s")
         yield f"rules take {each} a sample on {rules.workers:,} CPU workers"
+    if work.generates and (tools := work.environment) is not None:
+        turns, each = tools.mean_turns or tools.turns, format(tools.seconds_per_turn, "s")
+        answers = f"environments answer {turns:.3g} turns a response, {each} each"
+        yield f"{answers}, on {tools.workers:,} CPU workers"
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
 

@@ -254,10 +254,12 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
 
 def test_what_stands_in_for_the_users_own_values_is_said() -> None:
     asked = ["--gpus", "8", "--model", "7b", "--algorithm", "grpo", "--response-len", "60k", "--architecture"]
-    shown = run(*asked, "hybrid", "--rules", "workers=8", env={"COLUMNS": "100"}).output
+    tools = ("--environment", "turns=3,seconds_per_turn=2s,workers=9")
+    shown = run(*asked, "hybrid", "--rules", "workers=8", *tools, env={"COLUMNS": "100"}).output
+    assert "environments answer 3 turns a response, 2 s each, on 9 CPU workers" in " ".join(shown.split())
     assert "128 prompts x 8 responses" in shown
     assert "GRPO of qwen2.5-7b (7b) on 8 x" in shown
-    assert "rules take 5 ms a sample on 8 CPU workers; every response" in shown
+    assert "rules take 5 ms a sample on 8 CPU workers; environments" in shown
     assert "prompt and response reach 62,464 tokens, 1.9 times the context of qwen2.5-7b: RoPE" in shown
     pairs = run(
         "--gpus", "8", "--model", "qwen2.5-0.5b", "--algorithm", "dpo", "--samples", "8", "--prompts", "16"

@@ -27,8 +27,26 @@ def test_a_setting_on_the_command_line_replaces_one_value() -> None:
     assert found.sampling == Settings().sampling
 
 
+def test_a_section_that_is_left_out_begins_with_a_setting_of_it_in_any_order() -> None:
+    pairs = ("environment.options.numbers=5", "environment.on_error=drop", "environment.kind=guess")
+    found = settings_of(None, pairs).environment
+    assert found is not None
+    assert (found.kind, found.on_error, found.options) == ("guess", "drop", {"numbers": 5})
+    with pytest.raises(RlhfsimError, match=r"'environment\.kind' is missing"):
+        settings_of(None, ("environment.on_error=drop",))
+
+
 @pytest.mark.parametrize(
-    "pair", ["optimizer.rate=1", "iterations", "optimizer.learning_rate=-1", "data.task=poems"]
+    "pair",
+    [
+        "environment.knd=guess",
+        "nosuch.key=1",
+        "data.path.x=1",
+        "optimizer.rate=1",
+        "iterations",
+        "optimizer.learning_rate=-1",
+        "data.task=poems",
+    ],
 )
 def test_a_bad_setting_is_refused(pair: str) -> None:
     with pytest.raises(RlhfsimError):
