@@ -31,6 +31,8 @@ START = "start"
 """Phase of the ledger in which every role rests."""
 ENGINE_PARTS = {"weights": "weights", "kv_cache": "kv_cache", "profile_peak": "kv_cache"}
 """Component of the rollout engine -> the part of it that a sleep takes along."""
+KEPT_ASLEEP = "retained"
+"""Component of the rollout engine that is there while it sleeps."""
 TRAINER_PARTS = ("weights", "optimizer")
 """Components of a trainer that an offload takes along."""
 
@@ -180,6 +182,7 @@ class FakeRollout:
     def __init__(self, fakes: Fakes, device: FakeDevice) -> None:
         self._step_s = fakes.seconds.get("actor.generate", 0.0) / STEPS
         self._device, self._sizes = device, fakes.sizes(ROLLOUT)
+        self._kept = max((sizes.get(KEPT_ASLEEP, 0.0) for sizes in self._sizes.values()), default=0.0)
         self._waiting: list[tuple[GenerationRequest, int]] = []
         self._version = 0
         self._away: set[str] = set()
@@ -187,7 +190,8 @@ class FakeRollout:
 
     def _hold(self, call: str = "actor.generate", *, buffers: str = "") -> None:
         sizes = self._sizes.get(call, {})
-        held = sum(size for name, size in sizes.items() if ENGINE_PARTS.get(name) not in self._away)
+        parts = {**sizes, KEPT_ASLEEP: self._kept if "kv_cache" in self._away else 0.0}
+        held = sum(size for name, size in parts.items() if ENGINE_PARTS.get(name) not in self._away)
         self._device.hold(ROLLOUT, held + self._sizes.get(buffers, {}).get("sync_buffers", 0.0))
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:

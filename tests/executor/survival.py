@@ -19,7 +19,7 @@ from executor.settings import Checkpoints, Limits, Settings
 from rlhfsim.plan import Plan
 
 ITERATIONS = 6
-OF_TIME = ("time/", "throughput/", "memory/", "utilization/", "overlap/", "latency/")
+OF_TIME = ("time/", "throughput/", "memory/", "utilization/", "overlap/", "latency/", "reward/critical_share")
 """Metrics that no two runs share."""
 
 
