@@ -169,16 +169,18 @@ def assemble(
     """The measured trace: seconds from `start_s` of the driver's clock, sorted by start.
 
     Steps count from `first_step`, the iteration that a resumed run began with. Start-up work that ended
-    before `start_s` is left out; a span that reaches over it begins at 0. So is what is of no step: an
-    evaluation after the last one, responses generated ahead.
+    before `start_s` is left out; a span that reaches over it begins at 0. So is what begins after the last
+    step, as an evaluation does. Responses generated ahead count to the last step.
     """
     parts = tuple(recorded)
-    spans = [
+    shifted = [
         _shifted(s, start_s + off.value_s, first_step)
         for part, off in parts
         for s in part.spans
-        if s.end_s - off.value_s > start_s and s.step < first_step + steps
+        if s.end_s - off.value_s > start_s
     ]
+    last_s = max((s.end_s for s in shifted if s.step < steps), default=0.0)
+    spans = [replace(s, step=min(s.step, steps - 1)) for s in shifted if s.step < steps or s.start_s < last_s]
     counters = [
         replace(c, time_s=max(0.0, c.time_s - off.value_s - start_s))
         for part, off in parts
