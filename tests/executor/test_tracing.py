@@ -171,7 +171,7 @@ def test_responses_generated_ahead_count_to_the_last_step() -> None:
     ahead = replace(span("actor.generate", 0.0, 1.5), step=2)
     trained = tuple(replace(span("actor.train", float(step), step + 1.0), step=step) for step in (0, 1))
     found = assemble([(Recorded(spans=(ahead, *trained)), SAME_CLOCK)], start_s=0.0, plan_hash="", steps=2)
-    assert [s.step for s in found.spans if s.name == "actor.generate"] == [1]
+    assert [s.step for s in found.spans if "generate" in s.name] == [1]
 
 
 def test_the_trace_survives_its_file(tmp_path: Path) -> None:
