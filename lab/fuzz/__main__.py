@@ -9,17 +9,19 @@ import resource
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
+import psutil
 
 from lab.fuzz.execute import Defect, crashed, guarded, prepare, run
 from lab.fuzz.seeds import Subject, subjects
 
 MEMORY_BYTES = 6 * 2**30
-"""A case may not take more."""
+"""A case may not take more, beside what this process has mapped already."""
 STUCK_S = 120.0
 """A case that the alarm does not end is killed."""
 
@@ -44,10 +46,14 @@ def _in_child(
     """How many cases a child got through, with a crash counted, and their defects."""
     log = scratch / "progress"
     log.write_bytes(b"")
+    sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _cases(numbers, seed, valid, scratch, log)
-        os._exit(0)
+        try:
+            _cases(numbers, seed, valid, scratch, log)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)  # what is missing in the log says where it ended
     _, status = os.waitpid(child, 0)
     done, found = _progress(log)
     if len(done) == len(numbers):
@@ -72,7 +78,8 @@ def _progress(log: Path) -> tuple[list[int], list[Defect]]:
 
 
 def _cases(numbers: Iterable[int], seed: int, valid: Sequence[Subject], scratch: Path, log: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit = MEMORY_BYTES + psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with log.open("ab") as file, guarded(scratch):
         for number in numbers:
             faulthandler.dump_traceback_later(STUCK_S, exit=True)
@@ -98,13 +105,14 @@ def grouped(defects: Iterable[Defect]) -> str:
 
 @click.command()
 @click.option("--cases", default=2000)
+@click.option("--first", default=0, help="The number of the first one.")
 @click.option("--seed", default=0)
 @click.option("--only", default="", help="Subjects whose name holds this.")
 @click.option("--case", type=int, multiple=True, help="These cases alone, with their tracebacks.")
-def main(cases: int, seed: int, only: str, case: tuple[int, ...]) -> None:
+def main(cases: int, first: int, seed: int, only: str, case: tuple[int, ...]) -> None:
     """Exit code 1 where a case has a defect."""
     started, cpu = time.perf_counter(), time.process_time()
-    defects = fuzz(case or range(cases), seed, only)
+    defects = fuzz(case or range(first, first + cases), seed, only)
     for defect in defects if case else ():
         print(defect.trace)
     print(grouped(defects))

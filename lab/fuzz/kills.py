@@ -116,10 +116,11 @@ def start(words: str, folder: Path) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid:
+        os.setpgid(pid, pid)  # here too: it may be killed before it has run a line
         return pid
     code: Any = 70
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         os.chdir(folder)
         told = os.open(TOLD, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(told, 1)
