@@ -16,6 +16,8 @@ from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
 
 Precision = Literal["fp32", "bf16"]
+OnError = Literal["stop", "zero", "drop"]
+"""What happens to a sample without a value: the run ends, it counts as 0, or it is left out."""
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -121,7 +123,7 @@ class RewardRule:
     """Wall-clock limit of one sample. None: 60 s for a `judge` (one request), 5 s for others."""
     retries: Annotated[int, Field(ge=0)] | None = None
     """Further tries of a `function` or a `judge` that failed. None: 5 of a judge, else 1."""
-    on_error: Literal["stop", "zero", "drop"] = "stop"
+    on_error: OnError = "stop"
     """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
     memory_bytes: Positive = 256 * 2**20
     """Limit of `code`."""
@@ -155,7 +157,7 @@ class EnvironmentSettings:
     """Most tokens that the policy samples in a turn; None: what is left of the response."""
     timeout_s: Positive = 30.0
     """Of one answer."""
-    on_error: Literal["stop", "zero", "drop"] = "stop"
+    on_error: OnError = "stop"
     """What a time-out, an exception or a wrong answer does: the run stops; the conversation ends with the
     environment's reward 0; the sample teaches nothing."""
     concurrency: Count = 64

@@ -34,7 +34,7 @@ from executor.rewards.calls import Caller, CallError, CallTimeout
 from executor.rewards.judge import JudgeError, RemoteJudge
 from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Scored
-from executor.settings import RewardRule
+from executor.settings import OnError, RewardRule
 from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
@@ -99,16 +99,25 @@ class Scorer:
         return [self._scored(values) for values in zip(*columns, strict=True)]
 
     def probe(self, samples: Sequence[Plain]) -> None:
-        """Score samples before a run starts; what fails here stops it, whatever `on_error` says.
+        """Score samples before a run starts: a rule that can score none ends it, whatever `on_error` says.
 
         Raises:
             RlhfsimError: as `score`.
         """
+        texts = [SampleText(*sample) for sample in samples]
         for rule in self.rules:
-            probed = replace(rule, on_error="stop", retries=0)
-            if rule in self._judges:
-                self._judges[probed] = self._judges[rule]
-            list(self._column(probed, [SampleText(*s) for s in samples]))
+            if rule.on_error == "stop" or not self._scores_any(rule, texts):
+                list(self._column(self._variant(rule, "stop"), texts))
+
+    def _scores_any(self, rule: RewardRule, samples: Sequence[SampleText]) -> bool:
+        return any(map(math.isfinite, self._column(self._variant(rule, "drop"), samples)))
+
+    def _variant(self, rule: RewardRule, on_error: OnError) -> RewardRule:
+        """The rule with another answer to errors; its judge is the same."""
+        variant = replace(rule, on_error=on_error)
+        if rule in self._judges:
+            self._judges[variant] = self._judges[rule]
+        return variant
 
     def start(self, samples: Callable[[], Sequence[Plain]]) -> Future[list[Scored]]:
         """Score in the background, several batches at once where there are workers."""
@@ -197,7 +206,8 @@ class Scorer:
             failed = RlhfsimError(
                 "reward-judge",
                 f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
-                help="see url, timeout_s and retries of the rule; on_error: drop or zero lets the run go on",
+                help="see url, timeout_s and retries of the rule; "
+                "on_error: drop or zero lets a run go on while others are scored",
             )
             return _instead(rule, failed)
 
@@ -307,5 +317,5 @@ def _failed(code: str, target: str, index: int, sample: SampleText, reason: str)
         code,
         f"reward function {target} failed on sample {index} (prompt {sample.prompt[:60]!r}): {reason}",
         help="it gets (prompt, response, answer, meta) and returns a finite number within timeout_s; "
-        "on_error: drop or zero lets the run go on",
+        "on_error: drop or zero lets a run go on while others are scored",
     )

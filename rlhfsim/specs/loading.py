@@ -8,8 +8,6 @@ import re
 import reprlib
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +16,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.unknown_keys import remedy
 
 T = TypeVar("T")
 MAX_BYTES = 4 * 2**20
@@ -349,9 +348,7 @@ def _first(error: ValidationError, kind: Any, source: Source, path: Trail) -> Rl
         return cause.at(place)
     name = ".".join(map(str, where)) or "document"
     if detail["type"] in _UNKNOWN_KEY:
-        return RlhfsimError(
-            "unknown-key", f"unknown key {name!r}", place=place, help=_nearest(kind, str(where[-1]))
-        )
+        return RlhfsimError("unknown-key", f"unknown key {name!r}", place=place, help=remedy(kind, where))
     if detail["type"].startswith("missing"):
         return RlhfsimError("missing-key", f"{name!r} is missing", place=place, help="add it")
     message = detail["msg"].removeprefix("Value error, ")
@@ -361,23 +358,6 @@ def _first(error: ValidationError, kind: Any, source: Source, path: Trail) -> Rl
         f"{name!r}: {message}, got {_shown(detail.get('input'))}",
         place=place,
         help="see the field's rule in docs/",
-    )
-
-
-def _nearest(kind: Any, key: str) -> str:
-    names: set[str] = set()
-    todo = [kind]
-    while todo:  # every field name reachable from the document's type
-        current = todo.pop()
-        todo.extend(getattr(current, "__args__", ()))
-        if is_dataclass(current):
-            new = {f.name for f in fields(current)} - names
-            names |= new
-    near = get_close_matches(key, sorted(names), n=3, cutoff=0.5)
-    return (
-        f"did you mean {', '.join(near)}"
-        if near
-        else "remove it" + (f"; known: {', '.join(sorted(names))}" if names else "")
     )
 
 

@@ -21,6 +21,7 @@ FUNCTIONS = """
 import os, time
 def length(prompt, response, answer, meta): return len(response) * meta.get("scale", 1)
 def broken(prompt, response, answer, meta): raise KeyError("no such thing")
+def broken_for_ab(prompt, response, answer, meta): assert response != "ab", "not ab"; return 1
 def slow(prompt, response, answer, meta): time.sleep(30)
 def lazy(prompt, response, answer, meta): time.sleep(0.5); return 1
 def text(prompt, response, answer, meta): return "good"
@@ -292,6 +293,14 @@ def test_a_reward_that_cannot_run_is_known_before_the_run(functions: str) -> Non
         scorer.probe([("p", "1", "1", {})])
     with Scorer([RewardRule(kind="function", target=f"{functions}:length")]) as scorer:
         scorer.probe([("p", "1", "1", {"scale": 1})])
+    some = RewardRule(kind="function", target=f"{functions}:broken_for_ab", retries=0)
+    two = [("p", "ab", "1", {}), ("p", "abc", "1", {})]
+    with Scorer([replace(some, on_error="drop")]) as scorer:
+        scorer.probe(two)  # as the run itself will take it
+        with pytest.raises(RlhfsimError, match="not ab"):
+            scorer.probe(two[:1])
+    with Scorer([some]) as scorer, pytest.raises(RlhfsimError, match="not ab"):
+        scorer.probe(two)
 
 
 def test_a_function_beside_the_users_settings_is_found(

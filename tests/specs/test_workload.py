@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import convert, parse_yaml
+from rlhfsim.specs.unknown_keys import remedy
 from rlhfsim.specs.workload.workload import Workload
 
 
@@ -84,3 +86,18 @@ def test_a_typo_in_a_key_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(RlhfsimError) as error:
         read("promts: 4\n")
     assert "prompts" in str(error.value.help)
+
+
+@pytest.mark.parametrize(
+    ("trail", "words"),
+    [
+        (("data", "columns"), "did you mean label_column"),
+        (("data", "xyzzy"), "known in data: answer_column, chat_template"),
+        (("rewards", 0, "xyzzy"), "known in rewards.0: judge, kind"),
+        (("xyzzy",), "remove it; known: algorithm, bucket_bytes"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_those_of_its_section(
+    trail: tuple[str | int, ...], words: str
+) -> None:
+    assert words in remedy(Settings, trail)
