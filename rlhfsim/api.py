@@ -85,6 +85,7 @@ def whatif(
     ray: str | None = None,
     cache: str | Path | None = None,
     progress: Callable[[int, int], object] | None = None,
+    most_s: float | None = None,
     command: str = "",
 ) -> WhatIf:
     """A scenario (YAML file, shipped name or mapping; docs/whatif.md), every point designed anew.
@@ -92,7 +93,8 @@ def whatif(
     `settings` patches the base by dotted paths; `only` keeps points by name; `require` are targets
     ("step_time<90s"), whose probability every point then has; `jobs` searches run at the same time (default:
     one for each core), or on the Ray cluster at `ray` ("" starts one here); designs are kept in the folder
-    `cache` (None: nowhere); `progress` hears how many are done, and of how many.
+    `cache` (None: nowhere); `progress` hears how many are done, and of how many; `most_s`
+    seconds may all searches together take (None: any time).
 
     Raises:
         RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
@@ -110,5 +112,6 @@ def whatif(
         runner=local(jobs) if ray is None else on_ray(ray or None),
         store=None if cache is None else Store(Path(cache)),
         progress=progress,
+        most_s=most_s,
         command=command,
     )

@@ -39,6 +39,7 @@ from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import (
+    AT_MOST,
     GROUPED,
     MAX_SEQUENCES,
     WITHOUT_KL,
@@ -143,7 +144,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
 
 
 def _workload(*, required: bool) -> Callable[[F], F]:
-    sequences, tokens, algorithms = Whole(1, MAX_SEQUENCES), Words("TOKENS"), get_args(Algorithm)
+    sequences, tokens, algorithms = Whole(1, 10**9), Words("TOKENS"), get_args(Algorithm)
     model, grouped = Words("NAME", completion.models), ", ".join(sorted(GROUPED))
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
     started = "Further prompts started, as a share: 0.25; the first to finish are trained on."
@@ -210,8 +211,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
     given = {**given, **{name: given[name] or usual for name, usual in batch.items()}}
     if given["prompts"] * given["samples"] > MAX_SEQUENCES:
         raise bad_option(
-            f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range",
-            f"at most {MAX_SEQUENCES:,} sequences per step",
+            f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range", AT_MOST
         )
     same = (
         "algorithm",

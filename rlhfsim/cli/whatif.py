@@ -33,12 +33,15 @@ from rlhfsim.cli.params import (
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import DETAILS, show
+from rlhfsim.search.parallel import cores
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.what_if.scenarios.document import scenario_names
 from rlhfsim.what_if.scenarios.result import SUFFIXES, WhatIf
 
 MAX_JOBS = 1024
 INTERRUPTED = 130
+MOST_S = 15 * 60.0
+"""Longer searches are asked about."""
 LOCAL = "local"
 """Value of a bare `--ray`."""
 EPILOG = """\b
@@ -74,6 +77,7 @@ Shipped scenarios: """ + ", ".join(scenario_names())
 )
 @option("--cache", FOLDER, "Where designs are kept; default: ~/.cache/rlhfsim/designs.", metavar="FOLDER")
 @flag("--no-cache", "Keep nothing and search everything.")
+@flag("--yes", "Search on where all points take more than 15 minutes; else that is refused with its cost.")
 @option("--csv", Output("points.csv"), "Write the table of points as CSV.", metavar="FILE")
 @option("--parquet", Output("points.parquet"), "Write the table of points as Parquet.", metavar="FILE")
 @option("--out", Output("what-if"), "Write the result as JSON, with every plan.", metavar="FILE")
@@ -139,6 +143,7 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
             ray=None if address is None else "" if address == LOCAL else address,
             cache=folder,
             progress=tell,
+            most_s=None if given["yes"] or address is not None else MOST_S * (given["jobs"] or cores()),
             command=shlex.join(["rlhfsim", *sys.argv[1:]]),
         )
 

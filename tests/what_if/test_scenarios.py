@@ -237,6 +237,26 @@ def test_the_key_of_a_search_holds_all_but_prices() -> None:
     assert len({designs.search_key(r) for r in [request, *others]}) == len(others) + 1
 
 
+def test_many_searches_are_refused_with_their_cost_and_equal_points_are_searched_once(
+    tmp_path: Path, planted: Planted
+) -> None:
+    grid = {"workload.prompts": list(range(16, 76)), "workload.seed": ["1x", 0]}  # each point twice
+    scenario, searched = small(grid=grid), []
+
+    def slow(requests: Sequence[Request]) -> Any:
+        searched.extend(requests)
+        return ((i, replace(d, seconds=100.0)) for i, d in planted(by_gpus)(requests))  # type: ignore[misc]
+
+    with pytest.raises(
+        RlhfsimError, match=r"57 designs are left to search, about 1\.58 h of one core"
+    ) as refused:
+        whatif(scenario, runner=slow, store=Store(tmp_path), most_s=5699)
+    assert "--yes" in str(refused.value)
+    assert [r.workload.prompts for r in searched] == [16, 45, 75]
+    assert whatif(scenario, runner=slow, store=Store(tmp_path), most_s=5700).provenance.from_cache == 3
+    assert [len(searched), whatif(scenario, runner=slow).provenance.searched] == [60, 60]
+
+
 def test_an_interruption_keeps_what_is_done(tmp_path: Path, planted: Planted) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [2, 4, 8, 16]})
 

@@ -10,15 +10,15 @@ The first pool trains. `gpu` is a profile name, an alias or a path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, NodeGroup
-from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, NodeGroup, Profile
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.loading import Source, checked, convert
 from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
 
@@ -49,8 +49,16 @@ class ClusterText:
     oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)] = 1.0
 
 
-def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] = ()) -> Cluster:
-    """The cluster in `data`, which stands at `path` of a larger document (default: all of it)."""
+def cluster_from(
+    source: Source,
+    data: Any = None,
+    path: tuple[int | str, ...] = (),
+    load: Callable[[str], Profile] = load_profile,
+) -> Cluster:
+    """The cluster in `data`, which stands at `path` of a larger document (default: all of it).
+
+    `load`: reads profiles; whoever reads many clusters passes one that remembers them.
+    """
     given = source.data if data is None else data
     if not isinstance(given, Mapping):
         raise RlhfsimError(
@@ -61,15 +69,18 @@ def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] =
         )
     text = convert(ClusterText, source, given, path)
     groups = tuple(
-        _node_group(group, source, (*path, "node_groups", i)) for i, group in enumerate(text.node_groups)
+        _node_group(group, source, (*path, "node_groups", i), load)
+        for i, group in enumerate(text.node_groups)
     )
     return Cluster(node_groups=groups, oversubscription=text.oversubscription)
 
 
-def _node_group(text: NodeGroupText, source: Source, path: tuple[int | str, ...]) -> NodeGroup:
+def _node_group(
+    text: NodeGroupText, source: Source, path: tuple[int | str, ...], load: Callable[[str], Profile]
+) -> NodeGroup:
     try:
         group = node_group(
-            text.gpu,
+            load(text.gpu),
             text.gpus,
             nodes=text.nodes,
             gpus_per_node=text.gpus_per_node,

@@ -90,19 +90,23 @@ def whatif(
     runner: Runner | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
+    most_s: float | None = None,
     command: str = "",
 ) -> WhatIf:
     """A scenario answered: every point designed anew, compared, and held against `requirements`.
 
+    `most_s`: seconds that all searches together may take; None: any time.
+
     Raises:
-        RlhfsimError: the first thing wrong, with file and line, before anything is searched.
+        RlhfsimError: the first thing wrong, with file and line, before anything is searched; or searches that
+            take longer.
     """
     begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     questions = asked(given, settings, only)
     for case in questions.everything:
         # a curve that cannot be read, or a run without a length, is told before the first search
         check_steps(requirements, steps_of(case), "give run.steps in the scenario, or --set run.steps=1000")
-    designs = Designs(runner or local(), store, progress)
+    designs = Designs(runner or local(), store, progress, most_s)
     designs.ensure(list(_requests(questions)))
     results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
     base, *points = marked(results)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ from rlhfsim.specs.loading import checked, read_bytes
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
 from rlhfsim.step.prediction import usd_per_step
+from rlhfsim.units import format
 from rlhfsim.what_if.design import design
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,19 +198,31 @@ Runner = Callable[[Sequence[Request]], Iterator[tuple[int, DesignResult] | None]
 """Searches requests in any order: index and design as each is done; None now and then while it waits."""
 Progress = Callable[[int, int], object]
 """Designs that are there, and all that are wanted so far."""
+MANY, FEW = 50, 3
+"""Above so many searches, how long all will take is judged by the first, the middle and the last one."""
 
 
 class Designs:
     """Every design that was asked for; those in the store are not searched again."""
 
-    def __init__(self, runner: Runner, store: Store | None, progress: Progress | None = None) -> None:
-        """`store`: None keeps nothing."""
-        self.runner, self.store, self.progress = runner, store, progress
+    def __init__(
+        self,
+        runner: Runner,
+        store: Store | None,
+        progress: Progress | None = None,
+        most_s: float | None = None,
+    ) -> None:
+        """`store`: None keeps nothing; `most_s`: of all searches together, None: any time."""
+        self.runner, self.store, self.progress, self.most_s = runner, store, progress, most_s
         self.known: dict[str, DesignResult] = {}
         self.searched = self.from_cache = self.wanted = 0
 
     def ensure(self, requests: Sequence[Request]) -> None:
-        """Search what is not there yet."""
+        """Search what is not there yet.
+
+        Raises:
+            RlhfsimError: they are many, and take longer than `most_s`, judged by a few that are searched.
+        """
         missing: dict[str, Request] = {}
         for request in requests:
             key = search_key(request)
@@ -217,6 +230,23 @@ class Designs:
                 missing[key] = request
         self.wanted = len(self.known) + len(missing)
         self._tell()
+        if self.most_s is not None and len(missing) > MANY:
+            few = [list(missing)[i * (len(missing) - 1) // (FEW - 1)] for i in range(FEW)]
+            self._search({key: missing.pop(key) for key in few})
+            self._check_time(few, len(missing), self.most_s)
+        self._search(missing)
+
+    def _check_time(self, few: Sequence[str], left: int, most_s: float) -> None:
+        each = sum(self.known[key].seconds for key in few) / len(few)
+        if each * left > most_s:
+            raise RlhfsimError(
+                "long-search",
+                f"{left:,} designs are left to search, about {format(each * left, 's')} of one core "
+                f"(the first {len(few)} took {format(each, 's')} each)",
+                help="--yes searches them all; or ask for fewer: --only NAME, or request.time_limit",
+            )
+
+    def _search(self, missing: Mapping[str, Request]) -> None:
         names = list(missing)
         for done in self.runner(list(missing.values())) if missing else ():
             if done is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -107,6 +107,7 @@ class Cases:
             RlhfsimError: a setting that does not fit.
         """
         self.document, self.source = document, source
+        self._profile = cache(load_profile)
         self.base = self._case(BASE, {}, Located(source, source.data[BASE]))
         for path, value in (settings or {}).items():
             check_known(path, Base, COMMAND_LINE)
@@ -117,7 +118,7 @@ class Cases:
 
     def _case(self, name: str, given: Mapping[str, Any], located: Located) -> PointQuestion:
         base = convert(Base, located, located.data[BASE], (BASE,))
-        cluster = cluster_from(located, located.data[BASE]["cluster"], (BASE, "cluster"))
+        cluster = cluster_from(located, located.data[BASE]["cluster"], (BASE, "cluster"), self._profile)
         request = request_of(base, cluster, located)
         before = {} if name == BASE else {path: standing(self.base, path) for path in given}
         numbers = {path: _scalar(value_at(base, keys(path))) for path in given}
