@@ -25,31 +25,30 @@ def dpo_loss(batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
     Source: Rafailov et al. 2023, arXiv 2305.18290, equation 7.
     """
     chosen, rejected = _pairs(batch, beta * _log_ratios(batch))  # (N,) implicit rewards
-    losses = -logsigmoid(chosen - rejected)
-    every = torch.ones_like(losses)
-    metrics = {
-        "dpo/loss": mean_of(losses, every),
-        "dpo/accuracy": mean_of((chosen > rejected).float(), every),
-        "dpo/margin": mean_of(chosen - rejected, every),
-        "dpo/chosen_reward": mean_of(chosen, every),
-        "dpo/rejected_reward": mean_of(rejected, every),
-    }
-    return 2.0 * losses.sum() / batch.num_sequences, metrics
+    loss, metrics = _bradley_terry("dpo", chosen, rejected, batch)
+    every = torch.ones_like(chosen)
+    metrics |= {"dpo/chosen_reward": mean_of(chosen, every), "dpo/rejected_reward": mean_of(rejected, every)}
+    return loss, metrics
 
 
 def reward_model_loss(batch: Batch) -> tuple[Tensor, Metrics]:
     """-log sigmoid(score chosen - score rejected), over the pairs of the step.
 
-    Source: Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1.
+    Source: Ouyang et al. 2022, arXiv 2203.02155, equation 1.
     """
     assert batch.scores is not None, "a reward model gives scores"
     chosen, rejected = _pairs(batch, batch.scores.float())  # (N,)
+    return _bradley_terry("reward_model", chosen, rejected, batch)
+
+
+def _bradley_terry(name: str, chosen: Tensor, rejected: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+    """-log P(the chosen of a pair wins), both (N,). Source: Bradley and Terry 1952, Biometrika 39, 324."""
     losses = -logsigmoid(chosen - rejected)
     every = torch.ones_like(losses)
     metrics = {
-        "reward_model/loss": mean_of(losses, every),
-        "reward_model/accuracy": mean_of((chosen > rejected).float(), every),
-        "reward_model/margin": mean_of(chosen - rejected, every),
+        f"{name}/loss": mean_of(losses, every),
+        f"{name}/accuracy": mean_of((chosen > rejected).float(), every),
+        f"{name}/margin": mean_of(chosen - rejected, every),
     }
     return 2.0 * losses.sum() / batch.num_sequences, metrics
 
