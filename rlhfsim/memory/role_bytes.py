@@ -18,6 +18,7 @@ from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
+from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -357,12 +358,12 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
         return 1.0
     dropped = total = 0.0
     for one in kind.model.kinds:
-        tensors = activations.layer_tensors(
+        tensors = layer_tensors(
             kind.model,
             layout.tp,
             layout.etp,
             sequence_parallel=layout.tp > 1,
-            kind=activations.one_layer(one),
+            kind=one_layer(one),
             fp8=kind.fp8,
         )
         dropped += one.layers * sum(tensors.saved.get(name, 0.0) for name in names)

@@ -8,7 +8,7 @@ import pytest
 
 from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
-from rlhfsim.memory.activations import layer_tensors
+from rlhfsim.memory.layer_tensors import layer_tensors
 from rlhfsim.memory.role_bytes import RoleKind, _standing
 from rlhfsim.specs.model.mixers import EXPERTS
 from rlhfsim.specs.model.presets import resolve_model

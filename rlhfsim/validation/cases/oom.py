@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.verl.heads import head_of
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
@@ -18,41 +17,18 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
+from rlhfsim.validation.cases.oom_software import software, token_budget
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
 
-NEMO_GRADIENTS = 2.0
-"""NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
-VERL_ENTROPY_UNTIL = "2025-06"
-"""verl 0.4 took the entropy out of the loss by default (entropy_coeff); its forks in the table are of 0.2."""
-PRIME_2025 = Head(
-    train_bytes=18,
-    score_bytes=18,
-    source="prime-rl before its fused head: BF16 logits, FP32 logits, their shifted and scaled copy, saved "
-    "log-softmax and its gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)",
-)
-NEMO_TIED = Head(
-    train_bytes=10,
-    score_bytes=10,
-    whole=True,
-    source="NeMo-RL of May 2025: the plan of tensor parallelism for Gemma-3 leaves out embeddings and head, "
-    "whose weights are tied, so every rank holds the logits of the whole vocabulary "
-    "(nemo_rl/models/dtensor/parallelize.py, _parallelize_gemma3)",
-)
-NEMO_TIED_UNTIL = "2025-07"
-"""Later releases cut both (commit 7ea279abf)."""
-VERL_DYNAMIC_TOKENS = 16384
-"""verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
     ("H100", "h100"),
     ("H200", "h200"),
@@ -219,7 +195,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     tp, pp, cp = (row.integer(c) or 1 for c in ("tp", "pp", "cp_sp"))
     stated = zero_stage(row.text("shard"))
     zero = {"fsdp2": 3, "megatron": 1}.get(backend, 3 if stated is None else stated)
-    ep, budget = row.integer("ep") or 1, _budget(row)
+    ep, budget = row.integer("ep") or 1, token_budget(row)
     checkpoints = row.text("grad_ckpt")
     if checkpoints is None:
         raise Skip("gradient checkpointing is not stated")
@@ -312,7 +288,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         rollout=_rollout(row, sizes, placed_roles, models),
         weight_path=_path(row, sizes),
         backend=backend,
-        software=_software(row, backend),
+        software=software(row, backend),
     )
 
 
@@ -376,44 +352,3 @@ def _hybrid_engine(
     return RolloutPlacement(
         pool=roles["rollout"], layout=replace(layout, memory_utilization=share, cuda_graphs=False)
     )
-
-
-def _software(row: Row, backend: Backend) -> Software:
-    """Gradient types, logits and attention kernels of the row's framework."""
-    framework = row.text("framework") or ""
-    nemo = framework.startswith("NeMo-RL") and backend == "megatron"
-    volta = (row.text("gpu_type") or "").startswith("V100")
-    return replace(
-        default_software(backend),
-        gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        head=_head(row, backend),
-        flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
-    )
-
-
-def _unpadded(row: Row) -> bool:
-    """Whether verl removes padding: with sequence parallelism it must (verl/utils/config.py)."""
-    stated = "without padding" in (row.text("micro_train") or "")
-    return stated or _budget(row) is not None or (row.integer("cp_sp") or 1) > 1
-
-
-def _budget(row: Row) -> int | None:
-    """Tokens a GPU of a micro-batch, where a budget rules."""
-    budget = row.number("max_tokens_per_gpu")
-    dynamic = "dynamic" in (row.text("micro_train") or "")
-    if budget is None and dynamic and "verl" in (row.text("framework") or ""):
-        return VERL_DYNAMIC_TOKENS
-    return int(budget) if budget else None
-
-
-def _head(row: Row, backend: Backend) -> Head:
-    framework = row.text("framework") or ""
-    early = (row.text("date") or NEMO_TIED_UNTIL) < NEMO_TIED_UNTIL
-    if framework.startswith("NeMo-RL") and "gemma-3" in (row.text("model") or "") and early:
-        return NEMO_TIED
-    if framework.startswith("prime-rl"):
-        return PRIME_2025
-    if "verl" not in framework or backend != "fsdp2":
-        return UNFUSED
-    entropy = framework != "verl" or (row.text("date") or "") < VERL_ENTROPY_UNTIL
-    return head_of(packing=_unpadded(row), entropy=entropy)
