@@ -31,6 +31,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import significant
 
 FILE = "measured_runs.csv"
 FAR = 1.0
@@ -170,9 +171,8 @@ def _differences(question: Conditions, run: Conditions) -> Iterator[str]:
             factor = here / there
             if max(factor, 1 / factor) >= 1.5:
                 what = {"params": "the parameters", "length": "the length", "gpus": "the GPUs"}[name]
-                yield (
-                    f"{factor:.2g} times {what} here" if factor > 1 else f"1/{1 / factor:.2g} of {what} here"
-                )
+                times = significant(max(factor, 1 / factor), 2)
+                yield f"{times} times {what} here" if factor > 1 else f"1/{times} of {what} here"
         elif name == "framework":
             yield f"framework {there}"
         else:
