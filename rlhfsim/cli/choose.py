@@ -25,6 +25,7 @@ from rlhfsim.cli.inputs import (
 )
 from rlhfsim.cli.params import OneOf, Words, bad_option, emit, json_option, on_command_line, option
 from rlhfsim.cli.size import check_roles, kinds_of
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.present.terminal.choose import choose_dict, report
 from rlhfsim.present.terminal.console import console
@@ -34,7 +35,7 @@ from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.choose import choose as search_choose
-from rlhfsim.what_if.choose import questions
+from rlhfsim.what_if.choose import not_run, questions
 from rlhfsim.what_if.sizing import resized
 
 EPILOG = """\b
@@ -60,16 +61,8 @@ Examples:
 @json_option
 @click.pass_context
 def choose(ctx: click.Context, /, **given: Any) -> None:
-    """Compare kinds of GPUs, sizes and backends: step, cost, probability, what runs it."""
-    least, most = _sizes(given["gpus"])
-    profiles = kinds_of(given["gpu"], given["price"])
-    request = _request(given, profiles[0])
-    targets: tuple[Requirement, ...] = ()
-    for profile in profiles:  # each must have a price where a target is money
-        targets = requirements(given, resized(request, profile, least))
-    asked = list(questions(request, profiles, least, most))
-    if not asked:
-        raise bad_option(f"--gpus {given['gpus']}: no size of these GPUs lies there", "as in --gpus 8..64")
+    """Compare kinds of GPUs, sizes, frameworks and backends: step, cost, probability."""
+    asked, targets = candidates(given)
     with _progress(len(asked)) as tick:
         options = search_choose(asked, targets, given["steps"], confidence=given["confidence"], progress=tick)
     emit(
@@ -77,7 +70,27 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
         lambda: choose_dict(options, given["confidence"]),
         lambda: report(options, targets, given["steps"]),
     )
-    ctx.exit(0 if options[0].meets and options[0].run_by else 1)
+    ctx.exit(0 if options[0].meets else 1)
+
+
+def candidates(given: dict[str, Any]) -> tuple[list[Request], tuple[Requirement, ...]]:
+    """What the options ask: a question a candidate, and the targets of all.
+
+    Raises:
+        RlhfsimError: a bad value, or nothing to choose from.
+    """
+    least, most = _sizes(given["gpus"])
+    profiles = kinds_of(given["gpu"], given["price"])
+    request = _request(given, profiles[0])
+    targets: tuple[Requirement, ...] = ()
+    for profile in profiles:  # each must have a price where a target is money
+        targets = requirements(given, resized(request, profile, least))
+    asked = list(questions(request, profiles, least, most))
+    if not asked and (lacking := list(not_run(request, profiles))):
+        raise RlhfsimError("not-run", "no framework here runs this", help="; ".join(lacking))
+    if not asked:
+        raise bad_option(f"--gpus {given['gpus']}: no size of these GPUs lies there", "as in --gpus 8..64")
+    return asked, targets
 
 
 def _sizes(text: str) -> tuple[int, int]:

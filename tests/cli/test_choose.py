@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.choose import choose
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import frameworks
 
 SMALL = [
     "--model",
@@ -34,20 +35,16 @@ def test_candidates_stand_on_one_table_with_probabilities_and_their_front() -> N
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)["candidates"]
     assert {(r["gpu"], r["gpus"]) for r in rows} == {("h100_sxm", 1), ("l4", 1)}
-    assert {r["backend"] for r in rows} == {"deepspeed", "fsdp2", "megatron"}
+    runs = {(x.name, backend) for x in frameworks() for backend in x.trainers}
+    assert {(r["framework"], r["backend"]) for r in rows if r["gpu"] == "l4"} == runs
     fitting = [r for r in rows if r["plan"]]
     assert all("probability" in v for r in fitting for v in r["requirements"])
-    assert all(r["run_by"] for r in fitting if r["on_front"])
     values = [(r["plan"]["step_s"], r["plan"]["usd_per_step"]) for r in fitting]
     for row, mine in zip(fitting, values, strict=True):
-        beaten = any(
-            other != mine and other[0] <= mine[0] and other[1] <= mine[1]
-            for r, other in zip(fitting, values, strict=True)
-            if r["run_by"]
-        )
+        beaten = any(other != mine and other[0] <= mine[0] and other[1] <= mine[1] for other in values)
         assert not (row["on_front"] and beaten)
     assert rows[0]["meets"]
-    costs = [r["plan"]["usd_per_step"] for r in fitting if r["meets"] and r["run_by"]]
+    costs = [r["plan"]["usd_per_step"] for r in fitting if r["meets"]]
     assert costs == sorted(costs)
 
 
@@ -59,10 +56,10 @@ def test_the_table_is_no_wider_than_the_terminal_and_one_framework_has_its_train
     assert "step kept" in result.output
 
 
-def test_what_no_framework_runs_is_not_recommended() -> None:
-    result = run("--gpu", "mi300x", "--gpus", "1")
-    assert "nothing is recommended: no framework here runs any of these plans" in result.output
-    assert result.exit_code == 1
+def test_what_no_framework_runs_is_said() -> None:
+    error = run("--framework", "slime", "--algorithm", "dpo", "--samples", "1").exception
+    assert isinstance(error, RlhfsimError)
+    assert error.help == "slime does not run DPO"
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.present.tables import WORDS, fields, grid
+from rlhfsim.present.tables import WORDS, TableData, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn
 from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely, odds_dict
+from rlhfsim.present.words import signed
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
 
-SCHEMA = "rlhfsim.choose/1"
-NAMED = 2
-"""Frameworks that a row names."""
+SCHEMA = "rlhfsim.choose/2"
+NAMED = 1
+"""Other frameworks that a row names."""
 MOST = 24
 """Rows of the table; the rest stands in --json."""
 
@@ -27,67 +29,110 @@ def report(
     options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None
 ) -> Iterator[RenderableType]:
     """One line a candidate, the front marked; then what fits nowhere."""
+    if trouble := warning(options, targets):
+        yield Text(trouble, style="bold red")
+    listed = rows(options)
+    if listed:
+        yield drawn(table(options, listed, targets, steps), None)
+    for note in notes(options, listed, targets, steps):
+        yield Text(note)
+
+
+def warning(options: Sequence[ClusterOption], targets: Sequence[Requirement]) -> str | None:
+    """Why nothing is recommended; None where something is."""
+    if not options or options[0].plan is None:
+        return "nothing fits on any of these"
+    if targets and not options[0].meets:
+        return "no candidate meets every target; the cheapest are shown"
+    return None
+
+
+def rows(options: Sequence[ClusterOption]) -> list[ClusterOption]:
+    """The front, and the best of each kind and size, in order."""
     fitting = [x for x in options if x.plan is not None]
-    if not fitting:
-        yield Text("nothing fits on any of these", style="bold red")
-        return
-    best = options[0] if options[0].run_by else None
-    if best is None:
-        yield Text("nothing is recommended: no framework here runs any of these plans", style="bold red")
-    elif targets and not best.meets:
-        yield Text("no candidate meets every target; the cheapest are shown", style="bold red")
-    shown = _shown(fitting)
-    money = "USD/step" if steps is None else "USD"
-    names = chance_titles([t.quantity for t in targets])
-    titles = ("", ">GPUs", "GPU", "backend", ">step", ">P10-P90", f">{money}", *names, "run by")
-    rows = [_row(x, steps, len(names)) for x in shown]
-    styles = ["bold green" if x is best else "" for x in shown]
-    yield drawn(grid(titles, rows, fit={"run by": WORDS}, styles=styles), None)
-    yield Text(
-        "* no other that some framework runs is as fast and as cheap; "
-        + (f"percentages: probability of {', '.join(t.text for t in targets)}; " if targets else "")
-        + f"{money}: P10 to P90 over step and price; run by: the first is the one whose software is priced, "
-        "none: no framework here runs the plan, so that it is not recommended"
-    )
-    if len(shown) < len(fitting):
-        yield Text(f"{len(fitting) - len(shown)} slower or dearer candidates: --json")
-    if none := [f"{x.gpus} x {x.gpu} {x.backend}" for x in options if x.plan is None]:
-        yield Text(f"nothing fits: {', '.join(none)}")
-
-
-def _shown(fitting: Sequence[ClusterOption]) -> list[ClusterOption]:
-    """The front, and of each kind and size the best backend, in order."""
     first: dict[tuple[str, int], ClusterOption] = {}
     for option in fitting:
-        first.setdefault((option.gpu, option.gpus), option)
+        first.setdefault(option.cluster, option)
     kept = {id(x) for x in first.values()} | {id(x) for x in fitting if x.on_front}
     return [x for x in fitting if id(x) in kept][:MOST]
 
 
-def _row(option: ClusterOption, steps: int | None, targets: int) -> tuple[str, ...]:
+def table(
+    options: Sequence[ClusterOption],
+    listed: Sequence[ClusterOption],
+    targets: Sequence[Requirement],
+    steps: int | None,
+) -> TableData:
+    """The candidates that are listed, each beside the other frameworks on its GPUs."""
+    chances = chance_titles([t.quantity for t in targets]) or [">fits"]
+    money = "USD/step" if steps is None else "USD"
+    head = ("", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}", *chances, "others")
+    cells = [(*_row(x, len(chances)), _others(x, options)) for x in listed]
+    return grid(
+        head, cells, fit={"others": WORDS}, styles=["bold green" if _best(x, options) else "" for x in listed]
+    )
+
+
+def _best(option: ClusterOption, options: Sequence[ClusterOption]) -> bool:
+    return option is options[0] and option.meets
+
+
+def _row(option: ClusterOption, chances: int) -> tuple[str, ...]:
     assert option.plan is not None
     assert option.odds is not None
     p, known = option.plan.prediction, option.odds
     drawn_targets = [v for v in known.verdicts if v.requirement.quantity not in CERTAIN]
-    chances = [likely(v.probability) if v.probability is not None else "" for v in drawn_targets]
-    money = "unknown" if known.usd is None else f"{_usd(known.usd[0])}-{_usd(known.usd[2])}"
+    likelihoods = [likely(v.probability) if v.probability is not None else "" for v in drawn_targets]
     return (
         "*" if option.on_front else "",
         f"{option.gpus:,}",
         option.gpu,
+        option.framework,
         option.backend,
         format(p.step_s, "s"),
         f"{significant(p.low_s)}-{significant(p.high_s)}",
-        money,
-        *chances[:targets],
-        _runners(option.run_by),
+        "unknown" if known.usd is None else f"{_usd(known.usd[0])}-{_usd(known.usd[2])}",
+        *((likelihoods or [likely(known.fits)])[:chances]),
     )
 
 
-def _runners(names: Sequence[str]) -> str:
-    """The first two, and how many more."""
-    more = f", {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more or "none"
+def _others(option: ClusterOption, options: Sequence[ClusterOption]) -> str:
+    """The next frameworks on the same GPUs, each by its own best plan, and how many more."""
+    least: dict[str, float] = {}
+    for x in options:
+        if x.cluster == option.cluster and x.framework != option.framework and x.plan is not None:
+            least[x.framework] = min(x.values[0], least.get(x.framework, inf))
+    near = sorted(least, key=lambda name: least[name])
+    named = [f"{name} {signed(least[name] / option.values[0] - 1)}" for name in near[:NAMED]]
+    return ", ".join(named) + (f", {len(near) - NAMED} more" if len(near) > NAMED else "") or "none"
+
+
+def notes(
+    options: Sequence[ClusterOption],
+    listed: Sequence[ClusterOption],
+    targets: Sequence[Requirement],
+    steps: int | None,
+) -> Iterator[str]:
+    """How to read the table, and what it leaves out."""
+    if listed:
+        chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
+        yield (
+            "* no other is as fast and as cheap. Each row is the fastest plan that its framework runs, with "
+            "the costs of its software. USD: P10 to P90 over step and price"
+            + (f" of {steps:,} steps, failures counted. " if steps else " of a step. ")
+            + (
+                f"Percentages: probability of {chance}. "
+                if chance
+                else "fits: probability that memory suffices. "
+            )
+            + "others: how much longer a step takes with the best plan of another framework."
+        )
+    fitting = [x for x in options if x.plan is not None]
+    if len(listed) < len(fitting):
+        yield f"{len(fitting) - len(listed)} slower or dearer candidates: --json"
+    fits = {x.cluster for x in fitting}
+    if none := dict.fromkeys(f"{x.gpus} x {x.gpu}" for x in options if x.cluster not in fits):
+        yield f"nothing fits on {', '.join(none)}"
 
 
 def _usd(value: float) -> str:
@@ -102,7 +147,7 @@ def choose_dict(options: Sequence[ClusterOption], confidence: float) -> dict[str
 def _as_data(option: ClusterOption) -> dict[str, Any]:
     verdicts = option.odds.verdicts if option.odds else ()
     return {
-        **fields(option, "gpu", "gpus", "backend", "run_by", "meets", "on_front", "shortage"),
+        **fields(option, "gpu", "gpus", "framework", "backend", "meets", "on_front", "shortage"),
         "requirements": [
             {"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts
         ],
