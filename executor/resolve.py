@@ -14,6 +14,7 @@ from executor.engines.protocols import EngineSpec, Head, RolloutSpec
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, SYNC_BUCKET_BYTES
@@ -173,7 +174,7 @@ def model_config(folder: str) -> dict[str, Any]:
         RlhfsimError: no such folder, no config.json in it, or not JSON.
     """
     path = Path(folder) / CONFIG
-    if not path.is_file():
+    if not is_file(path):
         raise RlhfsimError(
             "no-model",
             f"{folder!r} is no model folder: it has no {CONFIG}",

@@ -122,6 +122,9 @@ def check_file(path: Path, kind: str | None = None) -> None:
         RlhfsimError: its folder is missing or read-only, or it is a file of somebody else.
     """
     with _told(path):
+        if path.is_symlink():
+            with suppress(FileNotFoundError):  # its target may be new
+                path.stat()
         if not is_replaceable(path):
             return
         _check_writable(path, Path(os.path.realpath(path)).parent)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import FrameType
-from unittest.mock import patch
+from unittest.mock import DEFAULT, patch
 
 import click
+import ray
 
 from lab.fuzz import options
 from lab.fuzz.mutations import spoiled
@@ -32,6 +33,8 @@ COSTLY = (
 """Functions of rlhfsim behind the door, which take seconds; the case ends well where one is reached."""
 TRIES = "what_if.doctor.diagnosis._tries"
 """The changes that doctor prices: none here; what it reads is judged and shown."""
+JOIN = "executor.coordination.cluster.ray.init"
+"""Joins a Ray cluster; one on this machine takes seconds to start."""
 ASK = "executor.dry_run.ask"
 """What the libraries say to their configurations in processes of their own: nothing here."""
 ODD = ("missing", "folder", "fifo", "loop", "endless", "huge", "full")
@@ -145,6 +148,8 @@ def guarded(scratch: Path) -> Iterator[None]:
             stack.enter_context(patch(f"rlhfsim.{name}", answered))
         stack.enter_context(patch(f"rlhfsim.{TRIES}", lambda *_: iter(())))
         stack.enter_context(patch(ASK, lambda *_: None))
+        join = stack.enter_context(patch(JOIN, wraps=ray.init))
+        join.side_effect = lambda address, **_: answered() if address == "local" else DEFAULT
         try:
             yield
         finally:

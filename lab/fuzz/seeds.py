@@ -263,14 +263,14 @@ def _tables() -> Iterator[Subject]:
 
 def _frameworks(scratch: Path) -> Iterator[Subject]:
     for name in exporters():
-        plan, files, settings = _exported(name)
+        plan, files, settings = exported(name)
         judged = f"doctor {HERE}/{_start(files)} --gpu h100 --framework {name}"
         yield _subject(f"doctor-{name}", files, judged)
         if name in framework_names():
             yield _logs(name, plan, files, settings)
 
 
-def _exported(name: str) -> tuple[Plan, dict[str, str], dict[str, Any]]:
+def exported(name: str) -> tuple[Plan, dict[str, str], dict[str, Any]]:
     """The first recipe of a framework that can be exported to it: plan, files and settings."""
     recipes = resources.shipped("scenarios") / "recipes"
     for recipe in sorted(recipes.glob(f"{name}-*.yaml")):

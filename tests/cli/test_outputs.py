@@ -34,6 +34,7 @@ REFUSED = [  # command, files that are there, the error
     ("compare run --trace run/trace.json", {"run/trace.json": MEASURED}, "foreign-file"),
     ("compare run --trace run/plan.json", {"run/plan.json": "plan"}, "foreign-file"),
     ("validate m.csv --out m.csv", {"m.csv": "model,gpus\n"}, "output-is-input"),
+    ("validate m.csv --report loop", {"m.csv": "model,gpus\n", "loop": "-> loop"}, "unwritable-file"),
     ("validate folder --out folder/m.csv", {"folder/m.csv": "model,gpus\n"}, "foreign-file"),
     ("validate --check B.json --report B.md", {"B.json": BOARD}, "output-is-input"),
     ("validate --report B.md", {"B.json": CONFIG}, "foreign-file"),

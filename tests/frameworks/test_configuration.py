@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.shell import words_of
@@ -233,3 +234,31 @@ def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
         configuration, settings = read_configuration(text, {}, "nemo-rl")
         software = configuration.run(settings, {}).software
         assert (software.head.score_bytes if software else None) == score
+
+
+SIZES = {
+    "slime": (
+        *("rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size", "expert_model_parallel_size"),
+        *("sglang_dp_size", "context_parallel_size", "expert_tensor_parallel_size"),
+    ),
+    "nemo-rl": (
+        "policy.generation.vllm_cfg.expert_parallel_size",
+        "policy.generation.vllm_kwargs.max_num_batched_tokens",
+    ),
+    "skyrl": (
+        "generator.inference_engine.max_num_batched_tokens",
+        "generator.inference_engine.expert_parallel_size",
+    ),
+    "openrlhf": ("train.batch_size", "vllm.tensor_parallel_size"),
+}
+
+
+@pytest.mark.parametrize("framework", SIZES)
+def test_sizes_of_nothing_are_refused_where_they_are_read(framework: str, tmp_path: Path) -> None:
+    _, files, _ = exported(framework)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for key in SIZES[framework]:
+        found, settings = read_configuration([tmp_path / "launch.sh"], {key: "0"}, framework)
+        with pytest.raises(RlhfsimError):
+            found.run(settings, {})

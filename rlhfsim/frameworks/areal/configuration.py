@@ -107,8 +107,8 @@ def _degrees(spelled: str) -> dict[str, int]:
         RlhfsimError: it is no allocation.
     """
     attention, _, experts = spelled.partition("|")
-    parts = re.fullmatch(r"(?:\w+:)?\(?(?:attn:)?((?:[dptce][0-9]{1,7})+)\)?", attention.strip())
-    beside = re.fullmatch(r"(?:ffn:)?((?:[dpte][0-9]{1,7})+)\)", experts.strip())
+    parts = re.fullmatch(r"(?:\w+:)?\(?(?:attn:)?((?:[dptce]0*[1-9][0-9]{0,6})+)\)?", attention.strip())
+    beside = re.fullmatch(r"(?:ffn:)?((?:[dpte]0*[1-9][0-9]{0,6})+)\)", experts.strip())
     if parts is None or (experts and beside is None):
         raise RlhfsimError(
             "bad-setting",
@@ -140,7 +140,7 @@ def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int) -> L
     recomputes = not scores and s.flag(f"{section}.gradient_checkpointing")
     kind = s.text(f"{section}.megatron.recompute_granularity", default="full") if recomputes else "none"
     limit = s.count(f"{section}.mb_spec.max_tokens_per_mb")
-    number = s.whole(f"{section}.mb_spec.n_mbs", default=1)
+    number = s.whole(f"{section}.mb_spec.n_mbs", default=1, least=1)
     packs = (
         {"pack_tokens": max(1, limit // cp)} if limit else {"micro_batch": max(1, samples // (dp * number))}
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.loading import Source, convert
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
@@ -34,6 +35,7 @@ from rlhfsim.specs.workload.workload import (
     Workload,
 )
 
+T = TypeVar("T")
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
 
@@ -139,7 +141,7 @@ def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **setti
     """
     each = tp * pp * cp
     _check_filled(gpus, each, f"training layout TP{tp} PP{pp} CP{cp}")
-    return Layout(tp=tp, pp=pp, cp=cp, dp=gpus // each, **settings)
+    return _by_its_rules(Layout, tp=tp, pp=pp, cp=cp, dp=gpus // each, **settings)
 
 
 def rollout_layout(
@@ -159,11 +161,20 @@ def rollout_layout(
     each = tp * pp * attention_dp
     name = f"rollout layout TP{tp} PP{pp}" + (f" DP{attention_dp}" if attention_dp > 1 else "")
     _check_filled(gpus, each, name)
-    return RolloutLayout(tp=tp, pp=pp, attention_dp=attention_dp, dp=replicas or gpus // each, **settings)
+    dp = replicas or gpus // each
+    return _by_its_rules(RolloutLayout, tp=tp, pp=pp, attention_dp=attention_dp, dp=dp, **settings)
+
+
+def _by_its_rules(kind: type[T], **values: Any) -> T:
+    """`kind(**values)`, with the bounds of its fields held."""
+    try:
+        return convert(kind, Source("configuration", "", values))
+    except RlhfsimError as error:  # the caller knows the file
+        raise RlhfsimError(error.code, error.message, help=error.help) from None
 
 
 def _check_filled(gpus: int, each: int, layout: str) -> None:
-    if gpus < 1 or gpus % each:
+    if gpus < 1 or each < 1 or gpus % each:
         raise RlhfsimError(
             "layout-does-not-fill",
             f"{layout} does not fill {gpus} GPUs",

@@ -104,11 +104,11 @@ class FrameworkSettings:
         """Whether one of the keys is set, be it to a variable that is not known."""
         return any(self._values.get(key) is not None for key in keys)
 
-    def whole(self, *keys: str, default: int | None = None) -> int:
-        """A whole number of at least 0; one that stands in a variable is asked for."""
+    def whole(self, *keys: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number of at least `least`; one that stands in a variable is asked for."""
         number = self._whole(keys, self._number(keys, default))
-        if number < 0:
-            raise self._bad(keys, number, "a whole number from 0 up")
+        if number < least:
+            raise self._bad(keys, number, f"a whole number from {least} up")
         return number
 
     def count(self, *keys: str) -> int | None:
@@ -220,7 +220,7 @@ def megatron_degrees(
     usual = {"tp": tp}
     degrees = {
         degree: s.whole(
-            f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1)))
+            f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1))), least=1
         )
         for degree, key in keys.items()
     }

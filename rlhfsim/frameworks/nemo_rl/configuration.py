@@ -236,7 +236,7 @@ def _degrees(s: FrameworkSettings, model: str, megatron: bool) -> dict[str, Any]
         degrees: dict[str, Any] = megatron_degrees(s, prefix, etp=1)
     else:
         keys = {"tp": "tensor", "cp": "context", "ep": "expert"}
-        degrees = {d: s.whole(f"{prefix}.{key}_parallel_size", default=1) for d, key in keys.items()}
+        degrees = {d: s.whole(f"{prefix}.{key}_parallel_size", default=1, least=1) for d, key in keys.items()}
     whole = s.flag(f"{prefix}.sequence_parallel", default=False)
     return {**degrees, "sequence_parallel": whole or degrees["tp"] == 1}
 

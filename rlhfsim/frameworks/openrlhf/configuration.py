@@ -53,7 +53,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         )
     prompts = s.whole("rollout.batch_size", "rollout_batch_size", default=1024)
     samples = s.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
-    batch = s.whole("train.batch_size", "train_batch_size", default=128)
+    batch = s.whole("train.batch_size", "train_batch_size", default=128, least=1)
     longest_prompt, longest_response = _longest(s)
     asleep = s.flag("ds.enable_sleep", "deepspeed_enable_sleep")
     return RunDescription(

@@ -148,7 +148,7 @@ def _layout(s: FrameworkSettings, role: str, gpus: int, *, megatron: bool, score
             offload_fraction=share if share > 0 else 1.0,
             **_tokens(micro, degrees["cp"]),
         )
-    cp = s.whole(f"{role}.sequence_parallel_size", default=1)
+    cp = s.whole(f"{role}.sequence_parallel_size", default=1, least=1)
     shards = int(s.share(f"{role}.fsdp_config.fsdp_size", default=-1))
     host = "cpu" if s.flag(f"{role}.fsdp_config.cpu_offload") else "none"
     return training_layout(

@@ -87,7 +87,7 @@ def _sampling(s: FrameworkSettings, prompts: int) -> dict[str, Any]:
         return {"environment": environment(s)}
     if s.find("dynamic_sampling_filter_path") is not None:
         return {"dynamic_sampling": dynamic_sampling(s, prompts, each, None)}
-    return {"oversampling": max(0.0, each / prompts - 1)}
+    return {"oversampling": max(0.0, each / max(1, prompts) - 1)}
 
 
 def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
@@ -142,7 +142,7 @@ def _virtual_stages(s: FrameworkSettings, pp: int, model: str) -> int:
     if s.find("num_layers_per_virtual_pipeline_stage") is None:
         return s.whole("num_virtual_stages_per_pipeline_rank", default=1)
     layers = s.whole("num_layers", default=resolve_model(model).num_layers)
-    return max(1, layers // (pp * s.whole("num_layers_per_virtual_pipeline_stage")))
+    return max(1, layers // (max(1, pp) * s.whole("num_layers_per_virtual_pipeline_stage", least=1)))
 
 
 def _micro_batch(s: FrameworkSettings) -> dict[str, Any]:
@@ -154,9 +154,9 @@ def _micro_batch(s: FrameworkSettings) -> dict[str, Any]:
 
 
 def _rollout(s: FrameworkSettings, gpus: int, model: str) -> RolloutLayout:
-    engine = s.whole("rollout_num_gpus_per_engine", default=1)
-    pp = s.whole("sglang_pp_size", "sglang_pipeline_parallel_size", default=1)
-    groups = s.whole("sglang_dp_size", "sglang_data_parallel_size", default=1)
+    engine = s.whole("rollout_num_gpus_per_engine", default=1, least=1)
+    pp = s.whole("sglang_pp_size", "sglang_pipeline_parallel_size", default=1, least=1)
+    groups = s.whole("sglang_dp_size", "sglang_data_parallel_size", default=1, least=1)
     sent = s.whole("sglang_server_concurrency", default=CONCURRENCY)
     running = min(sent, s.whole("sglang_max_running_requests", default=sent))
     if s.find("sglang_speculative_algorithm"):
