@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from executor.engines import lora
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import HeadedModel
 from executor.engines.weights import grouped
@@ -28,6 +29,8 @@ GATHER_BYTES = 256 * 2**20
 """Of one bucket of the copy for users."""
 FILE_BYTES = 4 * 2**30
 """Of one of its files; a larger tensor has its own."""
+ADAPTER = "adapter"
+"""Folder of a LoRA adapter, as peft reads it, beside the merged weights."""
 FORMAT = 2
 BESIDE_WEIGHTS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -139,7 +142,7 @@ def _put_random(state: Mapping[str, Any]) -> None:
 def export(saved: Saved, folder: Path) -> None:
     """A model folder as transformers and vLLM load it, with tokenizer and generation config; a collective.
 
-    Rank 0 holds the tensors of one file at a time. A model larger than that is in several, with an index.
+    With LoRA its weights are merged, and the adapter alone lies in `adapter/`. Rank 0 holds the tensors of one file at a time. A model larger than that is in several, with an index.
     """
     from safetensors.torch import save_file
 
@@ -162,6 +165,8 @@ def export(saved: Saved, folder: Path) -> None:
         for name in BESIDE_WEIGHTS:
             if (Path(saved.spec.model) / name).is_file():
                 shutil.copyfile(Path(saved.spec.model) / name, folder / name)
+    if saved.spec.lora_rank is not None:
+        lora.export(saved.model, saved.spec, folder / ADAPTER, here=dist.get_rank() == 0)
 
 
 def _configuration(saved: Saved) -> Any:

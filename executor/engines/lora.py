@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import HeadedModel, checkpoint_name
 from executor.engines.weights import gathered, names_in_groups
 from executor.weight_transfer.packing import Named
@@ -116,6 +118,36 @@ def matrices(model: HeadedModel, *, here: bool) -> list[Named]:
     }
     with gathered(list(named.values())) as tensors:
         return [(name, tensor.clone()) for name, tensor in zip(named, tensors, strict=True)] if here else []
+
+
+def export(model: HeadedModel, spec: EngineSpec, folder: Path, *, here: bool) -> None:
+    """`adapter_config.json` and `adapter_model.safetensors` as peft reads them, where `here`; a collective.
+
+    A scalar head learns beside the adapters and is among peft's `modules_to_save`.
+    """
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    adapters = matrices(model, here=here)
+    head = {f"{model.head_name}.weight": model.head.weight} if spec.head != "causal" else {}
+    with gathered(list(head.values())) as tensors:
+        whole = [(name, tensor.clone()) for name, tensor in zip(head, tensors, strict=True)] if here else []
+    if not here:
+        return
+    modules = {name.rsplit(".", 3)[1] for name, _ in adapters}
+    rank = cast(int, spec.lora_rank)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=round(LORA_ALPHA_OVER_RANK * rank),
+        target_modules=sorted(modules),
+        modules_to_save=[name.removesuffix(".weight") for name, _ in whole] or None,
+        task_type="SEQ_CLS" if whole else "CAUSAL_LM",
+        base_model_name_or_path=spec.model,
+    )
+    config.save_pretrained(str(folder))
+    named = [(f"{name.rsplit('.', 2)[0]}.{name[-6:]}.weight", tensor) for name, tensor in adapters] + whole
+    plain = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in named}
+    save_file(plain, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _merged(weight: Tensor, sides: tuple[Tensor, Tensor] | None) -> Tensor:

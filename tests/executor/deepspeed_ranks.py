@@ -21,9 +21,10 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from executor.algorithms import losses
-from executor.engines import packing, training
+from executor.engines import checkpoints, packing, training
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.transformers import heads
 from executor.samples import LossSpec, Sample
@@ -228,6 +229,9 @@ def check_lora(zero: int, **options: Any) -> dict[str, Any]:
     after, reference = engine.logprobs(some), engine.reference_logprobs(some)
     adapters = engine.adapters()
     merged = weights(engine)
+    saved = FOLDER / f"lora-{options.get('backend', 'deepspeed')}-{zero}"
+    saved.mkdir(exist_ok=True)
+    checkpoints.export(engine, saved)
     engine.close()
     copy = heads.load(model("llama"), "causal", "fp32")
     found = {"moved": close_to(before, after), "reference": close_to(before, reference)}
@@ -237,6 +241,9 @@ def check_lora(zero: int, **options: Any) -> dict[str, Any]:
         micro = packing.micro_batch(some, packed=False)
         again = micro.split(copy(micro.tokens, micro.positions, micro.index, micro.targets)[0])
         found |= {"merged": close_to(after, again), "adapters": len(adapters), "name": adapters[0][0]}
+        named = load_file(saved / "adapter" / "adapter_model.safetensors")
+        key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+        found["exported"] = len(named) if torch.equal(named[key], adapters[0][1].cpu()) else 0
     return found
 
 

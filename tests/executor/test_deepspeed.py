@@ -157,7 +157,9 @@ def test_lora_merges_on_the_fly_and_its_base_is_the_reference(first: dict[str, A
     assert found["moved"] > 1e-3
     assert found["reference"] == 0.0
     assert found["merged"] < 1e-5
-    assert found["adapters"] == 28  # two matrices for each of 7 linear layers in 2 blocks
+    assert (
+        found["adapters"] == found["exported"] == 28
+    )  # two matrices for each of 7 linear layers in 2 blocks
     assert found["name"] == "model.layers.0.self_attn.q_proj.weight.lora_A"
 
 
