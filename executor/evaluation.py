@@ -54,6 +54,11 @@ class Evaluated:
         """Of the headline."""
         return self.metrics[self.headline]
 
+    @property
+    def score(self) -> float:
+        """The same, where more is better."""
+        return -self.value if self.headline == "loss" else self.value
+
     def row(self) -> dict[str, float]:
         """As metrics of an iteration."""
         return {f"evaluation/{name}": value for name, value in self.metrics.items()}

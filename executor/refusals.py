@@ -222,6 +222,13 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
             f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
             "start its pool at a whole node, and fill nodes",
         )
+    if job.settings.checkpoints.background and plan.placement.backend == "fsdp2":
+        yield (
+            "checkpoint-background",
+            "checkpoints.background: true does not run with FSDP2: torch's distributed checkpoint goes on "
+            "with collectives while it writes, which would meet those of the next step",
+            "leave checkpoints.background out, or design with --backend deepspeed",
+        )
     if plan.workload.generates and plan.placement.weight_path == "lora" and plan.workload.lora is None:
         yield (
             "lora-path-without-lora",

@@ -81,7 +81,8 @@ class RestartLoop:
         if not is_out_of_memory(failure):
             return
         ask, plan = self.smallest_change, self.run.job.plan
-        finding = out_of_memory(plan, failure.call, failure.part, (lambda: ask(plan)) if ask else None)
+        change, held = (lambda: ask(plan)) if ask else None, self.run.held.get(failure.part)
+        finding = out_of_memory(plan, failure.call, failure.part, change, held)
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
     def _stopped(self, error: RlhfsimError) -> RlhfsimError:

@@ -17,9 +17,10 @@ from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
+from executor.coordination.others import Held, summary
 from executor.coordination.run_folder import RunFiles, link, settings_hash
 from executor.coordination.sample_log import SampleLog
-from executor.coordination.saving import SaveTimes, mtbf, stop_requests
+from executor.coordination.saving import Saver, SaveTimes, mtbf, stop_requests
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
@@ -88,6 +89,9 @@ class Run:
     listener: Listener
     watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
+    _saver: Saver = field(init=False)
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """What others held of the memory of each part before the first attempt."""
 
     def execute(
         self, reservation: Reservation, resume_from: checkpoints.Checkpoint | None, *, check_first: bool
@@ -102,19 +106,30 @@ class Run:
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         recorder = RunRecorder()
         workers = WorkerGroups(self.job, reservation, self.files.scratch, recorder, self.rules)
+        self._saver = self._new_saver()
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
-            workers.start()
+            workers.start(self._say_held)
             return self._work(workers, resume_from, check_first)
         except (PartFailed, RlhfsimError, RayError) as error:
+            self._saver.abandon()
             cause = workers.cause(error)
             workers.stop()
             raise cause  # noqa: B904  the cause is set where it is another error
         except BaseException:
+            self._saver.abandon()
             workers.stop()
             raise
         finally:
             workers.close()
+            self._saver.close()
+
+    def _say_held(self, held: Mapping[str, Held]) -> None:
+        """Once: a later attempt would count what the earlier one has not given back yet."""
+        if not self.held:
+            self.held = held
+            for line in summary(held):
+                self.listener.phase(f"before the engines start, {line}")
 
     def _work(
         self, workers: WorkerGroups, resume_from: checkpoints.Checkpoint | None, check_first: bool
@@ -179,10 +194,14 @@ class Run:
                     | self._planned_memory()
                 )
                 done = learned.step + 1
+                found = None
                 if evaluation.problems and self._due(done, evaluation.every):
                     found = self._evaluated(workers, done, trackers)
                     evaluations[done] = found.value
                     row |= found.row()
+                self._saver.look()
+                if self._saver.failures:
+                    row["checkpoint/failed"] = float(self._saver.failures)
                 rows.append(row)
                 self._data.add(learned.groups)
                 trackers.log(learned.step, row)
@@ -190,8 +209,8 @@ class Run:
                     trackers.show(learned.step, self.samples.add("training", learned.step, learned.samples))
                 self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
                 self._detect(detectors, rows)
-                if times.due(done) or stop.number is not None:
-                    self._save(workers, done, rows, times)
+                stopping = done == steps.stop or stop.number is not None
+                self._save(workers, rows, times, stopping, None if found is None else found.score)
                 if done < steps.stop:
                     stop.follow()
                 if self.watch is not None and done % self.watch.every == 0:
@@ -246,8 +265,33 @@ class Run:
             cost_s=self.job.limits.checkpoint_cost,
         )
 
-    def _save(self, workers: WorkerGroups, done: int, rows: list[Row], times: SaveTimes) -> None:
+    def _new_saver(self) -> Saver:
+        asked = self.job.settings.checkpoints
+        able = self.job.plan.placement.backend != "fsdp2"  # see executor/refusals.py
+        return Saver(
+            root=self.files.checkpoints,
+            keep=asked.keep,
+            best=asked.best and asked.every != 0,
+            background=able if asked.background is None else asked.background,
+            say=self.listener.phase,
+            done=self._link,
+        )
+
+    def _link(self, saved: checkpoints.Checkpoint) -> None:
+        link(self.files.model, saved.folder / "actor")
+        if self._saver.best and (best := checkpoints.best_of(self.files.checkpoints)):
+            link(self.files.best, best[0] / "actor")
+
+    def _save(
+        self, workers: WorkerGroups, rows: list[Row], times: SaveTimes, last: bool, score: float | None
+    ) -> None:
+        """Where it is time, where the run ends or stops (`last`), or where the model is the best so far."""
+        done, saver = len(rows), self._saver
         if self.job.fakes is not None:
+            return
+        improves = score is not None and saver.improves(score)
+        by_time = times.every is None and saver.busy
+        if not (last or saver.again or improves or (times.due(done) and not by_time)):
             return
         began = time.monotonic()
         progress = checkpoints.RunProgress(
@@ -257,11 +301,10 @@ class Run:
             # every stream of the driver follows from it and the position
             rng={"seed": self.job.settings.seed},
             metrics=tuple(rows),
+            score=score,
         )
         identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
-        keep = self.job.settings.checkpoints.keep
-        saved = checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep)
-        link(self.files.model, saved.folder / "actor")
+        saver.save(progress, identity, workers, last=last)
         times.saved(time.monotonic() - began)
 
     def _evaluated(self, workers: WorkerGroups, done: int, trackers: Trackers) -> Evaluated:

@@ -242,6 +242,10 @@ class Checkpoints:
     """Iterations between checkpoints; 0: only at the end; None: by time, from failures and its cost."""
     keep: Count = 2
     """Newest ones that stay."""
+    best: bool = True
+    """The one with the best evaluation stays too, saved when an evaluation finds it; not with every: 0."""
+    background: bool | None = None
+    """Written beside the next steps from copies in host memory; None: where the engines allow it."""
 
 
 @checked

@@ -13,19 +13,19 @@ behind; the next save removes them. On several nodes the folder must be on a fil
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from executor.coordination.manifest import problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -33,9 +33,6 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"
-MANIFEST, MANIFEST_SCHEMA = "manifest.json", "rlhfsim.checkpoint/1"
-_THREADS = 4
-"""That hash and sync files."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "zero")
 LEFTOVER = ".unfinished-"
 """Prefix of folders that are being written or deleted."""
@@ -49,6 +46,8 @@ _DISK_WORDS = {
     "file write failed": _TORN,
 }
 _SHOWN = 5
+Write = Callable[[Path], Callable[[], None] | None]
+"""Lets the workers write into a folder; what it returns waits until they are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,8 @@ class RunProgress:
     """`bit_generator.state` of the driver's generators by name."""
     metrics: tuple[Mapping[str, float], ...] = ()
     """Rows so far."""
+    score: float | None = None
+    """Of the evaluation after this iteration, more is better; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +109,64 @@ def identity(plan: Plan, settings_hash: str) -> RunIdentity:
 
 
 def save(
-    root: Path, progress: RunProgress, identity: RunIdentity, write: Callable[[Path], None], keep: int
+    root: Path, progress: RunProgress, identity: RunIdentity, write: Write, keep: int, *, best: bool = False
 ) -> Checkpoint:
     """Write a checkpoint into `root` and keep the newest `keep` whole ones; a whole one that is there stays.
-
-    `write(folder)` lets the workers write `folder/<role>/`, at least one file a rank of every role in
-    `identity.world`, and returns when all are done.
 
     Raises:
         RlhfsimError: it could not be written (disk full, ...); older checkpoints remain.
     """
+    return begin(root, progress, identity, write, keep, best=best)()
+
+
+def begin(
+    root: Path, progress: RunProgress, identity: RunIdentity, write: Write, keep: int, *, best: bool = False
+) -> Callable[[], Checkpoint]:
+    """`save` up to where the run may go on; what is returned does the rest, before the next one begins.
+
+    `write(folder)` lets the workers write `folder/<role>/`, at least one file a rank of every role in
+    `identity.world`; what it returns, if anything, waits until all are done. `best`: the whole one with the
+    highest score stays as well.
+
+    Raises:
+        RlhfsimError: as `save`.
+    """
     assert keep >= 1, keep
     place = root / f"step-{progress.iteration:06d}"
     if place.exists() and (whole := _try_read(place)) and whole.identity == identity:
-        return whole
+        return lambda: whole
     partial = root / f"{LEFTOVER}{place.name}-{secrets.token_hex(4)}"
-    try:
+    with _whole_or_absent(partial, progress.iteration):
         root.mkdir(parents=True, exist_ok=True)
         for path in root.glob(f"{LEFTOVER}*"):
             logger.info("removing %s, which an interrupted save left behind", path.name)
             shutil.rmtree(path, ignore_errors=True)
-        _fill(partial, progress, identity, write)
-        if place.exists():  # of an earlier attempt, broken or overtaken by a resume
-            _remove(place)
-        os.rename(partial, place)
-        sync(root)
+        partial.mkdir()
+        for role in identity.world:
+            (partial / role).mkdir()
+        wait = write(partial)
+
+    def finish() -> Checkpoint:
+        with _whole_or_absent(partial, progress.iteration):
+            if wait is not None:
+                wait()
+            _seal(partial, progress, identity)
+            if place.exists():  # of an earlier attempt, broken or overtaken by a resume
+                _remove(place)
+            os.rename(partial, place)
+            sync(root)
+        _prune(root, keep, best)
+        return Checkpoint(folder=place, identity=identity, progress=progress)
+
+    return finish
+
+
+@contextmanager
+def _whole_or_absent(partial: Path, iteration: int) -> Iterator[None]:
+    """Where it fails inside, the part that was written goes, and a disk at fault is said in words."""
+    root = partial.parent
+    try:
+        yield
     except Exception as error:
         free = _free_bytes(root)  # before the part that was written goes
         shutil.rmtree(partial, ignore_errors=True)
@@ -141,19 +175,13 @@ def save(
             raise
         raise RlhfsimError(
             "checkpoint-not-written",
-            f"cannot write the checkpoint of iteration {progress.iteration}: {reason} ({free})",
+            f"cannot write the checkpoint of iteration {iteration}: {reason} ({free})",
             place=Place(file=str(root)),
             help="free space on this disk or choose another folder; older checkpoints remain",
         ) from error
-    _prune(root, keep)
-    return Checkpoint(folder=place, identity=identity, progress=progress)
 
 
-def _fill(folder: Path, progress: RunProgress, identity: RunIdentity, write: Callable[[Path], None]) -> None:
-    folder.mkdir()
-    for role in identity.world:
-        (folder / role).mkdir()
-    write(folder)
+def _seal(folder: Path, progress: RunProgress, identity: RunIdentity) -> None:
     for role, shape in identity.world.items():
         files = sum(path.is_file() for path in (folder / role).rglob("*"))
         if files < shape["ranks"]:
@@ -176,12 +204,34 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def _prune(root: Path, keep: int) -> None:
+def _prune(root: Path, keep: int, best: bool) -> None:
     """Remove what is older than the newest `keep` that look whole (by size: contents were just written)."""
     folders = _folders(root)
     whole = [path for path in folders if not problems(path, contents=False)]
+    stays = top[0] if best and (top := best_of(root)) else None
     for path in folders[folders.index(whole[keep - 1]) + 1 :] if len(whole) > keep else ():
-        _remove(path)
+        if path != stays:
+            _remove(path)
+
+
+def best_of(root: Path) -> tuple[Path, float] | None:
+    """Folder and score of the whole checkpoint that was evaluated best, of equal ones the newest."""
+    scored = [
+        (path, float(score))
+        for path in _folders(root)
+        if not problems(path, contents=False) and (score := _score(path)) is not None
+    ]
+    return max(scored, key=lambda pair: pair[1], default=None)
+
+
+def _score(folder: Path) -> float | None:
+    try:
+        score: float | None = json.loads((folder / STATE).read_text(encoding="utf-8"))["progress"].get(
+            "score"
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return score
 
 
 def _disk_trouble(error: BaseException) -> str | None:
@@ -290,73 +340,3 @@ def _leaves(before: Any, now: Any, path: str) -> list[str]:
 def _short(value: Any) -> str:
     text = "absent" if value is None else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-# --- the manifest: size and SHA-256 of each file of a folder, and whether they still agree ---------------
-
-
-def write_manifest(folder: Path) -> None:
-    """Sync all files and folders to disk, then write the manifest, then sync that."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    with ThreadPoolExecutor(_THREADS) as pool:  # hashing and syncing release the interpreter lock
-        entries = list(pool.map(_sealed, paths))
-    files = {p.relative_to(folder).as_posix(): entry for p, entry in zip(paths, entries, strict=True)}
-    for inner in sorted(path for path in folder.rglob("*") if path.is_dir()):
-        sync(inner)
-    write_synced(folder / MANIFEST, json.dumps({"schema": MANIFEST_SCHEMA, "files": files}, indent=1) + "\n")
-    sync(folder)
-
-
-def problems(folder: Path, *, contents: bool = True) -> list[str]:
-    """What is wrong with a folder, one line each; empty: whole. Without `contents` only by size."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, dict[str, Any]] = dict(manifest["files"])
-        entries = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except FileNotFoundError:
-        return [f"{MANIFEST} is missing"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return [f"{MANIFEST} cannot be read: {error}"]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        faults = pool.map(lambda name: _problem(folder, name, *entries[name], contents), entries)
-        return [problem for problem in faults if problem]
-
-
-def _problem(folder: Path, name: str, size: int, digest: str, contents: bool) -> str | None:
-    path = folder / name
-    try:
-        actual = path.stat().st_size
-        if actual != size:
-            return f"{name} has {actual:,} bytes, not {size:,}"
-        return f"{name} has another checksum" if contents and _digest(path) != digest else None
-    except FileNotFoundError:
-        return f"{name} is missing"
-    except OSError as error:
-        return f"{name} cannot be read: {(error.strerror or 'error').lower()}"
-
-
-def _sealed(path: Path) -> dict[str, Any]:
-    sync(path)
-    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -13,6 +15,18 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from rlhfsim.errors import RlhfsimError
 
 Cause = Literal["died", "raised", "timed out"]
+LOG_TAIL = 20_000
+"""Characters of a log that are looked at."""
+_CAUSE = re.compile(
+    r"^(Fatal Python error|terminate called|\s*what\(\):|[\w.]*(Error|Exception)\b)|[Aa]ssertion .*failed"
+)
+"""How interpreter, C++ and libraries begin the line that says why."""
+_ECHO = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket|timed? ?out", re.IGNORECASE
+)
+"""What a rank says that lost its partner."""
+ECHO_S = 2.0
+"""How long one that lost its partner waits for the word of the partner."""
 LOOK_S = 1.0
 """Between two looks at calls that run."""
 RESTART_HELPS = (
@@ -59,11 +73,27 @@ def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float
         if not ray.is_initialized():  # the attempt is over, and ray.wait would start a cluster
             raise PartFailed(names[pending[0]], "died", "the run left the cluster", what)
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=LOOK_S)
-        results |= _results(done, names, what)
+        try:
+            results |= _results(done, names, what)
+        except PartFailed as failure:
+            raise _root(failure, pending, names, what) from failure.__cause__
         if pending and time.monotonic() > deadline:
             late = ", ".join(names[ref] for ref in pending[:4]) + ", ..." * (len(pending) > 4)
             raise PartFailed(late, "timed out", f"{what} took longer than {limit_s:g} s", what)
     return [results[ref] for ref in refs]
+
+
+def _root(failure: PartFailed, pending: Sequence[Any], names: Mapping[Any, str], what: str) -> PartFailed:
+    """The failure that made a rank lose its partner, where one of the others tells it soon; else this one."""
+    if failure.cause != "raised" or not pending or not _ECHO.search(failure.detail):
+        return failure
+    for ref in ray.wait(list(pending), num_returns=len(pending), timeout=ECHO_S)[0]:
+        try:
+            _result(ref, names[ref], what)
+        except PartFailed as other:
+            if other.cause == "died" or not _ECHO.search(other.detail):
+                return other
+    return failure
 
 
 def _results(refs: Sequence[Any], names: Mapping[Any, str], what: str) -> dict[Any, Any]:
@@ -71,7 +101,15 @@ def _results(refs: Sequence[Any], names: Mapping[Any, str], what: str) -> dict[A
     try:
         return dict(zip(refs, ray.get(list(refs), timeout=LOOK_S), strict=True))
     except RayError:
-        return {ref: _result(ref, names[ref], what) for ref in refs}
+        failures, results = list[PartFailed](), dict[Any, Any]()
+        for ref in refs:
+            try:
+                results[ref] = _result(ref, names[ref], what)
+            except PartFailed as failure:
+                failures.append(failure)
+        for root in sorted(failures, key=lambda f: f.cause == "raised" and bool(_ECHO.search(f.detail))):
+            raise root from root.__cause__  # the first that is no echo of another rank's end
+        return results
 
 
 def _result(ref: Any, part: str, what: str) -> Any:
@@ -98,8 +136,24 @@ def died(part: str, error: RayActorError, what: str = "") -> PartFailed:
     if "node has died" in text or "node was terminated" in text:
         node = re.search(r"Node Id: (\w+)", text)
         return node_lost(part, node[1] if node else "", where, what)
-    process = f"its process {pid[1]}{where} ended" if pid else _last_line(error)
+    if "creation task" in text:  # an exception of its constructor, whose traceback follows
+        return PartFailed(part, "died", f"its process did not start: {text.strip().splitlines()[-1]}", what)
+    said = last_words(int(pid[1])) if pid and pid[1].isdigit() else ""
+    process = f"its process {pid[1]}{where} ended{said and f': {said}'}" if pid else _last_line(error)
     return PartFailed(part, "died", process, what)
+
+
+def last_words(pid: int) -> str:
+    """Why a process of this node ended, by its standard error; empty: not known."""
+    from ray._private.worker import _global_node
+
+    if _global_node is None:
+        return ""
+    for path in Path(_global_node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].splitlines()
+            return next((line.strip()[:300] for line in reversed(lines) if _CAUSE.search(line)), "")
+    return ""
 
 
 def node_lost(part: str, node_id: str, where: str = "", what: str = "") -> PartFailed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from executor.coordination.detectors import Finding
+from executor.coordination.others import Held
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.units import format as shown
 
@@ -37,12 +38,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(
-    plan: Plan, phase: str, part: str, smallest_change: Callable[[], str | None] | None = None
+    plan: Plan,
+    phase: str,
+    part: str,
+    smallest_change: Callable[[], str | None] | None = None,
+    held: Held | None = None,
 ) -> Finding:
     """The plan's ledger of the phase in which memory ran out, and the smallest change that fits.
 
     `phase` is a name of the plan (`actor.train`); one that its ledger lacks is explained by the peak.
     `smallest_change` asks the planner, which the executor does not import; None: nothing is known to fit.
+    `held`: what others had of that memory before the engines were built; where the plan would fit without it,
+    no change of the plan is asked for.
     """
     rows = _fullest(plan, phase)
     where = "has there" if rows else f"peaks in {plan.prediction.peak_phase} with"
@@ -50,11 +57,17 @@ def out_of_memory(
     listed = ", ".join(f"{r.role} {r.component} {shown(r.bytes, 'byte')}" for r in rows[:5])
     total = shown(sum(row.bytes for row in rows), "byte")
     capacity = shown(plan.prediction.capacity_bytes, "byte")
+    what = f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}"
+    if held is None or not held.counts:
+        advice = (smallest_change() if smallest_change else None) or REMEDY
+        return Finding(code="out-of-memory", severity="stop", what=what, advice=advice)
     return Finding(
         code="out-of-memory",
         severity="stop",
-        what=f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}",
-        advice=(smallest_change() if smallest_change else None) or REMEDY,
+        what=f"{part} ran out of memory in {phase}; before the run {held}; the plan {where} {total} of "
+        f"{capacity}: {listed}",
+        advice="end those processes or leave their GPUs out (CUDA_VISIBLE_DEVICES): the plan reckons with "
+        f"all of this memory; or beside them: {REMEDY}",
     )
 
 

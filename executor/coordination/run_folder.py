@@ -63,6 +63,8 @@ class RunFiles:
         """See checkpoints.py."""
         self.model = root / "model"
         """Link to the newest copy of what is trained, as other libraries read it, with its tokenizer."""
+        self.best = root / "best"
+        """The same, of the checkpoint that was evaluated best."""
         self.tensorboard = root / "tensorboard"
         """Event files."""
         self.scratch = root / "scratch"

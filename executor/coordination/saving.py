@@ -1,4 +1,5 @@
-"""When a run saves its state: as its failures and the cost of a save ask, and before it stops for a signal.
+"""When a run saves its state: as its failures and the cost of a save ask, and before it stops for a signal;
+and how: beside its steps, where the engines write from copies in host memory.
 
     D* = sqrt(2 C M)        Young 1974, CACM 17(9): useful seconds between two saves
 
@@ -12,15 +13,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
+from executor.coordination import checkpoints
+from executor.coordination.failures import PartFailed
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.profiles import load_profile
 
+WRITTEN_S = 0.2
+"""Between two looks at ranks that write."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,6 +69,114 @@ class SaveTimes:
     def saved(self, seconds: float) -> None:
         """A save is done and took so long."""
         self._since, self.cost_s = time.monotonic(), seconds
+
+
+class Writers(Protocol):
+    """Who writes the ranks' files."""
+
+    def save(self, folder: Path, *, background: bool = False) -> None:
+        """Every trained role's state; with `background` it goes on when this has returned."""
+
+    def written(self) -> bool:
+        """Whether all of it is on disk."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Saver:
+    """Saves checkpoints one after the other; the files of one may be written beside the next steps."""
+
+    root: Path
+    keep: int
+    best: bool
+    """The one with the highest score stays too."""
+    background: bool
+    say: Callable[[str], None]
+    done: Callable[[checkpoints.Checkpoint], None]
+    """Told of every one that is whole, in the thread of the run."""
+    failures: int = 0
+    """Writes that failed in the background."""
+    again: bool = False
+    """The last one failed: the next is due at once, in the foreground."""
+    _writing: Future[checkpoints.Checkpoint] | None = None
+    _iteration: int = 0
+    _abandoned: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is still being written."""
+        return self._writing is not None
+
+    def improves(self, score: float) -> bool:
+        """Whether no checkpoint there is was evaluated as well."""
+        before = checkpoints.best_of(self.root) if self.best else (self.root, math.inf)
+        return before is None or score > before[1]
+
+    def save(
+        self,
+        progress: checkpoints.RunProgress,
+        identity: checkpoints.RunIdentity,
+        writers: Writers,
+        *,
+        last: bool,
+    ) -> None:
+        """Begin one, the one before finished; `last`: it is whole when this returns.
+
+        Raises:
+            RlhfsimError: it was not written in the foreground, or its ranks did not begin.
+        """
+        self.look(wait=True)
+        beside = self.background and not last and not self.again
+
+        def write(folder: Path) -> Callable[[], None] | None:
+            writers.save(folder, background=beside)
+            return (lambda: self._wait(writers)) if beside else None
+
+        finish = checkpoints.begin(self.root, progress, identity, write, self.keep, best=self.best)
+        self.again = False
+        if not beside:
+            self.done(finish())
+            return
+        self._iteration = progress.iteration
+        pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = pool.submit(finish)
+        pool.shutdown(wait=False)
+
+    def look(self, *, wait: bool = False) -> None:
+        """Whether the one in the background is whole by now; an error there is said and counted."""
+        if self._writing is None or not (wait or self._writing.done()):
+            return
+        writing, self._writing = self._writing, None
+        try:
+            self.done(writing.result())
+        except PartFailed as failure:
+            if failure.cause == "died":  # the run ends with it
+                return
+            self._failed(str(failure))
+        except Exception as error:
+            self._failed(error.message if isinstance(error, RlhfsimError) else str(error))
+
+    def _failed(self, reason: str) -> None:
+        self.failures, self.again = self.failures + 1, True
+        self.say(
+            f"the checkpoint of iteration {self._iteration} was not written beside the steps: {reason}; "
+            "older ones remain, and the next iteration saves in the foreground"
+        )
+
+    def _wait(self, writers: Writers) -> None:
+        while not writers.written():
+            if self._abandoned.wait(WRITTEN_S):
+                raise InterruptedError("the attempt ended while its checkpoint was written")
+
+    def abandon(self) -> None:
+        """The attempt ends: what its ranks have not written is given up, what they have is finished."""
+        self._abandoned.set()
+
+    def close(self) -> None:
+        """Wait for the thread; the processes of an attempt that failed have ended before."""
+        if self._writing is not None:
+            with suppress(Exception):
+                self.done(self._writing.result())
+        self._writing = None
 
 
 @dataclass(slots=True)

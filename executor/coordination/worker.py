@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.coordination.others import Held, held_by_others
 from executor.coordination.tracing import Reply, Tags, Tracer
 from executor.engines.fake import FakeDevice, Fakes, FakeTraining
 from executor.engines.memory import Meter
@@ -48,6 +49,7 @@ class TracedProcess:
         if where.slots is not None:  # before torch is imported; Ray has set 1
             os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // where.slots))
         self._pool = where.pool
+        self._on_gpu = where.gpu
         self._group = group
         self._gpus = where.gpus or (group,)
         self._tracer = Tracer()
@@ -71,6 +73,10 @@ class TracedProcess:
 
         return os.getpid(), str(ray.get_runtime_context().get_node_id())
 
+    def held_by_others(self) -> Held:
+        """Memory where this process works that is taken before its engines are built."""
+        return held_by_others(gpu=self._on_gpu)
+
     def _note_memory(self, reading: Mapping[str, float], start_s: float) -> None:
         """What a call that began at `start_s` took at most, and what it left."""
         for gpu in self._gpus:
@@ -89,6 +95,8 @@ class WorkerIdentity(ProcessIdentity):
 
     rank: int
     ranks: int
+    neighbours: int = 1
+    """Ranks of the group on this node, itself included."""
 
 
 class Worker(TracedProcess):
@@ -108,6 +116,8 @@ class Worker(TracedProcess):
         """Destroyed role -> where its state lies."""
         self._channels: Mapping[int, ChannelSpec] = {}
         self._sender: Any = None
+        self._background: Any = None
+        """What still writes the last checkpoint."""
 
     # --- start ------------------------------------------------------------------------------------
 
@@ -232,12 +242,25 @@ class Worker(TracedProcess):
         sent: Transfer | None = self._sender.send(weights, version)
         return sent
 
-    def save(self, role: str, folder: str) -> Reply:
-        """This rank's share of a checkpoint."""
+    def save(self, role: str, folder: str, background: bool = False) -> Reply:
+        """This rank's share of a checkpoint; `background`: `written` says when it is on disk."""
         self._begin()
-        if role in self._engines:
+        if role in self._engines and background and self._fakes is None:
+            from executor.engines.background import Background
+
+            self._background = self._background or Background(self._identity.neighbours)
+            self._engines[role].save(Path(folder), self._background)
+        elif role in self._engines:
             self._engines[role].save(Path(folder))
         return self._reply(None)
+
+    def written(self) -> bool:
+        """Whether all that `save` left to the background is on disk; raises what failed there."""
+        background, self._background = self._background, None
+        if background is None or background.written():
+            return True
+        self._background = background
+        return False
 
     def save_and_compare(self, role: str, folder: str, limit: int) -> Reply:
         """Up to `limit` bytes of this rank's states to a file and back; their number."""

@@ -15,7 +15,10 @@ from executor.coordination.failures import collect
 from executor.coordination.tracing import Reply
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.engines.fake import Fakes
-from executor.ranks import GroupSpec, Place
+from executor.ranks import TENANTS, GroupSpec, Place
+
+CLOCK_S = 30.0
+"""Most that one look at another process's clock takes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +79,7 @@ def spawn(
             WorkerIdentity(
                 rank=rank,
                 ranks=len(spec.places),
+                neighbours=sum(other[0] == place[0] for other in spec.places),
                 slots=reservation.slots(place, environment),
                 **process_of(spec.pool, (place,), reservation, scratch, fakes),
             )
@@ -83,6 +87,18 @@ def spawn(
         for rank, place in enumerate(spec.places)
     ]
     return WorkerGroup(spec=spec, actors=actors)
+
+
+def spawn_all(
+    specs: Sequence[GroupSpec],
+    reservation: Reservation,
+    environment: Mapping[str, str],
+    scratch: Path,
+    fakes: Fakes | None,
+) -> dict[str, WorkerGroup]:
+    """The groups by role."""
+    groups = [spawn(spec, reservation, 1 / TENANTS, environment, scratch, fakes) for spec in specs]
+    return {role: group for group in groups for role in group.spec.roles}
 
 
 def process_of(
@@ -106,3 +122,8 @@ def join(group: WorkerGroup, limit_s: float, collective_s: float) -> None:
         [group.actors[0].rendezvous.remote()], group.parts[:1], "start of the process", limit_s
     )
     group.call("start", host, port, collective_s, limit_s=limit_s)
+
+
+def clock_of(actor: Any) -> float:
+    """Seconds of the clock of an actor's process."""
+    return float(ray.get(actor.now.remote(), timeout=CLOCK_S))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
-from executor.coordination import rollout, weights
+from executor.coordination import others, rollout, weights
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.engine_memory import EngineMemory
@@ -28,7 +28,7 @@ from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
-from executor.coordination.worker_group import WorkerGroup, join, spawn
+from executor.coordination.worker_group import WorkerGroup, clock_of, join, spawn_all
 from executor.engines import mesh
 from executor.ranks import TENANTS, group_specs
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
@@ -42,8 +42,6 @@ from rlhfsim.trace import CPU_POOL
 METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}
 PROCESSES = "processes.json"
 """In the scratch folder: part -> process id."""
-CLOCK_S = 30.0
-"""Most that one look at another process's clock takes."""
 
 
 class WorkerGroups:
@@ -74,21 +72,21 @@ class WorkerGroups:
 
     # --- start and end ----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, told: Callable[[dict[str, others.Held]], None] = lambda _: None) -> None:
         """Processes, engines, weight channel. Pools come up side by side; in a pool each group moves to where
-        it rests before the next is built, and the rollout engine takes what they leave.
+        it rests before the next is built, and the rollout engine takes what they leave. `told` hears what
+        others hold of the memory of each part.
 
         Raises:
             PartFailed: one did not come up.
         """
-        groups = [
-            spawn(spec, self._reservation, 1 / TENANTS, self._environment, self._scratch, self.job.fakes)
-            for spec in group_specs(self.job.plan, self._served)
-        ]
-        self._groups = {role: group for group in groups for role in group.spec.roles}
+        specs = group_specs(self.job.plan, self._served)
+        self._groups = spawn_all(specs, self._reservation, self._environment, self._scratch, self.job.fakes)
         if self.job.plan.workload.generates:
             self._spawn_rollout()
         self.watch.start()
+        if self.job.fakes is None:
+            told(others.measure(self._actors(), self._limits.start))
         with ThreadPoolExecutor(max_workers=len(self._pools)) as pools:
             results_of({pool: pools.submit(self._start_pool, pool) for pool in self._pools}, self.stop)
         if self.rollout is not None:
@@ -115,9 +113,9 @@ class WorkerGroups:
 
     def reroute(self, route: weights.WeightRoute) -> None:
         """Send weights along another path from now on."""
+        assert self.rollout is not None
         if self.route is not None:
             self.route.close()
-        assert self.rollout is not None
         self.route = route
         self.route.open(self.rollout)
 
@@ -137,7 +135,7 @@ class WorkerGroups:
         for part, actor in zip(group.parts, group.actors, strict=True):
             [(host, _)] = collect([actor.address.remote()], [part], "address", self._limits.longest_call)
             if host != driver:
-                self._offsets[part] = offset(partial(_clock_of, actor))
+                self._offsets[part] = offset(partial(clock_of, actor))
 
     def _spawn_rollout(self) -> None:
         self.rollout = rollout.spawn(
@@ -346,9 +344,15 @@ class WorkerGroups:
         assert isinstance(placed, RolePlacement)
         return placed.layout
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, background: bool = False) -> None:
         """Every trained role's state, a folder each; the rollout engine sleeps meanwhile."""
-        self._each_trained("save", folder)
+        self._each_trained("save", folder, background)
+
+    def written(self) -> bool:
+        """Whether all that `save` left to the background is on disk; PartFailed where a rank could not."""
+        groups = {id(self._groups[role]): self._groups[role] for role in TRAINED if role in self._groups}
+        each = [group.call("written", limit_s=self._limits.longest_call) for group in groups.values()]
+        return all(all(replies) for replies in each)
 
     def restore(self, folder: Path) -> None:
         """Undo `save`."""
@@ -392,8 +396,3 @@ class WorkerGroups:
 
     def _add(self, part: str, reply: Reply, clock: ClockOffset) -> None:
         self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))
-
-
-def _clock_of(actor: Any) -> float:
-    """Seconds of the clock of an actor's process."""
-    return float(ray.get(actor.now.remote(), timeout=CLOCK_S))

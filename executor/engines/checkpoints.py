@@ -9,7 +9,8 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from executor.engines import lora
+from executor.engines.background import Background, copied, size_of
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import HeadedModel
 from executor.engines.weights import grouped
@@ -51,18 +53,27 @@ class Saved(Protocol):
         """Full weights; a collective."""
 
 
-def write(saved: Saved, folder: Path, state: Mapping[str, Any]) -> None:
+def write(saved: Saved, folder: Path, state: Mapping[str, Any], background: Background | None = None) -> None:
     """This rank's file with `state`; rank 0 also a copy for users; a collective.
 
-    Files appear under their names only when they are complete.
+    Files appear under their names only when they are complete. What `background` has memory for is copied,
+    and written when this has returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
     common = {"identity": _identity(saved.spec), "steps": saved.steps, "random": _random()}
-    path = _path(folder)
-    torch.save({**common, **state}, path.with_suffix(".part"))
-    path.with_suffix(".part").replace(path)
-    export(saved, folder)
+    whole, path = {**common, **state}, _path(folder)
+    if background is not None and background.fits(size_of(whole)):
+        background.submit(partial(_put, path, torch.save, copied(whole)))
+    else:
+        _put(path, torch.save, whole)
+    export(saved, folder, background)
     dist.barrier()
+
+
+def _put(path: Path, put: Callable[[Any, Path], None], what: Any) -> None:
+    """A file under its name only when it is complete."""
+    put(what, path.with_suffix(".part"))
+    path.with_suffix(".part").replace(path)
 
 
 def read(saved: Saved, folder: Path) -> dict[str, Any]:
@@ -139,27 +150,26 @@ def _put_random(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def export(saved: Saved, folder: Path) -> None:
+def export(saved: Saved, folder: Path, background: Background | None = None) -> None:
     """A model folder as transformers and vLLM load it, with tokenizer and generation config; a collective.
 
-    With LoRA its weights are merged, and the adapter alone lies in `adapter/`. Rank 0 holds the tensors of one file at a time. A model larger than that is in several, with an index.
+    With LoRA its weights are merged, and the adapter alone lies in `adapter/`. Rank 0 holds the tensors of
+    one file at a time, or of those that `background` has memory for. A model larger than a file is in
+    several, with an index.
     """
-    from safetensors.torch import save_file
-
     weight_map, total = dict[str, str](), 0
-    first = folder / "model-00001.safetensors"
     for number, group in enumerate(grouped(_on_host(saved), FILE_BYTES), 1):
         path = folder / f"model-{number:05d}.safetensors"
-        save_file(dict(group), path.with_suffix(".part"), metadata={"format": "pt"})
-        path.with_suffix(".part").replace(path)
         weight_map |= dict.fromkeys((name for name, _ in group), path.name)
-        total += sum(tensor.nbytes for _, tensor in group)
+        size = sum(tensor.nbytes for _, tensor in group)
+        total += size
+        if background is not None and background.fits(size):
+            background.submit(partial(_put, path, _tensors, dict(group)))
+        else:
+            _put(path, _tensors, dict(group))
         group.clear()  # before the next file's tensors are gathered
-    if len(set(weight_map.values())) == 1:
-        first.replace(folder / "model.safetensors")
-    elif weight_map:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    last = partial(_name_files, folder, weight_map, total)
+    last() if background is None else background.submit(last)
     if dist.get_rank() == 0:
         _configuration(saved).save_pretrained(folder)
         for name in BESIDE_WEIGHTS:
@@ -167,6 +177,21 @@ def export(saved: Saved, folder: Path) -> None:
                 shutil.copyfile(Path(saved.spec.model) / name, folder / name)
     if saved.spec.lora_rank is not None:
         lora.export(saved.model, saved.spec, folder / ADAPTER, here=dist.get_rank() == 0)
+
+
+def _tensors(named: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(named, path, metadata={"format": "pt"})
+
+
+def _name_files(folder: Path, weight_map: Mapping[str, str], total: int) -> None:
+    """One file has the usual name, several have an index."""
+    if len(names := set(weight_map.values())) == 1:
+        (folder / names.pop()).replace(folder / "model.safetensors")
+    elif weight_map:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def _configuration(saved: Saved) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from executor.algorithms import losses, metrics
 from executor.engines import lora, states
+from executor.engines.background import Background
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import MicroBatch, filler
 from executor.engines.protocols import Head, MiniBatch
@@ -58,8 +59,11 @@ class Learner(states.Movable, ForwardPasses):
         """Clip, remember the norm and update the weights; not at all where the gradient is not finite."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Everything that `load` needs, and a safetensors copy by rank 0; a collective."""
+    def save(self, folder: Path, background: Background | None = None) -> None:
+        """Everything that `load` needs, and a safetensors copy by rank 0; a collective.
+
+        `background` writes what it has memory for when this has returned.
+        """
 
     @abstractmethod
     def load(self, folder: Path) -> None:

@@ -129,7 +129,7 @@ def export(model: HeadedModel, spec: EngineSpec, folder: Path, *, here: bool) ->
     from safetensors.torch import save_file
 
     adapters = matrices(model, here=here)
-    head = {f"{model.head_name}.weight": model.head.weight} if spec.head != "causal" else {}
+    head: dict[str, Any] = {f"{model.head_name}.weight": model.head.weight} if spec.head != "causal" else {}
     with gathered(list(head.values())) as tensors:
         whole = [(name, tensor.clone()) for name, tensor in zip(head, tensors, strict=True)] if here else []
     if not here:

@@ -23,6 +23,8 @@ from rlhfsim.specs.workload.workload import GradientSums
 if TYPE_CHECKING:
     import torch
 
+    from executor.engines.background import Background
+
 Head = Literal["causal", "value", "score"]
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
 
@@ -157,8 +159,11 @@ class TrainingEngine(ScoringEngine, Protocol):
     def adapters(self, senders: Collection[int] = (0,)) -> list[tuple[str, torch.Tensor]]:
         """LoRA matrices by name, full, on the ranks in `senders` (others: empty); a collective."""
 
-    def save(self, folder: Path) -> None:
-        """Weights, optimizer, RNG of every rank in a file each, and rank 0's safetensors copy for users."""
+    def save(self, folder: Path, background: Background | None = None) -> None:
+        """Weights, optimizer, RNG of every rank in a file each, and rank 0's safetensors copy for users.
+
+        `background` writes what it has memory for when this has returned.
+        """
 
     def load(self, folder: Path) -> None:
         """Undo `save`, bit for bit on the same number of ranks; other layouts are refused by name."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.coordination import checkpoints
+from executor.coordination import checkpoints, manifest
 from executor.coordination.checkpoints import (
     Checkpoint,
     RunIdentity,
@@ -114,7 +114,7 @@ def _break_even(folder: Path) -> None:
 
 def _spoil_state(folder: Path) -> None:
     (folder / "state.json").write_text("{}")
-    checkpoints.write_manifest(folder)
+    manifest.write_manifest(folder)
 
 
 @pytest.mark.parametrize(

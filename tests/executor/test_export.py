@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 import transformers as hf
 
 from executor.engines import checkpoints, lora, weights
+from executor.engines.background import Background
 from executor.engines.transformers import heads
 from executor.tasks import tiny
 
@@ -25,8 +27,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints.dist, "get_rank", lambda: 0)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_large_model_is_cut_into_files_that_its_readers_find(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
     source = tiny.build(tmp_path / "source", layers=2)
     model = heads.load(str(source), "causal", "fp32")
@@ -36,7 +39,16 @@ def test_a_large_model_is_cut_into_files_that_its_readers_find(
     monkeypatch.setattr(checkpoints, "GATHER_BYTES", 100_000)
     folder = tmp_path / "copy"
     folder.mkdir()
-    checkpoints.export(saved, folder)
+    background = Background(1) if beside else None
+    checkpoints.export(saved, folder, background)
+    if background is not None:
+        with torch.no_grad():
+            wanted_before = {name: parameter.clone() for name, parameter in named.items()}
+            for parameter in named.values():  # the next step
+                parameter.add_(1.0)
+        while not background.written():
+            time.sleep(0.001)
+        named = {name: torch.nn.Parameter(tensor) for name, tensor in wanted_before.items()}
     files = sorted(folder.glob("*.safetensors"))
     assert len(files) > 2
     assert all(file.stat().st_size < 410_000 for file in files)

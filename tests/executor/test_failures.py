@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import runs
 from ray.exceptions import RayActorError, RayTaskError
 
 from executor.coordination import failures
 from executor.coordination.failures import PartFailed, collect, died
-from executor.coordination.out_of_memory import is_out_of_memory
+from executor.coordination.others import Held, held_by_others, summary
+from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
 from rlhfsim.errors import RlhfsimError
 
 PROCESS = """The actor died unexpectedly before finishing this task.
@@ -91,3 +97,48 @@ def test_refused_input_stops_a_run_and_a_lost_partner_ends_only_a_life() -> None
     lost = RlhfsimError("weight-sync-failed", "connection lost")
     with pytest.raises(PartFailed, match="rank 0 raised in send: connection lost"):
         collect([("a", _raised(lost))], ["rank 0"], "send", 1.0)
+
+
+def test_the_rank_that_failed_is_named_before_those_that_lost_it() -> None:
+    """Gloo's error of rank 0 is seen first, or in the same look."""
+    lost = RayTaskError("train", "Traceback\n[gloo] Connection closed by peer [10.0.0.2]:5", ValueError("no"))
+    with pytest.raises(PartFailed, match="rank 1 raised in train: ValueError: no"):
+        collect([("a", lost), ("b", _raised(ValueError("no")))], ["rank 0", "rank 1"], "train", 5.0)
+    only = [("a", lost), ("b", None)]
+    with pytest.raises(PartFailed, match=r"rank 0 raised in train: .gloo. Connection"):
+        collect(only, ["rank 0", "rank 1"], "train", 5.0)
+
+
+def test_a_dead_process_says_why_before_the_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr("ray._private.worker._global_node", node)
+    log = tmp_path / "worker-0a1b-01000000-4711.err"
+    log.write_text("loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n  File x\n")
+    error = RayActorError(error_msg=PROCESS)
+    wanted = "its process 4711 on 10.0.0.2 ended: Fatal Python error: Segmentation fault"
+    assert died("rank 1", error).detail == wanted
+    log.write_text("nothing of note\n")
+    assert died("rank 1", error).detail == "its process 4711 on 10.0.0.2 ended"
+    start = "The actor died because of an error raised in its creation task, pid: 4711\nImportError: no torch"
+    assert died("rank 1", RayActorError(error_msg=start)).detail.endswith(
+        "did not start: ImportError: no torch"
+    )
+
+
+def test_memory_of_others_is_measured_said_and_not_blamed_on_the_plan(tiny_model: Path) -> None:
+    here = held_by_others(gpu=False)
+    assert 0 < here.bytes < here.total
+    assert os.getpid() not in [pid for _, pid, _ in here.holders]
+    plan = runs.plan("hybrid", "grpo", tiny_model)
+    held = Held(where="GPU 3 of node-a", bytes=31e9, total=80e9, holders=(("python", 99, 30e9), ("", 7, 1e9)))
+    text = "others hold 31 GB of 80 GB on GPU 3 of node-a (python 99 30 GB, process 7 1 GB)"
+    assert summary({"actor rank 0": held, "rollout replica 0": held}) == [text]
+    asked = list[str]()
+    change = lambda: asked.append("planner") or "halve"  # noqa: E731
+    found = out_of_memory(plan, "actor.train", "actor rank 0", change, held)
+    assert f"ran out of memory in actor.train; before the run {text}; the plan" in found.what
+    assert found.advice.startswith("end those processes")
+    assert not asked
+    little = replace(held, bytes=1e9)
+    assert summary({"actor rank 0": little}) == []
+    assert out_of_memory(plan, "actor.train", "actor rank 0", change, little).advice == "halve"

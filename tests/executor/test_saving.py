@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from executor.coordination import saving
-from executor.coordination.saving import SaveTimes, stop_requests
+from executor.coordination.checkpoints import Checkpoint, RunIdentity, RunProgress, best_of, newest
+from executor.coordination.failures import PartFailed
+from executor.coordination.saving import Saver, SaveTimes, stop_requests
 
 
 def test_saves_come_by_iterations_or_only_at_the_end() -> None:
@@ -59,3 +65,116 @@ def test_a_signal_asks_and_the_second_one_acts_as_before(
         assert len(said) == 1
     finally:
         signal.signal(number, before)
+
+
+class Ranks:
+    """One rank, which writes in a thread when it is let."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may, self.error = threading.Event(), error
+        self.asked = list[bool]()
+        self._thread = threading.Thread()
+
+    def save(self, folder: Path, *, background: bool = False) -> None:
+        def work() -> None:
+            if background:
+                self.may.wait(10)
+            with suppress(FileNotFoundError):  # given up
+                (folder / "actor" / "rank-0.bin").write_bytes(b"state")
+
+        self.asked.append(background)
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+        if not background:
+            self._thread.join()
+
+    def written(self) -> bool:
+        if self.may.is_set() and self.error is not None:
+            raise self.error
+        return not self._thread.is_alive()
+
+
+WHOSE = RunIdentity(plan_hash="a", settings_hash="s", world={"actor": {"ranks": 1}})
+
+
+def progress(iteration: int, score: float | None = None) -> RunProgress:
+    return RunProgress(iteration=iteration, weight_version=0, data_position={}, rng={}, score=score)
+
+
+def saver(
+    root: Path, said: Callable[[str], None], done: Callable[[Checkpoint], None], keep: int = 1
+) -> Saver:
+    return Saver(root=root, keep=keep, best=True, background=True, say=said, done=done)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_checkpoint_is_written_beside_the_next_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "WRITTEN_S", 0.001)
+    said, done, ranks = list[str](), list[Checkpoint](), Ranks()
+    saves = saver(tmp_path, said.append, done.append)
+    saves.save(progress(1), WHOSE, ranks, last=False)
+    saves.look()  # the run goes on while the rank writes
+    assert saves.busy
+    assert newest(tmp_path) is None
+    [unfinished] = names(tmp_path)
+    assert unfinished.startswith(".unfinished-step-000001")
+    ranks.may.set()
+    saves.save(progress(2), WHOSE, ranks, last=True)  # waits for the one before, then for its own
+    assert (ranks.asked, said) == ([True, False], [])
+    assert [one.progress.iteration for one in done] == [1, 2]
+    assert names(tmp_path) == ["step-000002"]
+
+
+@pytest.mark.parametrize(
+    "error", [PartFailed("actor rank 0", "raised", "[Errno 28] No space left on device"), ValueError("odd")]
+)
+def test_an_error_in_the_background_is_said_and_counted_and_the_next_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(saving, "WRITTEN_S", 0.001)
+    said, done, ranks = list[str](), list[Checkpoint](), Ranks()
+    saves = saver(tmp_path, said.append, done.append)
+    saves.save(progress(1), WHOSE, ranks, last=True)
+    ranks.may.set()
+    ranks.error = error
+    saves.save(progress(2), WHOSE, ranks, last=False)
+    saves.look(wait=True)
+    assert (saves.failures, saves.again, saves.busy) == (1, True, False)
+    assert "iteration 2 was not written" in said[0]
+    assert ("no space left on device" if isinstance(error, PartFailed) else "odd") in said[0]
+    assert names(tmp_path) == ["step-000001"]  # the last whole one, and nothing half-written
+    saves.save(progress(3), WHOSE, ranks, last=False)
+    assert (ranks.asked, saves.again) == ([False, True, False], False)
+    assert names(tmp_path) == ["step-000003"]
+
+
+def test_an_attempt_that_ends_leaves_the_last_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "WRITTEN_S", 0.001)
+    done, ranks = list[Checkpoint](), Ranks()
+    saves = saver(tmp_path, lambda _: None, done.append)
+    saves.save(progress(1), WHOSE, ranks, last=True)
+    saves.save(progress(2), WHOSE, ranks, last=False)
+    saves.abandon()
+    saves.close()
+    assert [one.progress.iteration for one in done] == [1]
+    assert names(tmp_path) == ["step-000001"]
+    ranks.may.set()
+
+
+def test_best_and_newest_stay(tmp_path: Path) -> None:
+    saves = saver(tmp_path, lambda _: None, lambda _: None, keep=2)
+    for iteration, score in enumerate([0.2, 0.7, None, 0.7, 0.5, None, 0.1], 1):
+        if score is not None:
+            assert saves.improves(score) == (iteration in (1, 2))
+        saves.save(progress(iteration, score), WHOSE, Ranks(), last=True)
+    assert names(tmp_path) == ["step-000004", "step-000006", "step-000007"]
+    assert best_of(tmp_path) == (tmp_path / "step-000004", 0.7)
+    (tmp_path / "step-000004" / "manifest.json").unlink()
+    assert best_of(tmp_path) == (tmp_path / "step-000007", 0.1)  # what is not whole is no best

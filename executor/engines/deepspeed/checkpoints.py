@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.engines import checkpoints
+from executor.engines.background import Background
 from executor.engines.transformers.heads import HeadedModel
 
 
@@ -24,13 +25,13 @@ class Trained(checkpoints.Saved, Protocol):
     engine: Any
 
 
-def save(trained: Trained, folder: Path) -> None:
+def save(trained: Trained, folder: Path, background: Background | None = None) -> None:
     """Write this rank's file, rank 0 also the copy for users; a collective."""
     state = {
         "module": {name: compact(tensor) for name, tensor in _module_tensors(trained.model)},
         "optimizer": [_optimizer_state(trained.engine, master) for master in masters(trained.engine)],
     }
-    checkpoints.write(trained, folder, state)
+    checkpoints.write(trained, folder, state, background)
 
 
 def load(trained: Trained, folder: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from executor.engines import states
+from executor.engines.background import Background
 from executor.engines.deepspeed import checkpoints
 from executor.engines.deepspeed.config import clips_itself
 from executor.engines.learner import Learner
@@ -52,9 +53,9 @@ class DeepSpeedLearner(Learner):
             self._norm = math.inf
             self.engine.zero_grad()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, background: Background | None = None) -> None:
         """One file a rank with everything, and a safetensors copy by rank 0; a collective."""
-        checkpoints.save(self, folder)
+        checkpoints.save(self, folder, background)
 
     def load(self, folder: Path) -> None:
         """Undo `save`."""

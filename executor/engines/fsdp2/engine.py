@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from executor.engines import lora, states, weights
+from executor.engines.background import Background
 from executor.engines.fsdp2 import build, checkpoints, limits
 from executor.engines.fsdp2.config import shards_of
 from executor.engines.learner import Learner
@@ -95,8 +96,9 @@ class Fsdp2Engine(Learner):
         dtype = heads.DTYPES[self.spec.precision]
         return weights.buckets(heads.named_parameters(self.model), bucket_bytes, here=here, dtype=dtype)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, background: Background | None = None) -> None:
         """Shards as torch's distributed checkpoint, a file a rank, and a safetensors copy; a collective."""
+        assert background is None, "refused by name (executor/refusals.py)"
         checkpoints.save(self, folder)
 
     def load(self, folder: Path) -> None:
