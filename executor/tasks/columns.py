@@ -2,11 +2,14 @@
 
 Settings name the columns; where the usual name is not there, another usual one is taken and said. A prompt is
 text or a conversation: turns of `role` and `content` (or `from` and `value`), whose content is text or
-parts of text. A conversation that ends with a turn of the assistant holds its response.
+parts of text. A conversation that ends with a turn of the assistant holds its response. Pairs without a
+prompt hold whole conversations that differ in their last turn: as turns, or as text with blank lines, then
+`Human:` or `Assistant:` before each (hh-rlhf has this form; Bai et al. 2022, arXiv 2204.05862).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -40,6 +43,9 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 """Setting -> names that such a column has in public data sets, the most usual first."""
 IMAGES = ("image", "images", "video", "videos", "audio")
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+"""Before a turn of a conversation as text."""
+_TURN = re.compile(rf"({HUMAN}|{ASSISTANT})")
 TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable", "bad", "")
 
 
@@ -74,11 +80,7 @@ class Columns:
         match self.preference:
             case "pairs":
                 for side in ("chosen", "rejected"):
-                    column = self.used[f"{side}_column"]
-                    value = values.pop(column, None)
-                    values[side] = (
-                        _ended(value, column)[1] if isinstance(value, list) else _plain(value, column)
-                    )
+                    values[side] = self._side(values.pop(self.used[f"{side}_column"], None), side)
             case "labels" | "responses":
                 if answer is None:
                     raise BadRow("the conversation does not end with a turn of the assistant")
@@ -90,15 +92,35 @@ class Columns:
                 pass
         return values
 
+    def _side(self, value: Any, side: str) -> str:
+        """An answer of a pair."""
+        column = self.used[f"{side}_column"]
+        if isinstance(value, list):
+            return _ended(value, column)[1]
+        if "prompt_column" in self.used:
+            return _plain(value, column)
+        answer = _ended_text(value, column)[1]
+        return answer.strip() if self.chat else answer
+
+    def _pair(self, values: dict[str, Any]) -> Prompt:
+        """What both whole conversations of a pair begin with."""
+        begins = []
+        for setting in ("chosen_column", "rejected_column"):
+            value, column = values.get(self.used[setting]), self.used[setting]
+            if isinstance(value, list):
+                begins.append(self._conversation(_ended(value, column)[0], column))
+            else:
+                text = _ended_text(value, column)[0]
+                begins.append(_spoken(text, column) if self.chat else text)
+        if begins[0] != begins[1]:
+            raise BadRow("the conversations of the pair differ before their last turn")
+        return begins[0]
+
     def _prompt(self, values: dict[str, Any]) -> tuple[Prompt, str | None]:
         """The prompt, and the response that a conversation ends with."""
         column = self.used.get("prompt_column")
         if column is None:  # pairs of whole conversations
-            column = self.used["chosen_column"]
-            value = values.get(column)
-            if not isinstance(value, list):
-                raise BadRow(f"column {column!r} must be turns of role and content")
-            return self._conversation(_ended(value, column)[0], column), None
+            return self._pair(values), None
         value = values.pop(column, None)
         if not isinstance(value, list):
             text = _plain(value, column)
@@ -130,14 +152,36 @@ def columns_of(
         column = _column(data, setting, first, set(used.values()), say)
         if column is not None:
             used[setting] = column
-        elif not _in_conversation(setting, preference, first, used):
+        elif not _in_conversation(data, setting, preference, first, used):
             raise RlhfsimError(
                 "data-column",
                 f"no column {getattr(data, setting)!r}",
                 place=Place(file=str(data.path)),
-                help=f"columns: {', '.join(first)}; name the right one with data.{setting}",
+                help=_mapping(setting, preference, first),
             )
     return Columns(preference=preference, chat=data.chat_template, used=used)
+
+
+def _mapping(setting: str, preference: Preference, first: Row) -> str:
+    """What there is, and what to set."""
+    there = ", ".join(f"{name} ({_kind(value)})" for name, value in first.items())
+    text = f"columns: {there}; name the right one with data.{setting}"
+    if setting == "prompt_column" and preference == "pairs":
+        text += f'; without one, both sides are conversations: turns, or text with "{_shown(ASSISTANT)}"'
+    elif setting == "prompt_column" and preference == "responses":
+        text += "; a text that is not cut into prompt and response is no example of an answer"
+    return text
+
+
+def _kind(value: Any) -> str:
+    names = {str: "text", bool: "true or false", int: "number", float: "number", dict: "object"}
+    if isinstance(value, list):
+        return "turns" if value and isinstance(value[0], dict) else "list"
+    return "empty" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _shown(text: str) -> str:
+    return text.encode("unicode_escape").decode()
 
 
 def _column(
@@ -155,11 +199,15 @@ def _column(
     return names[0]
 
 
-def _in_conversation(setting: str, preference: Preference, first: Row, used: Mapping[str, str]) -> bool:
+def _in_conversation(
+    data: Data, setting: str, preference: Preference, first: Row, used: Mapping[str, str]
+) -> bool:
     """Whether conversations hold what has no column of its own."""
     if setting == "prompt_column":
-        sides = [first.get(name) for name in USUAL["chosen_column"]]
-        return preference == "pairs" and any(isinstance(side, list) for side in sides)
+        sides = [first.get(name) for name in (data.chosen_column, *USUAL["chosen_column"])]
+        return preference == "pairs" and any(
+            isinstance(side, list) or (isinstance(side, str) and ASSISTANT in side) for side in sides
+        )
     return setting == "answer_column" and isinstance(first.get(used.get("prompt_column", "")), list)
 
 
@@ -200,6 +248,27 @@ def _ended(value: Any, column: str) -> tuple[tuple[Message, ...], str]:
     if turns[-1]["role"] != "assistant":
         raise BadRow(f"the conversation in column {column!r} does not end with a turn of the assistant")
     return turns[:-1], turns[-1]["content"]
+
+
+def _ended_text(value: Any, column: str) -> tuple[str, str]:
+    """A conversation as text, up to the mark of its last turn of the assistant, and what follows."""
+    text = _plain(value, column)
+    before, mark, answer = text.rpartition(ASSISTANT)
+    if not mark or HUMAN in answer:
+        raise BadRow(
+            f'the conversation in column {column!r} does not end with a turn of "{_shown(ASSISTANT)}"'
+        )
+    return before + mark, answer
+
+
+def _spoken(text: str, column: str) -> tuple[Message, ...]:
+    """The turns of a conversation as text; the last mark is that of the answer."""
+    parts = _TURN.split(text)
+    if parts[0].strip() or len(parts) < 4:
+        raise BadRow(f'the conversation in column {column!r} does not begin with "{_shown(HUMAN)}"')
+    roles = ["user" if mark == HUMAN else "assistant" for mark in parts[1::2]]
+    said = [part.strip() for part in parts[2::2]]
+    return tuple({"role": role, "content": words} for role, words in zip(roles[:-1], said[:-1], strict=True))
 
 
 def _plain(value: Any, column: str) -> str:

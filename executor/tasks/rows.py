@@ -1,4 +1,5 @@
-"""Rows of a data set as it lies there: JSONL, JSON, Parquet, CSV, folders of them, saved datasets, hub names.
+"""Rows of a data set as it lies there: JSONL, JSON, Parquet, CSV, gzip of text, folders, saved datasets, hub
+names.
 
 None is held in memory: lines of JSONL are found by their offsets, all else is mapped from a file in the Arrow
 format. What is wrong with a single row is said when that row is read; columns.py says what rows mean.
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import bisect
 import csv
+import gzip
 import itertools
 import json
 import os
+import shutil
 import tempfile
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +31,12 @@ JSON_ENDINGS, PARQUET_ENDINGS, CSV_ENDINGS = (
     (".csv", ".tsv"),
 )
 ENDINGS = JSON_ENDINGS + PARQUET_ENDINGS + CSV_ENDINGS
+GZIP = ".gz"
+"""Behind an ending of JSON or CSV."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder of datasets' save_to_disk is known."""
+BUFFER = 2**20
+"""Bytes that are unpacked at a time."""
 CHUNK = 1_000
 """Rows of Parquet that are in memory at a time."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -90,19 +98,51 @@ def _files(paths: Sequence[Path], named: Path) -> Rows:
                 help="data.path names a file or folder on the machine that runs the driver, or OWNER/NAME on "
                 "the hub",
             )
-    endings = {path.suffix.lower() for path in paths}
+    endings = {_ending(path) for path in paths}
     ending = next(iter(endings))
     if len(endings) > 1 or ending not in ENDINGS:
         raise RlhfsimError(
             "data-format",
             f"{named.name} is of no kind that is read ({', '.join(sorted(endings))})",
             place=Place(file=str(named)),
-            help=f"known endings: {', '.join(ENDINGS)}, one kind in a folder",
+            help=f"known endings: {', '.join(ENDINGS)}, one kind in a folder; of text also with {GZIP}",
         )
-    if ending not in JSON_ENDINGS:
-        return Table(_arrow(paths, ending), Place(file=str(named)), _states(paths))
-    parts: list[Rows] = [JsonArray(path) if _is_array(path) else JsonLines(path) for path in paths]
+    with tempfile.TemporaryDirectory(prefix="rlhfsim-data-") as folder:
+        plain = [_unpacked(path, Path(folder, str(number))) for number, path in enumerate(paths)]
+        if ending not in JSON_ENDINGS:
+            return Table(_arrow(plain, ending, paths[0]), Place(file=str(named)), _states(paths))
+        parts: list[Rows] = [
+            JsonArray(text, path) if _is_array(text) else JsonLines(text, path)
+            for text, path in zip(plain, paths, strict=True)
+        ]
     return parts[0] if len(parts) == 1 else Shards(parts)
+
+
+def _ending(path: Path) -> str:
+    """Of the file, or of what is packed in it."""
+    inner = Path(path.stem).suffix.lower()
+    packed = path.suffix.lower() == GZIP and inner in JSON_ENDINGS + CSV_ENDINGS
+    return inner if packed else path.suffix.lower()
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    """The file itself, or what is packed in it, written into `folder`; once it is open it may go.
+
+    Raises:
+        RlhfsimError: it is no whole gzip file, or the disk is full.
+    """
+    if path.suffix.lower() != GZIP:
+        return path
+    folder.mkdir()
+    target = folder / path.stem
+    try:
+        with gzip.open(path) as packed, target.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, BUFFER)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RlhfsimError(
+            "data-format", f"cannot be read as gzip: {error}", place=Place(file=str(path))
+        ) from None
+    return target
 
 
 def _folder(path: Path, data: Data) -> Rows:
@@ -123,7 +163,7 @@ def _folder(path: Path, data: Data) -> Rows:
             )
         table = saved[data.split] if isinstance(saved, Mapping) else saved
         return Table(table, place, _states([path / SAVED, path / SAVED_SPLITS]))
-    inside = sorted(p for p in (*path.glob("*"), *path.glob("data/*")) if p.suffix.lower() in ENDINGS)
+    inside = sorted(p for p in (*path.glob("*"), *path.glob("data/*")) if _ending(p) in ENDINGS)
     chosen = [p for p in inside if p.name.startswith(data.split)] or inside
     if not chosen:
         raise RlhfsimError(
@@ -151,9 +191,9 @@ def _is_array(path: Path) -> bool:
 class JsonLines:
     """A line a row, found by its offset."""
 
-    def __init__(self, path: Path) -> None:
-        """Find the lines; reading them comes later."""
-        self._path = path
+    def __init__(self, path: Path, named: Path | None = None) -> None:
+        """Find the lines; reading them comes later. `named`: what people know it as."""
+        self._path = named or path
         self._starts, self._ends, self._numbers = array("q"), array("q"), array("q")
         end = 0
         with path.open("rb") as file:
@@ -209,18 +249,18 @@ def _object(line: bytes) -> Row | BadRow:
 class JsonArray:
     """One array of objects, in memory."""
 
-    def __init__(self, path: Path) -> None:
-        """Read it.
+    def __init__(self, path: Path, named: Path | None = None) -> None:
+        """Read it. `named`: what people know it as.
 
         Raises:
             RlhfsimError: not UTF-8, or not JSON.
         """
-        self._path = path
+        self._path = named or path
         try:
             self._values: list[Any] = json.loads(path.read_bytes().decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise RlhfsimError(
-                "data-format", f"cannot be read as JSON: {error}", place=Place(file=str(path))
+                "data-format", f"cannot be read as JSON: {error}", place=Place(file=str(self._path))
             ) from None
 
     def __len__(self) -> int:
@@ -301,7 +341,7 @@ class Shards:
         return tuple(part.identity() for part in self._parts)
 
 
-def _arrow(paths: Sequence[Path], ending: str) -> Any:
+def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
     """Parquet or CSV as a `datasets.Dataset`, in a folder that goes with it: a kept one could be stale."""
     import datasets
 
@@ -321,7 +361,7 @@ def _arrow(paths: Sequence[Path], ending: str) -> Any:
             "data-format",
             f"cannot be read as {'Parquet' if ending in PARQUET_ENDINGS else 'CSV'}: "
             f"{error.__cause__ or error}",
-            place=Place(file=names[0]),
+            place=Place(file=str(named)),
         ) from None
     finally:
         if was_enabled:

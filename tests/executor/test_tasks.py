@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
 import threading
@@ -283,9 +284,23 @@ def _array(path: Path, rows: list[Any]) -> Data:
     return Data(path=str(path))
 
 
+def _packed(write: Callable[[Path, list[Any]], Data]) -> Callable[[Path, list[Any]], Data]:
+    def pack(path: Path, rows: list[Any]) -> Data:
+        plain = path.with_suffix("")
+        write(plain, rows)
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+        return Data(path=str(path))
+
+    return pack
+
+
 @pytest.mark.parametrize(
     ("write", "name"),
-    [(_saved, "saved"), (_csv, "d.csv"), (_shards, "folder"), (_array, "d.json"), (_parquet, "d.pq")],
+    [
+        *((_saved, "saved"), (_csv, "d.csv"), (_shards, "folder"), (_array, "d.json"), (_parquet, "d.pq")),
+        *((_packed(_jsonl), "d.jsonl.gz"), (_packed(_csv), "d.csv.gz")),
+    ],
 )
 def test_data_are_read_as_people_have_them(
     write: Callable[[Path, list[Any]], Data], name: str, tmp_path: Path
@@ -343,6 +358,74 @@ def test_conversations_hold_prompt_and_response(tmp_path: Path) -> None:
     nested = [{"prompt": turns[:1], "reward_model": {"style": "rule", "ground_truth": "4"}}]
     data = replace(_jsonl(tmp_path / "v.jsonl", nested), chat_template=True)
     assert open_source(data, "grpo", 0).batch(0, 1)[0].answer == "4"
+
+
+def test_a_packed_file_is_named_as_it_lies_there(tmp_path: Path) -> None:
+    data = _packed(_jsonl)(tmp_path / "d.jsonl.gz", [{"prompt": "a", "answer": "1"}, {"prompt": None}])
+    with pytest.raises(RlhfsimError, match="has no value") as caught:
+        open_source(data, "grpo", 0)
+    assert caught.value.place is not None
+    assert (caught.value.place.file, caught.value.place.line) == (str(tmp_path / "d.jsonl.gz"), 2)
+    torn = tmp_path / "torn.csv.gz"
+    torn.write_bytes(gzip.compress(b"prompt,answer\na,1\n")[:-9])
+    with pytest.raises(RlhfsimError, match="cannot be read as gzip: ") as caught:
+        open_source(Data(path=str(torn)), "grpo", 0)
+    with pytest.raises(RlhfsimError, match="of no kind that is read"):
+        open_source(replace(data, path=str(_packed(_array)(tmp_path / "d.bin.gz", []).path)), "grpo", 0)
+
+
+HH = "\n\nHuman: Is 4 even?\n\nAssistant: Yes.\n\nHuman: And 5?\n\nAssistant:"
+
+
+def test_whole_conversations_as_text_are_cut_into_prompt_and_answers(tmp_path: Path) -> None:
+    """The form of hh-rlhf."""
+    path = tmp_path / "hh.jsonl.gz"
+    _packed(_jsonl)(path, [{"chosen": f"{HH} No.", "rejected": f"{HH} Yes,\n\nit is."}])
+    [plain] = open_source(Data(path=str(path)), "dpo", 0).batch(0, 1)
+    assert (plain.prompt, plain.meta["chosen"], plain.meta["rejected"]) == (HH, " No.", " Yes,\n\nit is.")
+    [chat] = open_source(Data(path=str(path), chat_template=True), "reward_model", 0).batch(0, 1)
+    said = [("user", "Is 4 even?"), ("assistant", "Yes."), ("user", "And 5?")]
+    assert chat.prompt == tuple({"role": role, "content": text} for role, text in said)
+    assert (chat.meta["chosen"], chat.meta["rejected"]) == ("No.", "Yes,\n\nit is.")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "words"),
+    [
+        (HH.replace("5", "6") + " Yes.", "differ before their last turn"),
+        ("\n\nHuman: Is 4 even?\n\nAssistant: Yes.\n\nHuman: And 5?", "does not end with a turn of"),
+        ("No.", "does not end with a turn of"),
+    ],
+)
+def test_a_pair_of_two_prompts_is_no_pair(rejected: str, words: str, tmp_path: Path) -> None:
+    good = {"chosen": f"{HH} No.", "rejected": f"{HH} Yes."}
+    data = _jsonl(tmp_path / "hh.jsonl", [good, {"chosen": f"{HH} No.", "rejected": rejected}])
+    with pytest.raises(RlhfsimError, match=words) as caught:
+        open_source(data, "dpo", 0)
+    assert caught.value.place is not None
+    assert caught.value.place.line == 2
+    assert len(open_source(replace(data, on_bad_row="drop"), "dpo", 0).batch(0, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "row", "words"),
+    [
+        (
+            "grpo",
+            {"text": "a", "id": 3, "tags": ["x"]},
+            r"columns: text \(text\), id \(number\), tags \(list\)",
+        ),
+        ("sft", {"text": "a", "meta": {"k": 1}}, "no example of an answer"),
+        ("dpo", {"chosen": "good", "rejected": "bad"}, "without one, both sides are conversations"),
+    ],
+)
+def test_a_set_without_a_prompt_says_what_it_has_and_what_to_map(
+    algorithm: str, row: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RlhfsimError, match="no column 'prompt'") as caught:
+        open_source(_jsonl(tmp_path / "d.jsonl", [row]), algorithm, 0)
+    assert re.search(words, str(caught.value.help))
+    assert "name the right one with data.prompt_column" in str(caught.value.help)
 
 
 def test_a_name_on_the_hub_without_a_network_is_refused_and_does_not_wait(
