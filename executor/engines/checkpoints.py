@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from executor.engines import lora
-from executor.engines.background import Background, copied, size_of
-from executor.engines.protocols import EngineSpec
+from executor.engines.background import copied, size_of
+from executor.engines.protocols import EngineSpec, LaterWrites
 from executor.engines.transformers.heads import HeadedModel
 from executor.engines.weights import grouped
 from executor.weight_transfer.packing import Named
@@ -53,7 +53,9 @@ class Saved(Protocol):
         """Full weights; a collective."""
 
 
-def write(saved: Saved, folder: Path, state: Mapping[str, Any], background: Background | None = None) -> None:
+def write(
+    saved: Saved, folder: Path, state: Mapping[str, Any], background: LaterWrites | None = None
+) -> None:
     """This rank's file with `state`; rank 0 also a copy for users; a collective.
 
     Files appear under their names only when they are complete. What `background` has memory for is copied,
@@ -150,7 +152,7 @@ def _put_random(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def export(saved: Saved, folder: Path, background: Background | None = None) -> None:
+def export(saved: Saved, folder: Path, background: LaterWrites | None = None) -> None:
     """A model folder as transformers and vLLM load it, with tokenizer and generation config; a collective.
 
     With LoRA its weights are merged, and the adapter alone lies in `adapter/`. Rank 0 holds the tensors of

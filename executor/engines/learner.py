@@ -17,10 +17,9 @@ from torch import Tensor
 
 from executor.algorithms import losses, metrics
 from executor.engines import lora, states
-from executor.engines.background import Background
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import MicroBatch, filler
-from executor.engines.protocols import Head, MiniBatch
+from executor.engines.protocols import Head, LaterWrites, MiniBatch
 from executor.engines.scoring import ForwardPasses
 from executor.samples import PAIRED, Floats, LossSpec, Sample
 from executor.weight_transfer.packing import Named
@@ -59,7 +58,7 @@ class Learner(states.Movable, ForwardPasses):
         """Clip, remember the norm and update the weights; not at all where the gradient is not finite."""
 
     @abstractmethod
-    def save(self, folder: Path, background: Background | None = None) -> None:
+    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """Everything that `load` needs, and a safetensors copy by rank 0; a collective.
 
         `background` writes what it has memory for when this has returned.

@@ -7,7 +7,7 @@ groups different ones; results of data-parallel rank i are those of its own samp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -22,8 +22,6 @@ from rlhfsim.specs.workload.workload import GradientSums
 
 if TYPE_CHECKING:
     import torch
-
-    from executor.engines.background import Background
 
 Head = Literal["causal", "value", "score"]
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
@@ -141,6 +139,16 @@ class ScoringEngine(Protocol):
         """Free everything; the engine cannot be used again."""
 
 
+class LaterWrites(Protocol):
+    """Writes files of a checkpoint when `save` has returned."""
+
+    def fits(self, size: int) -> bool:
+        """Whether the host has memory for a copy of so many bytes."""
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Do it later, after those before it."""
+
+
 class TrainingEngine(ScoringEngine, Protocol):
     """A model that learns."""
 
@@ -159,7 +167,7 @@ class TrainingEngine(ScoringEngine, Protocol):
     def adapters(self, senders: Collection[int] = (0,)) -> list[tuple[str, torch.Tensor]]:
         """LoRA matrices by name, full, on the ranks in `senders` (others: empty); a collective."""
 
-    def save(self, folder: Path, background: Background | None = None) -> None:
+    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """Weights, optimizer, RNG of every rank in a file each, and rank 0's safetensors copy for users.
 
         `background` writes what it has memory for when this has returned.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.engines import checkpoints
-from executor.engines.background import Background
+from executor.engines.protocols import LaterWrites
 from executor.engines.transformers.heads import HeadedModel
 
 
@@ -25,7 +25,7 @@ class Trained(checkpoints.Saved, Protocol):
     engine: Any
 
 
-def save(trained: Trained, folder: Path, background: Background | None = None) -> None:
+def save(trained: Trained, folder: Path, background: LaterWrites | None = None) -> None:
     """Write this rank's file, rank 0 also the copy for users; a collective."""
     state = {
         "module": {name: compact(tensor) for name, tensor in _module_tensors(trained.model)},

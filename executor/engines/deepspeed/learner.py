@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from executor.engines import states
-from executor.engines.background import Background
 from executor.engines.deepspeed import checkpoints
 from executor.engines.deepspeed.config import clips_itself
 from executor.engines.learner import Learner
+from executor.engines.protocols import LaterWrites
 from executor.engines.scoring import trim
 
 
@@ -53,7 +53,7 @@ class DeepSpeedLearner(Learner):
             self._norm = math.inf
             self.engine.zero_grad()
 
-    def save(self, folder: Path, background: Background | None = None) -> None:
+    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """One file a rank with everything, and a safetensors copy by rank 0; a collective."""
         checkpoints.save(self, folder, background)
 

@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from executor.engines import lora, states, weights
-from executor.engines.background import Background
 from executor.engines.fsdp2 import build, checkpoints, limits
 from executor.engines.fsdp2.config import shards_of
 from executor.engines.learner import Learner
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
-from executor.engines.protocols import EngineSpec
+from executor.engines.protocols import EngineSpec, LaterWrites
 from executor.engines.scoring import own_device, trim
 from executor.engines.transformers import heads
 from executor.samples import Sample
@@ -96,7 +95,7 @@ class Fsdp2Engine(Learner):
         dtype = heads.DTYPES[self.spec.precision]
         return weights.buckets(heads.named_parameters(self.model), bucket_bytes, here=here, dtype=dtype)
 
-    def save(self, folder: Path, background: Background | None = None) -> None:
+    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """Shards as torch's distributed checkpoint, a file a rank, and a safetensors copy; a collective."""
         assert background is None, "refused by name (executor/refusals.py)"
         checkpoints.save(self, folder)
