@@ -312,14 +312,15 @@ class Runs:
 
     def _first(self, used: Iterable[str], backend: Backend | None = None) -> Lacks | None:
         for name in used:
-            slug = "".join(c if c.isalnum() else "-" for c in name.lower())
             backends = self.only_with.get(name, self.trainers)
+            if name in self.features and (backend is None or backend in backends):
+                continue
+            slug = "".join(c if c.isalnum() else "-" for c in name.lower())
             if name not in self.features:
                 return Lacks(code=f"{slug}-not-run", what=name, remedy=FEATURES[name])
-            if backend is not None and backend not in backends:
-                what = f"{name} with {BACKENDS[backend].title}"
-                remedy = f"{FEATURES[name]}, or use --backend {' or '.join(backends)}"
-                return Lacks(code=f"{slug}-not-run", what=what, remedy=remedy)
+            what = f"{name} with {BACKENDS[backend].title}" if backend else name
+            remedy = f"{FEATURES[name]}, or use --backend {' or '.join(backends)}"
+            return Lacks(code=f"{slug}-not-run", what=what, remedy=remedy)
         return None
 
     def _other_trainer(self, backend: Backend) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
 from rlhfsim.search.micro_batches import lengths_key
+from rlhfsim.search.layouts import Space
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement
 
-MOST_TABLES = 48
-"""Of the six kinds together: those of eight requests."""
+MOST_TABLES = 56
+"""Of the seven kinds together: those of eight requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,6 +40,8 @@ class SharedTables:
     """
 
     options: dict[Key, RoleOptions]
+    layouts: dict[Any, Space]
+    """Those of like roles, see `Pricer`."""
     fitting: dict[Key, OptionTable]
     """Options that fit, before they are timed."""
     roles: dict[Key, OptionTable]
@@ -77,15 +80,17 @@ class SearchCache:
         bytes_ = competing, groups, work, request.max_oom
         times = bytes_, cluster.oversubscription
         synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription
+        space = (
+            competing,
+            domains,
+            work.num_sequences // work.mini_batches,
+            lengths_key(work),
+            work.lora,
+            work.gradients,
+        )
         return SharedTables(
-            options=self._table(
-                competing,
-                domains,
-                work.num_sequences // work.mini_batches,
-                lengths_key(work),
-                work.lora,
-                work.gradients,
-            ),
+            options=self._table(*space),
+            layouts=self._table("layouts", *space),
             fitting=self._table(*bytes_),
             roles=self._table(*times),
             rollouts=self._table(times, "async" in request.switches, request.max_staleness),

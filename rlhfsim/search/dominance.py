@@ -15,6 +15,10 @@ MIX = 6364136223846793005
 """Odd, so that no bit of a class is lost (Knuth's multiplier)."""
 
 
+AT_ONCE = 48
+"""Rows up to which all pairs are compared in one go."""
+
+
 def mixed(classes: Ints, numbers: Ints) -> Ints:
     """Classes that differ wherever classes or numbers do, for all practical purposes: a 64-bit mix."""
     return classes * MIX + numbers
@@ -41,6 +45,10 @@ def _front(columns: Floats, tie: Floats | None) -> Ints:
     """
     keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
     left = np.lexsort(keys)
+    if len(left) <= AT_ONCE:  # one comparison of all pairs; a row that is equal goes behind the first
+        rows = columns[left]
+        beats = np.tril((rows[:, None] >= rows[None]).all(axis=2), -1)
+        return np.asarray(left[~beats.any(axis=1)])
     front: list[int] = []
     while len(left):
         front.append(int(left[0]))

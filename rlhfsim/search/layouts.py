@@ -91,10 +91,12 @@ def role_layouts(
     dropped: Counter[str] = Counter()
     shapes = []
     for shape in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        every = [Layout(**shape, **fields) for fields in sizes[shape["cp"]]]
-        if reason := layout_refusal(request, model, every[0], role):
-            dropped[reason] += len(every)
+        first, *more = sizes[shape["cp"]]
+        smallest = Layout(**shape, **first)
+        if reason := layout_refusal(request, model, smallest, role):
+            dropped[reason] += 1 + len(more)
             continue
+        every = [smallest, *(Layout(**shape, **fields) for fields in more)]
         filled = tuple(x for x in every if micro_batches.has_work(x, batch))
         lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
         dropped[lacking] += len(every) - len(filled)

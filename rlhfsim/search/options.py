@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.frameworks.says import Between, between, value_of
+from rlhfsim.frameworks.says import value_of
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
@@ -153,18 +153,16 @@ def role_variants(
         if says is None or "leaves" in says:
             yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
         return
-    yield from (v for v in _variants(request, role, layout, says) if says is None or between(v) in says)
-
-
-def _variants(
-    request: Request, role: str, layout: Layout, says: Sequence[Between] | None
-) -> Iterator[RolePlacement]:
-    yield RolePlacement(pool=ALONE, layout=layout)
+    if says is None or "stays" in says:
+        yield RolePlacement(pool=ALONE, layout=layout)
     if "offload" in request.left_out or layout.offload_params != "none":
         return
-    if role in TRAINED and (layout.offload_optimizer == "none" or (says is not None and "stays" not in says)):
-        yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)
-    yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
+    if says is None or "optimizer leaves" in says:
+        apart = layout.offload_optimizer == "none" or (says is not None and "stays" not in says)
+        if role in TRAINED and apart:
+            yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)
+    if says is None or "leaves" in says:
+        yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
 
 
 def rollout_variants(

@@ -32,9 +32,11 @@ def framework_call(device: Device, cost: Cost, launched: float) -> Cost:
     micro-batch, so that its host never launches ahead, and cuts or packs the next one meanwhile; around the
     call it carries tensors over process borders. Neither depends on how fast the GPU computes.
     """
-    seconds = {"rl_call_time": 1.0, "rl_layer_time": launched}
-    own = (part("host", n * device[name], name, spread=device.spread(name)) for name, n in seconds.items())
-    return cost + Cost(parts=tuple(p for p in own if p.seconds > 0))
+    own = [
+        part("host", times * device[name], name, spread=device.spread(name))
+        for name, times in (("rl_call_time", 1.0), ("rl_layer_time", launched))
+    ]
+    return Cost(parts=(*cost.parts, *[p for p in own if p.seconds > 0]))
 
 
 def launched_layers(layout: Layout, layers: int, micro_batches: int, *, trained: bool) -> float:

@@ -137,40 +137,47 @@ def violation(backend: Backend, layout: Layout) -> str | None:
 
 def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
     """The rule that a layout breaks, or None."""
-    wanted = (
-        (layout.tp > 1 and not rules.tensor_parallel, "has no tensor parallelism"),
-        (layout.pp > 1 and not rules.pipeline_parallel, "has no pipeline parallelism"),
-        (layout.cp > 1 and not rules.context_parallel, "has no context parallelism here"),
-        (layout.ep > 1 and not rules.expert_parallel, "has no expert parallelism here"),
-        (layout.vp > 1 and not rules.virtual_stages, "has no interleaved pipeline"),
+    runs = _stages(rules, layout)
+    broken = (
+        ("tensor", layout.tp > 1 and not rules.tensor_parallel),
+        ("pipeline", layout.pp > 1 and not rules.pipeline_parallel),
+        ("context", layout.cp > 1 and not rules.context_parallel),
+        ("expert", layout.ep > 1 and not rules.expert_parallel),
+        ("interleaved", layout.vp > 1 and not rules.virtual_stages),
+        ("tp x pp", layout.tp > 1 and layout.pp > 1 and rules.tp_with_pp != "yes"),
+        ("selective", layout.recompute == "selective" and not rules.interleaves_recompute),
+        ("zero", layout.zero not in runs),
+        ("offload", layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages),
+        ("shards", layout.shards is not None and layout.zero not in rules.hybrid_stages),
+        ("experts in shards", layout.shards is not None and layout.ep > 1),
+        ("share", layout.offload_fraction < 1 and layout.zero not in rules.partial_offload),
         (
-            layout.tp > 1 and layout.pp > 1 and rules.tp_with_pp != "yes",
-            f"with tp x pp together is {rules.tp_with_pp}",
-        ),
-        (layout.recompute == "selective" and not rules.interleaves_recompute, "has no selective recompute"),
-        (
-            layout.zero not in _stages(rules, layout),
-            f"runs ZeRO {_listed(_stages(rules, layout))} with this tp and pp, not ZeRO-{layout.zero}",
-        ),
-        (
-            layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages,
-            f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
-        ),
-        (
-            layout.shards is not None and layout.zero not in rules.hybrid_stages,
-            f"shards over a part of the ranks with ZeRO {_listed(rules.hybrid_stages)} only",
-        ),
-        (layout.shards is not None and layout.ep > 1, "shards experts over all ranks"),
-        (
-            layout.offload_fraction < 1 and layout.zero not in rules.partial_offload,
-            f"offloads a share of the optimizer states with ZeRO {_listed(rules.partial_offload)} only",
-        ),
-        (
+            "weights stay",
             rules.offloads_all and layout.offload_optimizer != "none" and layout.offload_params == "none",
-            "offloads optimizer states together with the weights (offload_params) only",
         ),
     )
-    return next((f"{rules.title} {reason}" for broken, reason in wanted if broken), None)
+    rule = next((name for name, is_broken in broken if is_broken), None)
+    return rule and f"{rules.title} {_meaning(rules, layout)[rule]}"
+
+
+def _meaning(rules: BackendRules, layout: Layout) -> dict[str, str]:
+    """What each rule of `broken_rule` says of a backend."""
+    runs = _listed(_stages(rules, layout))
+    return {
+        "tensor": "has no tensor parallelism",
+        "pipeline": "has no pipeline parallelism",
+        "context": "has no context parallelism here",
+        "expert": "has no expert parallelism here",
+        "interleaved": "has no interleaved pipeline",
+        "tp x pp": f"with tp x pp together is {rules.tp_with_pp}",
+        "selective": "has no selective recompute",
+        "zero": f"runs ZeRO {runs} with this tp and pp, not ZeRO-{layout.zero}",
+        "offload": f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
+        "shards": f"shards over a part of the ranks with ZeRO {_listed(rules.hybrid_stages)} only",
+        "experts in shards": "shards experts over all ranks",
+        "share": f"offloads a share of the optimizer states with ZeRO {_listed(rules.partial_offload)} only",
+        "weights stay": "offloads optimizer states together with the weights (offload_params) only",
+    }
 
 
 def broken_sums(rules: BackendRules, layout: Layout) -> str | None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -50,9 +50,14 @@ LEAST = 1e-3
 @lru_cache(maxsize=512)
 def normals(name: str, seed: int = SEED) -> Floats:
     """(draws,) standard normals of what has this name, stratified: its quantiles are exact."""
-    strata = (generator(seed, name).permutation(DRAWS) + 0.5) / DRAWS
+    return _quantiles()[generator(seed, name).permutation(DRAWS)]
+
+
+@cache
+def _quantiles() -> Floats:
+    """(draws,) of a standard normal in the middle of each stratum, rising."""
     inverse = NormalDist().inv_cdf
-    return np.array([inverse(p) for p in strata.tolist()])
+    return np.array([inverse((i + 0.5) / DRAWS) for i in range(DRAWS)])
 
 
 def two_sided(value: float, low: float, high: float, z: Floats) -> Floats:
