@@ -48,6 +48,9 @@ COMMANDS = {
 }
 """Sub-command -> one line of help; the code is `rlhfsim.cli.<command>`, `-` written `_`."""
 
+STARTS_OTHERS = ("launch", "demo")
+"""Commands whose processes run other people's code too."""
+
 
 class LazyGroup(click.Group):
     """A click group that imports a command's module only when it runs."""
@@ -154,9 +157,14 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def _import_command() -> None:
-    """Import the module of the command while Ctrl-C still ends the process at once; errors come later."""
+    """Import the module of the command while Ctrl-C still ends the process at once; errors come later.
+
+    Pydantic would look for plugins in every installed package; where only our own code runs there are none.
+    """
     name = next((word for word in sys.argv[1:] if word in COMMANDS), None)
     if name is not None:
+        if name not in STARTS_OTHERS:
+            os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         with suppress(Exception):
             cli.get_command(click.Context(cli), name)
 

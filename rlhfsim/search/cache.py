@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
+from rlhfsim.search.layouts import Space, role_layouts
 from rlhfsim.search.micro_batches import lengths_key
-from rlhfsim.search.layouts import Space
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.dataflow import TRAINED
 
 MOST_TABLES = 56
 """Of the seven kinds together: those of eight requests."""
@@ -41,7 +42,7 @@ class SharedTables:
 
     options: dict[Key, RoleOptions]
     layouts: dict[Any, Space]
-    """Those of like roles, see `Pricer`."""
+    """Those of like roles, see `space`."""
     fitting: dict[Key, OptionTable]
     """Options that fit, before they are timed."""
     roles: dict[Key, OptionTable]
@@ -54,6 +55,21 @@ class SharedTables:
     def tables(self, key: Key) -> dict[Key, OptionTable]:
         """Where the table of a role is."""
         return self.rollouts if key.role == "rollout" else self.roles
+
+    def space(self, request: Request, models: Models, key: Key) -> Space:
+        """The layouts of a role: those of like roles where they are known, and no refusal names a role."""
+        role, trained, model = key.role, key.role in TRAINED, models.of(key.role)
+        domain = domain_of(request.cluster.node_groups[key.hardware])
+        fixed = tuple(sorted(request.fix.get(role, {}).items()))
+        limits = tuple(replace(limit, role="") for limit in request.limits if limit.role == role)
+        adapted = role == "actor" and request.workload.lora is not None
+        name = key.gpus, domain, model.with_value_head(), trained, adapted, fixed, limits
+        if name in self.layouts:
+            return self.layouts[name]
+        space = role_layouts(request, role, model, key.gpus, domain, trained=trained)
+        if not any(role in reason for reason in space.dropped):
+            self.layouts[name] = space
+        return space
 
 
 class SearchCache:

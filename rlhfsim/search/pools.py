@@ -50,6 +50,7 @@ MANY = 100_000
 """More sync classes than a role has."""
 Bound = Callable[[Numbers], Floats]
 """What no plan of the skeleton with these numbers of a pool goes below."""
+Alone = Sequence[Combinations]
 SyncSeconds = Callable[[Ints, Ints], Floats]
 """Seconds of the weight path for rows of the actor's and of the rollout's table; inf: unavailable."""
 
@@ -117,15 +118,22 @@ class Subproblem:
         return [c.role for c in self.calls if c.kind in SCORING and c.role in self.group]
 
 
-def pool_table(subproblem: Subproblem, bound: Bound, limit: float, *, beam: int | None = None) -> PoolTable:
+def alone(subproblem: Subproblem) -> Alone:
+    """Each role by itself, in the order of the group."""
+    return [_role(subproblem, i) for i in range(len(subproblem.group))]
+
+
+def pool_table(
+    subproblem: Subproblem, bound: Bound, limit: float, each: Alone | None = None, *, beam: int | None = None
+) -> PoolTable:
     """The combinations that fit and are not dominated; only those with a bound up to `limit` may win.
 
     Roles are merged one by one. A combination of some is dropped when its numbers with the fastest options
     of the roles to come cannot win, when its bytes with the leanest of them do not fit, or when another one
     of its class is no worse in any number and any moment. With `beam` only so many with the least bound go
-    on: a quick look, not a proof.
+    on: a quick look, not a proof. `each`: the roles `alone`, where they are known.
     """
-    merge = _Merge(subproblem, bound, limit, beam)
+    merge = _Merge(subproblem, each or alone(subproblem), bound, limit, beam)
     first = merge.roles[0]
     start = Combinations(
         rows=np.empty((1, 0), np.int64),
@@ -147,11 +155,13 @@ def pool_table(subproblem: Subproblem, bound: Bound, limit: float, *, beam: int 
 class _Merge:
     """The roles of a pool, merged one by one; `rows` and `numbers` are the whole combinations that stay."""
 
-    def __init__(self, subproblem: Subproblem, bound: Bound, limit: float, beam: int | None) -> None:
+    def __init__(
+        self, subproblem: Subproblem, each: Alone, bound: Bound, limit: float, beam: int | None
+    ) -> None:
         self.subproblem, self.bound, self.limit, self.beam = subproblem, bound, limit, beam
         group = subproblem.group
         self.order = sorted(range(len(group)), key=lambda i: MERGE.index(group[i]))
-        self.roles = [_role(subproblem, i) for i in self.order]
+        self.roles = [each[i] for i in self.order]
         self.counts: Counter[str] = Counter()
         self.shortfall = np.inf
         self.rows = np.empty((0, len(group)), np.int64)

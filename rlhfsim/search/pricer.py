@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.kernels.devices import device_on, domain_of
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, host_of, rested, role_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
@@ -20,7 +20,7 @@ from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import OptionTimes
-from rlhfsim.search.layouts import Space, role_layouts, rollout_layouts
+from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
     AnyRolePlacement,
@@ -216,7 +216,7 @@ class Pricer:
     def _options(self, key: Key) -> RoleOptions:
         """Every option of a role in the space, those that do not fit included."""
         if key not in self._shared.options:
-            role, space = key.role, self._space(key)
+            role, space = key.role, self._shared.space(self.request, self.models, key)
             shapes = tuple(
                 tuple(
                     tuple(
@@ -234,21 +234,6 @@ class Pricer:
                 legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
             )
         return self._shared.options[key]
-
-    def _space(self, key: Key) -> Space:
-        """The layouts of a role; of like roles the same, unless a refusal names the role."""
-        role, trained, domain = key.role, key.role in TRAINED, domain_of(self.hardware(key))
-        asked = tuple(sorted(self.request.fix.get(role, {}).items()))
-        limits = tuple(replace(x, role="") for x in self.request.limits if x.role == role)
-        trunk = self.models.of(role).with_value_head()
-        adapted = role == "actor" and self.request.workload.lora is not None
-        name = key.gpus, domain, trunk, trained, adapted, asked, limits
-        if name in self._shared.layouts:
-            return self._shared.layouts[name]
-        space = role_layouts(self.request, role, self.models.of(role), key.gpus, domain, trained=trained)
-        if not any(role in reason for reason in space.dropped):
-            self._shared.layouts[name] = space
-        return space
 
     def every(self, key: Key) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""

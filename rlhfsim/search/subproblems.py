@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from rlhfsim.memory.components import NO_SYNC, SyncBytes
 from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.search.agreement import Agreement, agree_apart, agreements
 from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
-from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
+from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
+from rlhfsim.search.least import Least, generating, least
 from rlhfsim.search.options import Key, OptionTable
-from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, pool_table
+from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, alone, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
@@ -31,15 +32,15 @@ BEAM = 300
 """Combinations of a pool that the warm start carries from role to role."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Least:
-    """The least that a pool can contribute, role by role."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Open:
+    """A skeleton that is opened again and again: what does not depend on how far."""
 
-    numbers: Numbers
-    legal: int
-    """Combinations of its roles."""
-    fitting: int
-    """Those whose roles fit by themselves."""
+    skeleton: Skeleton | None = None
+    outline: tuple[Floats, Sequence[Numbers]] | None = None
+    """Seconds of the fastest transfer, and the least numbers of its pools."""
+    roles: dict[int, tuple[Subproblem, Sequence[Combinations]]] = field(default_factory=dict)
+    """Of each pool the subproblem, and its roles alone."""
 
 
 class Subproblems:
@@ -51,6 +52,7 @@ class Subproblems:
         self._least: dict[tuple[object, ...], Least] = {}
         self._pools: dict[tuple[object, ...], PoolTable] = {}
         self._lean: dict[tuple[object, ...], OptionTable] = {}
+        self._open = _Open()
         self.paths = Paths(request, models, pricer.paths)
 
     def of(self, request: Request) -> Subproblems:
@@ -100,29 +102,8 @@ class Subproblems:
         name = _pool(partition, index, gpus), continuous
         if name not in self._least:
             tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
-            self._least[name] = self._sum(tables, continuous=continuous)
+            self._least[name] = least(tables, self.request.workload, continuous=continuous)
         return self._least[name]
-
-    def _sum(self, tables: Sequence[OptionTable], *, continuous: bool) -> Least:
-        legal, fitting = prod(t.legal for t in tables), prod(map(len, tables))
-        if not fitting:
-            return Least(numbers=Numbers(np.full(Numbers.FIXED + STREAM_CHUNKS, inf)), legal=legal, fitting=0)
-        others = [t for t in tables if t.key.role != "rollout"]
-        score = sum(float(t.times.ready.min()) for t in others)
-        if any(t.times.run.any() for t in others):
-            score += head_seconds(self.request.workload)
-        numbers = Numbers.of(
-            pieces=np.zeros(STREAM_CHUNKS),
-            r=score,
-            f=score,
-            x=sum(float(t.times.training.min()) for t in others),
-            peak=max(t.least_bytes for t in tables),
-        )
-        for table in tables:
-            if table.key.role == "rollout":
-                numbers.a[...] = generating(table, continuous=continuous).min()
-                numbers.values[Numbers.FIXED :] = table.pieces.min(axis=0)
-        return Least(numbers=numbers, legal=legal, fitting=fitting)
 
     # --- the weight path ----------------------------------------------------------------------------
 
@@ -143,22 +124,37 @@ class Subproblems:
 
         `numbers`: of combinations of pool `index`, in place of the least that it contributes.
         """
-        partition, sync = skeleton.partition, np.array(self.least_sync(skeleton))
-        pools = []
-        for i, gpus in enumerate(skeleton.sizes):
-            if i == index and numbers is not None:
-                pools.append(numbers)
-                continue
-            least = self.least(partition, i, gpus).numbers
-            pools.append(
-                least.delayed(sync) if partition.joined and i == partition.pool_of("actor") else least
-            )
-        return objective_bound(partition, self.request, pools, sync)
+        sync, pools = self._outline(skeleton)
+        if index is not None and numbers is not None:
+            pools = [numbers if i == index else least for i, least in enumerate(pools)]
+        return objective_bound(skeleton.partition, self.request, pools, sync)
+
+    def _outline(self, skeleton: Skeleton) -> tuple[Floats, Sequence[Numbers]]:
+        """The fastest transfer of a skeleton, and the least that each of its pools contributes with it."""
+        known = self._opened(skeleton)
+        if known.outline is None:
+            partition, sync = skeleton.partition, np.array(self.least_sync(skeleton))
+            pools = [self.least(partition, i, gpus).numbers for i, gpus in enumerate(skeleton.sizes)]
+            actor = partition.pool_of("actor")
+            if partition.joined and actor is not None:
+                pools[actor] = pools[actor].delayed(sync)
+            known.outline = sync, pools
+        return known.outline
+
+    def _opened(self, skeleton: Skeleton) -> _Open:
+        """What is known of a skeleton while it is looked at further and further."""
+        if self._open.skeleton is not skeleton:
+            self._open = _Open(skeleton=skeleton)
+        return self._open
 
     def pool(self, skeleton: Skeleton, index: int, limit: float) -> PoolTable:
         """The combinations of one pool that may beat `limit` in this skeleton."""
-        subproblem = self.subproblem(skeleton, index)
-        return pool_table(subproblem, lambda numbers: self.bound(skeleton, index, numbers), limit)
+        roles = self._opened(skeleton).roles
+        if index not in roles:
+            subproblem = self.subproblem(skeleton, index)
+            roles[index] = subproblem, alone(subproblem)
+        subproblem, each = roles[index]
+        return pool_table(subproblem, lambda numbers: self.bound(skeleton, index, numbers), limit, each)
 
     def beam(self, skeleton: Skeleton, index: int) -> PoolTable:
         """Some combinations of one pool: a quick look, kept for like skeletons."""
@@ -388,8 +384,3 @@ def _pool(partition: Partition, index: int, gpus: int) -> tuple[object, ...]:
         partition.adapters_only,
         partition.schedule.double_buffered,
     )
-
-
-def generating(table: OptionTable, *, continuous: bool) -> Floats:
-    """Seconds of generation of each option: of a batch, or per batch where the engine never drains."""
-    return table.continuous if continuous else table.times.ready
