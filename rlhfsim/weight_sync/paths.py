@@ -81,19 +81,25 @@ def broadcast(
     request 1264). With `lanes` each pipeline stage sends its own part (slime, miles), without them
     every tensor first goes to all stages (Megatron-Bridge `export_hf_weights`). Names are Python of
     the host, which runs ahead of the GPU's bytes. Without `overlapped` the stages follow each other;
-    without `loaded` the bytes stop in the receivers' buffers.
+    without `loaded` the bytes stop in the receivers' buffers. Where the engine quantises
+    (`sync_quantised_on_arrival`), BF16 crosses the wire and every receiver casts all that it is sent.
     """
-    count = num_buckets(ends, ends.sent)
+    late = bool(ends.source["sync_quantised_on_arrival"])
+    wired = _unquantised(ends) if late else ends
+    count = num_buckets(ends, wired.sent)
     stages = ends.train.pp if lanes and not ends.sharded else 1
-    gathers = gather(ends, all_stages=not lanes)
-    small = quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages)
-    arrive = [load(ends), staging(ends)] if loaded else []
-    chain = [*split(joined("gather", gathers, small)), wire(ends, ends.sent, nics), *arrive]
+    ready = gather(ends, all_stages=not lanes)
+    if not late:
+        small = quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages)
+        ready = joined("gather", ready, small)
+    placed = joined("load", quantise_all(ends), load(ends)) if late else load(ends)
+    arrive = [placed, staging(wired)] if loaded else []
+    chain = [*split(ready), wire(ends, wired.sent, nics), *arrive]
     cost = serial([start(ends), calls(ends, count)]) + (
         pipelined(chain, count) if overlapped else serial(chain)
     )
     held = 2 * bucket(ends)
-    return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
+    return Priced(cost=cost, bytes_moved=wired.sent, train_bytes=held, rollout_bytes=held)
 
 
 def broadcast_per_parameter(ends: Route) -> Priced:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import gather_rate, network
@@ -370,6 +371,23 @@ def test_quantising_halves_the_wire_and_needs_fp8_hardware() -> None:
     assert h100["quantised"].bytes_moved == pytest.approx(h100["broadcast"].bytes_moved / 2)
     assert h100["quantised"].available
     assert not named("a100_sxm")["quantised"].available
+
+
+def test_an_engine_that_quantises_what_arrives_is_sent_bf16() -> None:
+    small = RolloutLayout(tp=8, dp=2, precision="fp8")
+
+    def by(framework: str) -> paths.Priced:
+        return paths.broadcast(ends(TRAIN, small, on=device(profile=with_software(H100, framework))))
+
+    nemo, verl, slime = map(by, ("nemo-rl", "verl", "slime"))
+    assert nemo.bytes_moved == verl.bytes_moved == DENSE.num_params * 2
+    assert slime.bytes_moved == pytest.approx(DENSE.num_params, rel=0.05)
+    # 141 GB over one NIC, nothing else of a dense model is as slow
+    on = device()
+    assert nemo.cost.seconds == pytest.approx(DENSE.num_params * 2 / network(on).value, rel=0.1)
+    assert nemo.cost.seconds > 1.5 * slime.cost.seconds
+    bf16 = paths.broadcast(ends(TRAIN, ROLLOUT, on=device(profile=with_software(H100, "nemo-rl"))))
+    assert bf16.cost.seconds == pytest.approx(nemo.cost.seconds, rel=0.1)
 
 
 def test_a_delta_moves_six_bytes_per_changed_element() -> None:

@@ -18,5 +18,12 @@ COSTS = Costs(
         ),
         "rl_call_time": Coefficient(value=1.12, low=0.246, high=1.12, source=_SIX_ROWS, dimension="s"),
         "controller_time": Coefficient(value=0.94, low=0.0, high=4.13, source=_SIX_ROWS, dimension="s"),
+        "sync_quantised_on_arrival": Coefficient(
+            value=1.0,
+            low=1.0,
+            high=1.0,
+            source="the worker's load_weights casts the BF16 weights that it receives, releases 0.4 to 0.7 "
+            "(NVIDIA-NeMo/RL@nemo_rl/models/generation/vllm/quantization/fp8.py, commit 5fb588932b)",
+        ),
     },
 )

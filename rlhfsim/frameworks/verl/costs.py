@@ -31,6 +31,13 @@ COSTS = Costs(
             "verl@docs/advance/delta_weight_sync.md, commit 1dda039b9c, never scored)",
             dimension="s",
         ),
+        "sync_quantised_on_arrival": Coefficient(
+            value=1.0,
+            low=1.0,
+            high=1.0,
+            source="load_quanted_weights in the vLLM worker (verl 0.9.1, verl/utils/vllm/vllm_quant_utils.py); "
+            "its SGLang rollout quantises before it sends",
+        ),
     },
     by_backend={
         "fsdp2": {
