@@ -48,6 +48,9 @@ def test_every_number_stands_in_for_a_pooled_one_with_its_unit_and_an_interval(n
     for backend in (None, *BACKENDS):
         for coefficient, own in costs_of(name).of(backend).items():
             assert own.dimension == pooled()[coefficient].dimension
+            if own.source.startswith("definition: "):  # what the software does or does not do
+                assert own.low == own.value == own.high
+                continue
             assert own.low < own.high
             assert own.source
             with_software(load_profile("h100"), name, backend)  # ranges are checked

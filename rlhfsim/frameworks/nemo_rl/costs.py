@@ -22,7 +22,7 @@ COSTS = Costs(
             value=1.0,
             low=1.0,
             high=1.0,
-            source="the worker's load_weights casts the BF16 weights that it receives, releases 0.4 to 0.7 "
+            source="definition: the worker's load_weights casts the BF16 weights that it is sent, 0.4 to 0.7 "
             "(NVIDIA-NeMo/RL@nemo_rl/models/generation/vllm/quantization/fp8.py, commit 5fb588932b)",
         ),
     },

@@ -35,7 +35,7 @@ COSTS = Costs(
             value=1.0,
             low=1.0,
             high=1.0,
-            source="load_quanted_weights in the vLLM worker (verl 0.9.1, verl/utils/vllm/vllm_quant_utils.py); "
+            source="definition: load_quanted_weights in the vLLM worker (0.9.1, vllm_quant_utils.py); "
             "its SGLang rollout quantises before it sends",
         ),
     },
