@@ -11,7 +11,7 @@ after, and with one factor a phase from the same runs in place of the fit:
     family  biases of all other families of the framework, each on its own GPU; every run of this one
 
 Everything after is what `rlhfsim estimate` says with the calibrated profile. The step is the logged one; of a row
-that prints phases alone their sum. Rows whose source fitted a cost of the framework are shown as `fitted on`.
+that prints phases alone their sum, with the interval of its step. Rows whose source fitted a cost of the framework are shown as `fitted on`.
 """
 
 from __future__ import annotations
@@ -156,28 +156,28 @@ def priced(run: Observation, profile: Profile) -> Plan:
 def scored(question: str, run: Observation, after: Profile, factors: Mapping[str, float]) -> Scored:
     """One run before and after."""
     cold, plan = run.plan, priced(run, after)
-    held, sums = [], dict.fromkeys(("measured", "before", "after", "low", "high", "factor"), 0.0)
+    held, sums = [], dict.fromkeys(("measured", "before", "after", "factor"), 0.0)
     for clock, seconds in run.medians.items():
         under = run.covers.get(clock, (clock,))
         then = [p for p in plan.prediction.phases if p.name in under]
         before = sum(p.seconds for p in cold.prediction.phases if p.name in under)
         if not before:
             continue
-        below, above = apart(then, {p.name for p in then if biased(p.name)})
+        below, above = apart(then, {p.name: 1.0 for p in then if biased(p.name)})
         after_s = sum(p.seconds for p in then)
         low, high = after_s - below, after_s + above
         if seconds > 0.01 * sum(run.medians.values()):
             held.append(low <= seconds <= high)
-        own = (seconds, before, after_s, low, high, before * factors.get(clock, 1.0))
+        own = (seconds, before, after_s, before * factors.get(clock, 1.0))
         sums = {name: total + part for (name, total), part in zip(sums.items(), own, strict=True)}
+    now = plan.prediction
+    low, high = (sums["after"] * side / now.step_s for side in (now.low_s, now.high_s))
     if run.step_s:
-        cold_s, now = cold.prediction.step_s, plan.prediction
+        cold_s, low, high = cold.prediction.step_s, now.low_s, now.high_s
         sums = {
             "measured": median(run.step_s),
             "before": cold_s,
             "after": now.step_s,
-            "low": now.low_s,
-            "high": now.high_s,
             "factor": cold_s + sums["factor"] - sums["before"],
         }
     return Scored(
@@ -188,7 +188,7 @@ def scored(question: str, run: Observation, after: Profile, factors: Mapping[str
         before_s=sums["before"],
         after_s=sums["after"],
         factor_s=sums["factor"],
-        step_held=sums["low"] <= sums["measured"] <= sums["high"],
+        step_held=low <= sums["measured"] <= high,
         held=tuple(held),
     )
 
@@ -219,7 +219,8 @@ def across(runs: Sequence[Observation], others: Sequence[Observation]) -> Iterat
     factors = factors_of_phases(cases, data)
     for run in runs:
         base = load_profile(run.plan.hardware[0].profile)
-        after = replace(base, biases=section(biases, "other families"), calibration=_origin(others, cases))
+        alone = [replace(known, near=()) for known in biases]  # runs on another GPU are not near
+        after = replace(base, biases=section(alone, "other families"), calibration=_origin(others, cases))
         yield scored("family", run, after, factors)
 
 

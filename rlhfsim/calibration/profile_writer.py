@@ -23,7 +23,7 @@ from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_new
-from rlhfsim.specs.hardware.biases import FrameworkBiases
+from rlhfsim.specs.hardware.biases import FrameworkBiases, NearRun
 from rlhfsim.specs.hardware.calibrated import Point, Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
@@ -167,10 +167,15 @@ def biases_after(calibration: Calibration) -> dict[str, FrameworkBiases]:
 def _plain_biases(known: FrameworkBiases) -> dict[str, Any]:
     rows = [
         {key: value for key, value in (("phase", b.phase), ("mode", b.mode)) if value}
-        | {"factor": _numbers(b.factor)}
+        | {"factor": _numbers(b.factor), "common": round(b.common, 3)}
+        | ({"near": [_plain_near(run) for run in b.near]} if b.near else {})
         for b in known.phases
     ]
     return {"version": known.version, "runs": known.runs, "phases": rows}
+
+
+def _plain_near(run: NearRun) -> dict[str, Any]:
+    return {"at": [round(x, 3) for x in run.at], "log": round(run.log, 4), "reach": round(run.reach, 3)}
 
 
 def _numbers(c: Coefficient) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class Paths:
         """Measured over priced seconds of the path, where runs of the framework say so."""
         cluster = self.request.cluster
         known = cluster.node_groups[actor.hardware].profile.biases.get(cluster.framework or "")
-        factor = bias_of(known, SYNC, partition.path)
-        return factor.value if factor else 1.0
+        entry = bias_of(known, SYNC, partition.path)
+        return entry.factor.value if entry else 1.0
 
     def _classes(self, table: OptionTable) -> dict[int, tuple[object, AnyRolePlacement]]:
         """Of each class the layout that the sync reads, and one of its options."""

@@ -238,8 +238,9 @@ def steps_of(setting: Setting, call: Call, generation: Generation | None) -> lis
 
 def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
     """Measured over priced seconds of a phase, where runs of the framework say so; else 1."""
-    known = bias(phase, setting.placement, setting.workload, setting.cluster, pool)
-    return 1.0 if known is None else known.value
+    params = setting.models.params_of(phase)
+    known = bias(phase, params, setting.placement, setting.workload, setting.cluster, pool)
+    return 1.0 if known is None else known.factor.value
 
 
 def rules_cost(workload: Workload) -> Cost:

@@ -5,12 +5,17 @@ Not known here: modes that a plan does not say, such as the attention kernel.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 from rlhfsim.frameworks.costs import costs_of
-from rlhfsim.specs.hardware.biases import bias_of
+from rlhfsim.specs.hardware.biases import beyond, bias_of
+from rlhfsim.specs.hardware.calibrated import Point
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 
 KINDS = ("generate", "sync", "train", "logprob", "value", "score")
@@ -51,18 +56,53 @@ def pool_of(phase: str, placement: Placement) -> str:
     return placed.pool if placed is not None else placement.actor.pool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """How much longer a phase takes than priced, where the plan lies."""
+
+    factor: Coefficient
+    common: float
+    """Share of the variance of ln factor that all calls of a step have in common."""
+
+
+def point_of(params: float, pool: str, placement: Placement, workload: Workload) -> Point:
+    """Where a phase lies (`specs.hardware.calibrated.COORDINATES`); `params` of its role's model."""
+    numbers = (
+        params,
+        workload.num_sequences,
+        stats(workload.prompt_len).mean,
+        stats(workload.response_len).mean,
+        placement.pool(pool).gpus,
+    )
+    a, b, c, d, e = (math.log(max(1.0, float(x))) for x in numbers)
+    return a, b, c, d, e
+
+
 def bias(
-    phase: str, placement: Placement, workload: Workload, cluster: Cluster, pool: str | None = None
-) -> Coefficient | None:
+    phase: str,
+    params: float,
+    placement: Placement,
+    workload: Workload,
+    cluster: Cluster,
+    pool: str | None = None,
+) -> Bias | None:
     """Measured over priced seconds of a phase of a plan; None: as priced.
 
-    A mode on whose runs the framework's costs were fitted takes nothing from runs of other modes.
+    A mode on whose runs the framework's costs were fitted takes nothing from runs of other modes. `params`
+    of the role's model say how near the plan lies to the runs.
     """
     if cluster.framework is None or not biased(phase):
         return None
-    hardware = placement.pool(pool or pool_of(phase, placement)).hardware
-    known = cluster.node_groups[hardware].profile.biases.get(cluster.framework)
+    name = pool or pool_of(phase, placement)
+    known = cluster.node_groups[placement.pool(name).hardware].profile.biases.get(cluster.framework)
     if known is None:
         return None
     mode = mode_of(phase, placement, workload)
-    return bias_of(known, phase, mode, own_mode=mode in costs_of(cluster.framework).fitted_modes)
+    entry = bias_of(known, phase, mode, own_mode=mode in costs_of(cluster.framework).fitted_modes)
+    if entry is None:
+        return None
+    if not entry.near:
+        return Bias(factor=entry.factor, common=entry.common)
+    more = math.exp(beyond(entry.near, point_of(params, name, placement, workload)))
+    value, low, high = (x * more for x in (entry.factor.value, entry.factor.low, entry.factor.high))
+    return Bias(factor=replace(entry.factor, value=value, low=low, high=high), common=entry.common)

@@ -2,9 +2,14 @@
 
     a profile that was calibrated, on the runs behind it:
         distance d of a phase: from their hull, in e-folds (specs.calibration)
-        upper side of the interval: ln(high / s) -> sqrt(ln(high / s)^2 + (drift d)^2), the lower side alike
+        u^2 = w^2 + r^2 (1 - exp(-(drift d)^2 / r^2))      w: ln(high / s) on the runs, the lower side alike
+        r^2 = ln(high / s)^2 of the plan that no run is near (below) - w^2, at least 0
         the step: with the mean of d over the phases of its critical chain, weighted by their seconds
     any other, on the published runs: the discrepancy of the model (`step.measured`), alike for all phases
+
+Near the runs an interval grows by the drift; far from them it is that of a plan without calibrated runs: a
+run makes no plan less certain, and what runs scatter by (in w) and the drift tell of one spread, a variogram
+with its sill (Matheron 1963, Econ. Geol. 58, 1246).
 
 Not known here: which of the five coordinates matters to which phase; all count alike.
 """
@@ -12,7 +17,7 @@ Not known here: which of the five coordinates matters to which phase; all count 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,7 +28,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.engine_mode import bias, pool_of
+from rlhfsim.step.engine_mode import bias, point_of, pool_of
 from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, mixer_of, nearest, spread
 from rlhfsim.step.measured import FAR as FAR_RUN
 from rlhfsim.step.measured import widened as wider
@@ -47,18 +52,13 @@ class Outside:
 
 def point(phase: str, models: Sequence[PlannedModel], workload: Workload, placement: Placement) -> Point:
     """Where a phase of a plan lies (`specs.hardware.calibrated.COORDINATES`)."""
-    role = phase.split(".")[0]
+    return point_of(_params(phase, models), pool_of(phase, placement), placement, workload)
+
+
+def _params(phase: str, models: Sequence[PlannedModel]) -> float:
+    """Parameters of the model of the phase's role."""
     params = {model.role: model.params for model in models}
-    pool = pool_of(phase, placement)
-    numbers = (
-        params.get(role) or params["actor"],
-        workload.num_sequences,
-        stats(workload.prompt_len).mean,
-        stats(workload.response_len).mean,
-        placement.pool(pool).gpus,
-    )
-    a, b, c, d, e = (math.log(max(1.0, float(x))) for x in numbers)
-    return a, b, c, d, e
+    return params.get(phase.split(".")[0]) or params["actor"]
 
 
 def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
@@ -84,23 +84,46 @@ def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     if not drifts:
         return plan if plan.nearest else _beside_published_runs(plan, profiles[0])
     away = {item.phase: item.distance or 0.0 for item in outside(plan, profiles)}
-    plan = _as_measured(plan, profiles)
-    prediction, drift = plan.prediction, max(drifts)
-    chain = [p for p in prediction.phases if p.critical]
+    far = _beside_published_runs(plan, profiles[0]).prediction
+    near, drift = _as_measured(plan, profiles).prediction, max(drifts)
+    chain = [p for p in near.phases if p.critical]
     total = sum(p.seconds for p in chain) or 1.0
     mean = sum(p.seconds * away.get(p.name, 0.0) for p in chain) / total
-    phases = tuple(_wider(p, p.seconds, drift * away.get(p.name, 0.0)) for p in prediction.phases)
-    return replace(
-        plan, prediction=_wider(replace(prediction, phases=phases), prediction.step_s, drift * mean)
+    phases = tuple(
+        _farther(p, q, p.seconds, drift * away.get(p.name, 0.0))
+        for p, q in zip(near.phases, far.phases, strict=True)
     )
+    return replace(plan, prediction=_farther(replace(near, phases=phases), far, near.step_s, drift * mean))
+
+
+def _farther(near: T, far: T, seconds: float, drifted: float) -> T:
+    """The interval `drifted` (drift d) away from runs on which it is `near`, and far from which `far`."""
+    if drifted <= 0 or seconds <= 0:
+        return near
+    over, far_over = (math.log(max(side.high_s, seconds) / seconds) for side in (near, far))
+    high = _between(over, far_over, drifted)
+    if near.low_s <= 0:
+        return replace(near, high_s=seconds * math.exp(high))
+    least = math.log(seconds / far.low_s) if far.low_s > 0 else math.inf
+    low = _between(math.log(seconds / min(near.low_s, seconds)), least, drifted)
+    return replace(near, low_s=seconds * math.exp(-low), high_s=seconds * math.exp(high))
+
+
+def _between(near: float, far: float, drifted: float) -> float:
+    """u: one side of an interval, in ln."""
+    room = far**2 - near**2
+    if room <= 0:
+        return near
+    share = drifted**2 if math.isinf(room) else -room * math.expm1(-(drifted**2) / room)
+    return math.sqrt(near**2 + share)
 
 
 def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """The plan with the intervals that runs of its framework gave to phases.
 
     They take the place of the coefficients' own: a factor was measured with the coefficients as they are, so
-    that its interval holds their doubt. Of the step: calls are as far off as each other, since what a
-    framework adds it adds to all; moves and the controller rest on other coefficients, off by themselves.
+    that its interval holds their doubt. Of the step: calls share a part of it, since what a framework adds it
+    adds to all; the rest, moves and the controller are off by themselves.
     """
     cluster = Cluster(
         node_groups=tuple(
@@ -109,29 +132,38 @@ def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
         ),
         framework=plan.framework,
     )
-    phases, told = [], set[str]()
+    phases, told = [], dict[str, float]()
     for phase in plan.prediction.phases:
-        factor = bias(phase.name, plan.placement, plan.workload, cluster)
-        if factor is not None:
+        params = _params(phase.name, plan.models)
+        known = bias(phase.name, params, plan.placement, plan.workload, cluster)
+        if known is not None:
+            factor = known.factor
             low, high = (phase.seconds * x / factor.value for x in (factor.low, factor.high))
             phase = replace(phase, low_s=low, high_s=high)
-            told.add(phase.name)
+            told[phase.name] = known.common
         phases.append(phase)
     if tuple(phases) == plan.prediction.phases:
         return plan
     step = plan.prediction.step_s
     below, above = apart([p for p in phases if p.critical], told)
-    known = replace(plan.prediction, phases=tuple(phases), low_s=max(0.0, step - below), high_s=step + above)
-    return replace(plan, prediction=known)
+    measured = replace(
+        plan.prediction, phases=tuple(phases), low_s=max(0.0, step - below), high_s=step + above
+    )
+    return replace(plan, prediction=measured)
 
 
-def apart(phases: Sequence[PredictedPhase], told: Container[str]) -> tuple[float, float]:
-    """Seconds of a sum below and above it: phases in `told` move together, apart from others."""
-    below, above = [0.0, 0.0], [0.0, 0.0]
-    for p in phases:
-        below[p.name in told] += p.seconds - p.low_s
-        above[p.name in told] += p.high_s - p.seconds
-    return math.hypot(*below), math.hypot(*above)
+def apart(phases: Sequence[PredictedPhase], told: Mapping[str, float]) -> tuple[float, float]:
+    """Seconds of a sum below and above it; `told`: share of a phase's variance that moves with others."""
+    sides = ([(p, p.seconds - p.low_s) for p in phases], [(p, p.high_s - p.seconds) for p in phases])
+    below, above = (
+        math.hypot(
+            math.fsum(off * math.sqrt(told.get(p.name, 0.0)) for p, off in side),
+            *(off * math.sqrt(1 - told[p.name]) for p, off in side if p.name in told),
+            math.fsum(off for p, off in side if p.name not in told),
+        )
+        for side in sides
+    )
+    return below, above
 
 
 def conditions(plan: Plan) -> Conditions:

@@ -13,12 +13,14 @@ from planted_plans import GPU, plan
 from scipy.optimize import minimize
 
 from rlhfsim.api import estimate
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.step.region import outside, point, warnings, widened
+from rlhfsim.step.measured import nearest, spread
+from rlhfsim.step.region import conditions, outside, point, warnings, widened
 
 coordinate = st.floats(-5, 5)
 points = st.tuples(*[coordinate] * 5)
@@ -136,18 +138,26 @@ def test_a_plan_between_two_runs_is_inside(seen: Plan) -> None:
     assert all(item.distance == pytest.approx(0.0, abs=1e-3) for item in outside(seen, [profile]))
 
 
-def test_far_intervals_are_wider_by_the_drift_in_squares(seen: Plan) -> None:
+def test_far_intervals_grow_by_the_drift_until_they_are_those_without_a_run(seen: Plan) -> None:
     profile = calibrated(plan(prompts=16))  # a factor of 4 in the batch
     away, told = math.log(4), on(profile, seen)
+    question = conditions(seen)
+    near = nearest(question)
+    assert near is not None
+    without = Z90 * spread(profile["rl_step_discrepancy"], near.distance)
     for before, after in zip(seen.prediction.phases, told.prediction.phases, strict=True):
         if before.seconds == 0:
             continue
-        up = math.hypot(math.log(before.high_s / before.seconds), 0.2 * away)
+        own, room = math.log(before.high_s / before.seconds), without**2
+        up = math.sqrt(own**2 + room * (1 - math.exp(-((0.2 * away) ** 2) / room)))
         assert after.high_s == pytest.approx(before.seconds * math.exp(up), rel=1e-4)
         assert after.seconds == before.seconds
     assert told.prediction.high_s > seen.prediction.high_s
     assert told.prediction.low_s < seen.prediction.low_s
     assert told.prediction.step_s == seen.prediction.step_s
+    very_far, alone = on(calibrated(plan(prompts=64 * 4**5)), seen), on(load_profile(GPU), seen)
+    assert very_far.prediction.high_s == pytest.approx(alone.prediction.high_s, rel=1e-3)
+    assert very_far.prediction.low_s == pytest.approx(alone.prediction.low_s, rel=1e-3)
 
 
 def test_far_phases_are_told_and_near_ones_are_not(seen: Plan) -> None:

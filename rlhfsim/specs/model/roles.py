@@ -31,6 +31,11 @@ class Models:
         assert model is not None, f"the step has no {role} model"
         return model
 
+    def params_of(self, phase: str) -> float:
+        """Parameters of the model of the role that a phase begins with; the actor's where there is none."""
+        model: ModelSpec | None = getattr(self, phase.split(".")[0], None)
+        return float((model or self.actor).num_params)
+
 
 def models_of(workload: Workload) -> Models:
     """The models a workload names: presets, aliases, paths of a `config.json`, or `same`.
