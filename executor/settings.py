@@ -186,6 +186,15 @@ class Algorithm:
     kl_in: Literal["reward", "loss"] | None = None
     """None: as is usual for the algorithm, see executor/algorithms/recipes.py."""
     entropy_coefficient: NonNegative = 0.0
+    entropy_control: Literal["none", "clip_cov", "kl_cov"] = "none"
+    """Tokens whose probability rises most with their advantage: a share of them gives no gradient (clip_cov),
+    or pays a KL to the old policy (kl_cov)."""
+    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    """Of the tokens of a micro-batch, at least one."""
+    covariance_bounds: tuple[float, float] = (1.0, 5.0)
+    """clip_cov draws among tokens with a covariance between them."""
+    covariance_kl: NonNegative = 1.0
+    """Of kl_cov, times |log ratio|."""
     correction: Literal["none", "truncated", "masked"] = "truncated"
     """Importance correction between rollout and training log-probs."""
     correction_cap: Positive = 2.0

@@ -109,6 +109,10 @@ def actor_loss(
             "kl_estimator": estimator,
             "kl_in": place,
             "entropy_coefficient": settings.entropy_coefficient,
+            "entropy_control": settings.entropy_control,
+            "covariance_share": settings.covariance_share,
+            "covariance_bounds": settings.covariance_bounds,
+            "covariance_kl": settings.covariance_kl,
             "correction": settings.correction,
             "correction_cap": settings.correction_cap,
             "correction_level": settings.correction_level,
@@ -169,6 +173,14 @@ def _online_problems(workload: Workload, settings: Settings, staleness: float) -
             f"top_p {settings.sampling.top_p} samples from another distribution than the log-probs that the "
             "correction compares",
             help="set sampling.top_p to 1, or algorithm.correction to none (with old_logprobs: recompute)",
+        )
+    kind = algorithm.policy_loss or chosen.policy_loss
+    if algorithm.entropy_control != "none" and (kind != "ppo" or algorithm.dual_clip is not None):
+        other = f"policy_loss {kind}" if kind != "ppo" else "dual_clip"
+        yield RlhfsimError(
+            "entropy-control-loss",
+            f"algorithm.entropy_control {algorithm.entropy_control} changes the loss of PPO, not {other}",
+            help="set algorithm.policy_loss to ppo without dual_clip, or use algorithm.entropy_coefficient",
         )
     longest = settings.sampling.max_tokens or int(workload.response_len.maximum)
     if (algorithm.overlong_tokens or 0) > longest:

@@ -346,3 +346,32 @@ def test_kto_worked_by_hand() -> None:
     loss, _ = compute(LossSpec(name="kto", settings={"beta": 0.5, "kl_baseline": 1.0}), batch)
     good, bad = 1 / (1 + exp(-0.5 * (2.0 - 1.0))), 1 / (1 + exp(-0.5 * (1.0 - 1.0)))
     assert loss.item() == pytest.approx(((1 - good) + bad) / 2)
+
+
+@pytest.mark.parametrize("control", ["clip_cov", "kl_cov"])
+def test_entropy_control_holds_back_its_share_of_the_tokens(control: str) -> None:
+    batch = random_batch(pairs=16, tokens=20)
+    settings = {"entropy_control": control, "covariance_share": 0.05, "covariance_bounds": (0.2, 9.0)}
+
+    def gradient(settings: dict[str, Any], batch: Batch = batch) -> tuple[Tensor, dict[str, float]]:
+        assert batch.logprobs is not None
+        learns = replace(batch, logprobs=batch.logprobs.clone().requires_grad_())
+        loss, metrics = compute(LossSpec(name="policy", settings=settings), learns)
+        loss.backward()
+        assert learns.logprobs is not None
+        assert learns.logprobs.grad is not None
+        return learns.logprobs.grad, finish(metrics)
+
+    held, metrics = gradient(settings)
+    again, _ = gradient(settings)
+    assert torch.equal(held, again)  # the same on every rank that has these sequences
+    tokens = int(batch.mask.sum())
+    assert metrics["policy/controlled_fraction"] == pytest.approx(int(0.05 * tokens) / tokens)
+    plain, unclipped = gradient({}), gradient({"clip_low": 1e9, "clip_high": 1e9})
+    before = plain[0] if control == "clip_cov" else unclipped[0]
+    changed = (held != before) & (batch.mask > 0)
+    assert int(changed.sum()) == int(0.05 * tokens)
+    if control == "clip_cov":
+        assert not held[changed].any()
+    empty, metrics = gradient(settings, replace(batch, mask=torch.zeros_like(batch.mask)))
+    assert not empty.any()

@@ -60,6 +60,10 @@ def test_kl_stands_where_the_algorithm_has_it_unless_the_settings_say_so() -> No
         (GRPO, Settings(algorithm=Algorithm(correction="none")), 1, "stale-without-correction"),
         (GRPO, Settings(sampling=Sampling(top_p=0.9)), 0, "top-p-with-correction"),
         (GRPO, Settings(algorithm=Algorithm(kl_estimator="k1")), 0, "k1-in-loss"),
+        *(
+            (GRPO, Settings(algorithm=Algorithm(entropy_control="kl_cov", **more)), 0, "entropy-control-loss")
+            for more in ({"policy_loss": "gspo"}, {"policy_loss": "cispo"}, {"dual_clip": 3.0})
+        ),
         (GRPO, Settings(algorithm=Algorithm(overlong_tokens=1025)), 0, "overlong-exceeds-response"),
         (Workload(algorithm="dpo", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),
         (Workload(algorithm="reward_model", prompts=3, mini_batches=2), Settings(), 0, "split-pair"),

@@ -31,6 +31,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config import FSDPActorConfig
 
 B, T = 8, 11
+COVARIANCE = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
 RNG = np.random.default_rng(20261121)
 
 
@@ -358,6 +359,38 @@ def verl_kind(kind: str, aggregation: str, clip: tuple[float, float], correction
     )
 
 
+def verl_covariance(kind: str, share: float) -> Any:
+    """verl's Clip-Cov with so large a share that all able tokens are chosen, and KL-Cov."""
+    x = policy_inputs()
+    x["advantages"] = normal(B, T)
+    logprobs = x["logprobs"].clone().requires_grad_()
+    constants = {f"{kind}_ratio": share, "clip_cov_lb": 0.1, "clip_cov_ub": 2.0, "ppo_kl_coef": 0.7}
+    named = defaultdict(lambda: None, constants)
+    config = Config(
+        clip_ratio=0.2,
+        clip_ratio_low=0.15,
+        clip_ratio_high=0.3,
+        global_batch_info={},
+        policy_loss=SimpleNamespace(**{name: named[name] for name in COVARIANCE}),
+    )
+    compute = core_algos.get_policy_loss_fn(kind)
+    loss, measured = compute(x["old_logprobs"], logprobs, x["advantages"], x["mask"], "token-mean", config)
+    loss.backward()
+    settings = {
+        "clip_low": 0.15,
+        "clip_high": 0.3,
+        "entropy_control": kind,
+        "covariance_share": share,
+        "covariance_bounds": [0.1, 2.0],
+        "covariance_kl": 0.7,
+        "aggregation": "token",
+    }
+    held = {"policy/controlled_fraction": measured["actor/pg_clipfrac"]} if kind == "clip_cov" else {}
+    return case(
+        f"verl compute_policy_loss_{kind}", x, settings, loss=loss, gradient=logprobs.grad, metrics=held
+    )
+
+
 def overlong() -> Any:
     """TRL's soft punishment of long responses (DAPO, equation 13), before, inside and behind its interval."""
     longest, last = 20, 8
@@ -473,6 +506,8 @@ def recipes() -> dict[str, Any]:
             "cispo", "token", beta=0.0, delta=None, cap=1.3, policy_loss="cispo", clip=(1.0, 0.5)
         ),
         "overlong-trl": overlong(),
+        "policy-verl-clip-cov": verl_covariance("clip_cov", 0.9),
+        "policy-verl-kl-cov": verl_covariance("kl_cov", 0.2),
     }
 
 
