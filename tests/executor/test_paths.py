@@ -127,7 +127,15 @@ def test_given_responses_are_learnt_without_a_rollout(
         {"prompt": f"{i}+", "answer": "1", "chosen": "1", "rejected": "2", "label": i % 2} for i in range(20)
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = runs.plan("naive", algorithm, tiny_model, layout={"dp": 2, "zero": 1}, workload={"prompts": 16})
+    fsdp2 = algorithm == "sft"
+    made = runs.plan(
+        "naive",
+        algorithm,
+        tiny_model,
+        layout={"dp": 2, "zero": 3 if fsdp2 else 1},
+        placement={"backend": "fsdp2" if fsdp2 else "deepspeed"},
+        workload={"prompts": 16},
+    )
     wanted = runs.settings(
         tiny_model,
         iterations=4,
@@ -140,6 +148,7 @@ def test_given_responses_are_learnt_without_a_rollout(
     assert set(outcome.ended.evaluations) == {0, 4}
     assert any(name.startswith("evaluation/") for name in heard.rows[-1])
     model = outcome.files.model
+    assert outcome.files.best.resolve() == model.resolve()
     assert (model / "tokenizer.json").is_file()
     assert has_head(str(model)) == (algorithm == "reward_model")
     if algorithm == "reward_model":
