@@ -8,14 +8,17 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 import click
 
 from rlhfsim.cli import completion
+from rlhfsim.cli.choose import candidates, choose
 from rlhfsim.cli.constraints import requirements
 from rlhfsim.cli.design import design, designed, question
 from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
 from rlhfsim.desk.answer import Asked
+from rlhfsim.desk.comparisons import Candidates
 from rlhfsim.desk.state import Field, Kind, Question, arguments, of_search
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.requirements import narrowed
@@ -78,7 +81,8 @@ def desk(port: int, host: str, ask: str, open: bool) -> None:
     with on_command_line("--ask: "):
         of_search(ask, FIELDS)
     local = is_loopback(host)
-    with Server(host, port, fields=FIELDS, read=partial(asked, files=local), start=ask) as server:
+    readers = {"read": partial(asked, files=local), "candidates": partial(elsewhere, files=local)}
+    with Server(host, port, fields=FIELDS, **readers, start=ask) as server:
         click.echo(f"{server.address}  (Ctrl-C ends it)")
         if not local:
             click.echo(f"whoever reaches {host} can use this page: it asks for no password", err=True)
@@ -121,22 +125,35 @@ def asked(query: str, *, files: bool) -> Asked:
     )
 
 
-def parsed(fields: Question, *, files: bool) -> dict[str, Any]:
-    """Values of the options of `rlhfsim design`.
+def elsewhere(query: str, *, files: bool) -> Candidates:
+    """The candidates of a query, read as `rlhfsim choose` reads its options.
+
+    Raises:
+        RlhfsimError: what `rlhfsim choose` says to these options.
+    """
+    given = parsed(dict(parse_qsl(query)), files=files, command=choose)
+    asked, targets = candidates(given)
+    return Candidates(
+        asked=tuple(asked), targets=targets, steps=given["steps"], confidence=given["confidence"]
+    )
+
+
+def parsed(fields: Question, *, files: bool, command: click.Command = design) -> dict[str, Any]:
+    """Values of the options of `rlhfsim design`, or of another command.
 
     Raises:
         RlhfsimError: a bad value, an option that is not known or of no use here, or a file.
     """
-    words = arguments(fields)
+    words, name = arguments(fields), str(command.name)
     if not files and (named := next(filter(_FILE.search, words), None)):
         raise bad_option(f"{named[:60]!r} names a file", "files are read only where --host is this machine")
     for word in words:
-        if (name := word.split("=")[0]) in ELSEWHERE:
-            raise bad_option(f"{name} is of no use on this page", "leave it out, or use a terminal")
+        if (option_name := word.split("=")[0]) in ELSEWHERE:
+            raise bad_option(f"{option_name} is of no use on this page", "leave it out, or use a terminal")
     try:
-        return design.make_context("design", words).params
+        return command.make_context(name, words).params
     except click.ClickException as error:
-        raise bad_option(error.format_message(), "rlhfsim design --help lists the options") from error
+        raise bad_option(error.format_message(), f"rlhfsim {name} --help lists the options") from error
 
 
 def _fields() -> Mapping[str, Field]:

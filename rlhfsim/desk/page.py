@@ -12,19 +12,9 @@ from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.answer import Answer, Asked
 from rlhfsim.desk.blocks import spoken
+from rlhfsim.desk.choose import choose_panel, tabs
 from rlhfsim.desk.searches import Searches
-from rlhfsim.desk.state import (
-    BASE,
-    Field,
-    Question,
-    command,
-    comparison,
-    kept,
-    of_search,
-    query,
-    to_search,
-    wrong,
-)
+from rlhfsim.desk.state import BASE, Field, Question, command, kept, of_search, query, to_search, wrong
 from rlhfsim.desk.state import State as Asking
 from rlhfsim.desk.view import answer_view
 from rlhfsim.errors import RlhfsimError
@@ -110,7 +100,8 @@ def layout(fields: Fields, start: str) -> Callable[[], Component]:
         header = html.Header(
             [html.H1("rlhfsim desk"), html.P(id={"message": ""}, className="message", role="alert")]
         )
-        main = html.Main([_form(fields), html.Div(id="answer", **spoken(live="off"))], id="main")
+        answer = html.Div(id="answer", **spoken(live="off"))
+        main = html.Main([_form(fields), tabs(), answer, choose_panel(fields)], id="main")
         return html.Div([*stores, header, main])
 
     return served
@@ -234,8 +225,7 @@ def look(asking: Asking, page: str, seen: str, *, searches: Searches) -> tuple[A
     link, pause = to_search(asking), REST_MS if final else POLL_MS
     if shows == seen:
         return no_update, no_update, pause, link
-    commands = command(asking.question), comparison(asking.question)
-    view = answer_view(answer, *commands, base, pinned=bool(pinned))
+    view = answer_view(answer, command(asking.question), base, pinned=bool(pinned))
     return view, shows, pause, link
 
 

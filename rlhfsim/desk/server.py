@@ -17,6 +17,8 @@ from dash import Dash
 from flask import Response, abort, request
 from werkzeug.serving import make_server
 
+from rlhfsim.desk.choose import connect_choose
+from rlhfsim.desk.comparisons import Comparisons, ReadCandidates
 from rlhfsim.desk.page import Fields, connect, layout
 from rlhfsim.desk.searches import Read, Searches
 from rlhfsim.desk.state import query
@@ -35,13 +37,17 @@ POLICY = (
 class Server:
     """The page and its searches, from `with` to its end."""
 
-    def __init__(self, host: str, port: int, *, fields: Fields, read: Read, start: str) -> None:
-        """`read`: see `Searches`; `start`: the question of an address without one."""
+    def __init__(
+        self, host: str, port: int, *, fields: Fields, read: Read, candidates: ReadCandidates, start: str
+    ) -> None:
+        """`read`: see `Searches`; `candidates`: see `Comparisons`; `start`: asked without an address."""
         self._searches = Searches(read)
+        self._comparisons = Comparisons(candidates)
         app = Dash("rlhfsim.desk", title="rlhfsim desk", update_title="", serve_locally=True)
         app.index_string = _index(app.index_string)
         app.layout = layout(fields, start)
         connect(app, fields, lambda question: read(query(question)), self._searches)
+        connect_choose(app, self._comparisons)
         _guard(app, names(host))
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         try:
@@ -65,6 +71,7 @@ class Server:
     ) -> None:
         """Both end."""
         self._server.server_close()
+        self._comparisons.close()
         self._searches.close()
 
     def run(self) -> None:

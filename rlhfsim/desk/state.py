@@ -24,6 +24,8 @@ COMPARED = (
     "steps",
     "deadline",
     "budget",
+    "allow",
+    "more",
 )
 """Fields that `rlhfsim choose` takes too."""
 OTHER_GPUS = ("h200", "b200", "a100-80")
@@ -120,14 +122,23 @@ def command(question: Question) -> str:
     return shlex.join(["rlhfsim", "design", *arguments(question), "--out", "plan.json"])
 
 
-def comparison(question: Question) -> str:
-    """What to type for one table of this work on several kinds and numbers of GPUs."""
+def compared(question: Question, elsewhere: Question) -> Question:
+    """Options of `rlhfsim choose` for a question; `elsewhere`: GPUs and framework, where given."""
     gpu, gpus = question.get("gpu", "h100"), question.get("gpus", "")
-    kinds = dict.fromkeys([gpu, *OTHER_GPUS])
     most = int(gpus) if gpus.isdecimal() else 64
-    same = {name: text for name, text in question.items() if name in COMPARED}
-    sizes = f"{min(8, most)}..{most}"
-    return shlex.join(["rlhfsim", "choose", *arguments(same), "--gpu", ",".join(kinds), "--gpus", sizes])
+    kinds = ",".join(dict.fromkeys([gpu, *OTHER_GPUS]))
+    usual = {"gpu": kinds, "gpus": f"{min(8, most)}..{most}"}
+    return {**work(question), **usual, **elsewhere}
+
+
+def work(question: Question) -> Question:
+    """What a question asks of any GPUs."""
+    return {name: text for name, text in question.items() if name in COMPARED}
+
+
+def comparison(choice: Question) -> str:
+    """What to type for the same table."""
+    return shlex.join(["rlhfsim", "choose", *arguments(choice)])
 
 
 def wrong(

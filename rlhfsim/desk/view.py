@@ -32,10 +32,8 @@ from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff,
 SEARCHING = "Searching: the first answer comes within two seconds."
 
 
-def answer_view(
-    answer: Answer | None, command: str, elsewhere: str, base: Answer | None, *, pinned: bool
-) -> list[Component]:
-    """Everything below the question; `command` gives the same answer, `elsewhere` compares it with others."""
+def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pinned: bool) -> list[Component]:
+    """Everything below the question; `command` gives the same answer."""
     if answer is None:
         return [status(SEARCHING, "busy")]
     if answer.plan is None:
@@ -49,8 +47,7 @@ def answer_view(
     figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
     reasons = [block(item) for item in _reasons(answer)]
     again = block(Code(title="The same answer in plan.json", text=command))
-    table = block(Code(title="Other kinds of GPUs, sizes and frameworks on one table", text=elsewhere))
-    return [*parts, html.Div(figures, className="cards"), *reasons, again, table]
+    return [*parts, html.Div(figures, className="cards"), *reasons, again]
 
 
 # --- how far the search is --------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.cli.desk import FIELDS, asked
+from rlhfsim.cli.desk import FIELDS, asked, elsewhere
 from rlhfsim.desk.server import Server, names
 
 START = "gpus=4&model=0.5b&algorithm=grpo&prompts=64&samples=2&response-len=256"
 VERDICT = (
-    "g => document.querySelector('#answer .verdict')?.innerText.replace(/\\s/g, ' ').includes(g + ' GPUs')"
+    "g => document.querySelector('#answer .verdict')?.innerText.replace(/\\s/g, ' ').includes(g + ' GPU')"
 )
 FINAL = "/^Proven: .* better\\.$/.test(document.getElementById('status')?.innerText)"
 WAIT_MS = 60_000
@@ -26,8 +26,8 @@ GROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(15, 19, 24)"}
 @pytest.fixture(scope="module")
 def desk() -> Iterator[Server]:
     """On a port that the system chose."""
-    read = partial(asked, files=True)
-    with Server("127.0.0.1", 0, fields=FIELDS, read=read, start=START) as server:
+    readers: Any = {"read": partial(asked, files=True), "candidates": partial(elsewhere, files=True)}
+    with Server("127.0.0.1", 0, fields=FIELDS, **readers, start=START) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         yield server
@@ -71,9 +71,32 @@ def test_moving_a_field_designs_anew(desk: Server, browser: Any, width: int) -> 
     )
     assert len(drawn) >= 4
     assert max(drawn) <= width
+    compare(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not [url for url in asked_for if not url.startswith((desk.address, "blob:", "data:"))]
     assert complaints == []
     context.close()
+
+
+def compare(page: Any) -> None:
+    """Candidates on a table; a row asks for its plan; other work makes the table old."""
+    page.click("#tabs button:nth-child(2)")
+    page.fill("#candidates .gpu input", "l4")
+    page.fill("#candidates .gpus input", "1")
+    page.click("#candidates .framework button")
+    page.click(".dash-dropdown-option:has-text('rlhfsim')")
+    page.click("#compare")
+    page.click("#stop", timeout=WAIT_MS)
+    page.wait_for_selector("#table .status:not(.busy)", timeout=WAIT_MS)
+    page.click("#compare")
+    page.click("#table tr.front", timeout=WAIT_MS)
+    page.wait_for_selector("#choose", state="hidden", timeout=WAIT_MS)
+    page.wait_for_function(VERDICT, arg=1, timeout=WAIT_MS)
+    assert all(part in page.url for part in ("gpus=1", "gpu=l4", "framework=rlhfsim", "backend="))
+    page.click("#tabs button:nth-child(2)")
+    assert page.locator("#table tr.now").count() == 1
+    page.fill("#field-prompts input", "32")
+    page.wait_for_selector("#table .status.warn", timeout=WAIT_MS)
 
 
 def status_of(address: str, **headers: str) -> int:

@@ -78,7 +78,7 @@ def test_the_first_answer_is_marked_and_the_proven_one_is_that_of_design(answer:
 
 def shown(answer: Answer | None, base: Answer | None = None, *, pinned: bool = False) -> str:
     """Everything that an answer puts on the page, as text."""
-    parts = answer_view(answer, "rlhfsim design --gpus 4", "rlhfsim choose --gpus 4..4", base, pinned=pinned)
+    parts = answer_view(answer, "rlhfsim design --gpus 4", base, pinned=pinned)
     return json.dumps([part.to_plotly_json() for part in parts], default=lambda c: c.to_plotly_json())
 
 

@@ -9,7 +9,17 @@ import pytest
 from rlhfsim.cli.choose import choose
 from rlhfsim.cli.design import design
 from rlhfsim.cli.desk import FIELDS, asked, parsed
-from rlhfsim.desk.state import State, arguments, command, comparison, of_search, query, to_search, wrong
+from rlhfsim.desk.state import (
+    State,
+    arguments,
+    command,
+    compared,
+    comparison,
+    of_search,
+    query,
+    to_search,
+    wrong,
+)
 from rlhfsim.errors import RlhfsimError
 
 QUESTION = {
@@ -45,12 +55,13 @@ def test_the_command_asks_what_the_page_asks() -> None:
 
 
 def test_the_other_command_compares_the_same_work() -> None:
-    verb, *words = shlex.split(comparison(QUESTION))[1:]
+    verb, *words = shlex.split(comparison(compared(QUESTION, {})))[1:]
     assert verb == "choose"
     given = choose.make_context(verb, words).params
     assert (given["model"], given["algorithm"], given["steps"]) == ("70b", "grpo", 1000)
     assert (given["gpu"], given["gpus"]) == ("h100,h200,b200,a100-80", "8..64")
-    assert shlex.split(comparison({"gpus": "4"}))[-1] == "4..4"
+    assert compared({"gpus": "4"}, {})["gpus"] == "4..4"
+    assert compared({"gpus": "4"}, {"gpu": "l4"})["gpu"] == "l4"
 
 
 def test_every_field_is_an_option_of_design() -> None:

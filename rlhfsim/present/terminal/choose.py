@@ -113,7 +113,7 @@ def notes(
     targets: Sequence[Requirement],
     steps: int | None,
 ) -> Iterator[str]:
-    """How to read the table, and what it leaves out."""
+    """How to read the table, and what it leaves out: that stands in --json."""
     if listed:
         chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
         yield (
@@ -129,7 +129,7 @@ def notes(
         )
     fitting = [x for x in options if x.plan is not None]
     if len(listed) < len(fitting):
-        yield f"{len(fitting) - len(listed)} slower or dearer candidates: --json"
+        yield f"{len(fitting) - len(listed)} slower or dearer candidates: add --json"
     fits = {x.cluster for x in fitting}
     if none := dict.fromkeys(f"{x.gpus} x {x.gpu}" for x in options if x.cluster not in fits):
         yield f"nothing fits on {', '.join(none)}"

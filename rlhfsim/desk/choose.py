@@ -1,0 +1,199 @@
+"""The other tab: the candidates of `rlhfsim choose` for the work of the question; a row asks for its plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
+from dash.exceptions import PreventUpdate
+
+from rlhfsim.desk.blocks import block, spoken
+from rlhfsim.desk.comparisons import Comparison, Comparisons
+from rlhfsim.desk.state import BASE, Field, Question, compared, comparison, to_search, work
+from rlhfsim.desk.state import State as Asking
+from rlhfsim.desk.view import Component, status
+from rlhfsim.present import words
+from rlhfsim.present.html.content import Code
+from rlhfsim.present.terminal.choose import notes, rows, table, warning
+from rlhfsim.what_if.choose import ClusterOption
+
+TABS = {"plan": "Plan", "choose": "Other GPUs and frameworks"}
+CONTROLS = {"gpu": "Kinds of GPUs", "gpus": "Numbers of GPUs", "framework": "Framework"}
+"""What is compared; empty: around the question."""
+POLL_MS = 500
+CHOSEN = ("gpus", "gpu", "framework", "backend")
+"""Fields of the question that a row sets."""
+
+
+def tabs() -> Component:
+    """One answer, or many beside each other."""
+    buttons = [
+        html.Button(text, id={"tab": name}, role="tab", className="on" if name == "plan" else "")
+        for name, text in TABS.items()
+    ]
+    return html.Nav(buttons, id="tabs", role="tablist")
+
+
+def choose_panel(fields: Mapping[str, Field]) -> Component:
+    """The tab: what is compared, how far that is, the table."""
+    offered = ["any", *(name for name in fields["framework"].offered if name != "any")]
+    controls: dict[str, Component] = {
+        name: dcc.Input(id={"elsewhere": name}, type="text", autoComplete="off", spellCheck=False)
+        for name in ("gpu", "gpus")
+    }
+    controls["framework"] = dcc.Dropdown(
+        options=offered, id={"elsewhere": "framework"}, placeholder="any", searchable=False
+    )
+    named = [
+        html.Div([html.Label(label), controls[name]], className=f"field {name}")
+        for name, label in CONTROLS.items()
+    ]
+    buttons = [html.Button("Compare", id="compare"), html.Button("Stop", id="stop", disabled=True)]
+    return html.Div(
+        [
+            html.Div([*named, html.P(buttons, className="row")], id="candidates"),
+            html.Div(id="table"),
+            dcc.Interval(id="ticks", interval=POLL_MS, disabled=True),
+        ],
+        id="choose",
+        hidden=True,
+    )
+
+
+def connect_choose(app: Dash, comparisons: Comparisons) -> None:
+    """The callbacks of the tab."""
+
+    @app.callback(
+        Output("answer", "hidden"),
+        Output("choose", "hidden"),
+        Output({"tab": ALL}, "className"),
+        Input({"tab": ALL}, "n_clicks"),
+        Input({"row": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def on_tab(*_: Any) -> tuple[Any, ...]:
+        if not _clicked():
+            raise PreventUpdate
+        name = ctx.triggered_id.get("tab", "plan")
+        return name != "plan", name != "choose", ["on" if tab == name else "" for tab in TABS]
+
+    @app.callback(
+        Output("table", "children"),
+        Output("ticks", "disabled"),
+        Output("stop", "disabled"),
+        Output({"elsewhere": ALL}, "placeholder"),
+        Input("compare", "n_clicks"),
+        Input("stop", "n_clicks"),
+        Input("ticks", "n_intervals"),
+        Input("state", "data"),
+        State({"elsewhere": ALL}, "value"),
+        State("page", "data"),
+    )
+    def on_compare(*given: Any) -> tuple[Any, ...]:
+        data, values, page = given[-3:]
+        question: Question = data["question"]
+        if ctx.triggered_id == "compare":
+            texts = {name: value or None for name, value in zip(CONTROLS, values, strict=True)}
+            comparisons.start(page, compared(question, {n: t for n, t in texts.items() if t}))
+        if ctx.triggered_id == "stop":
+            comparisons.stop(page)
+        known = comparisons.known(page)
+        running = known is not None and known.running
+        usual = compared(question, {})
+        hints = [usual.get(name, "any") for name in CONTROLS]
+        return list(table_view(known, question)), not running, not running, hints
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input({"row": ALL}, "n_clicks"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def on_row(_: Any, data: Mapping[str, Question]) -> str:
+        if not _clicked():
+            raise PreventUpdate
+        return to_search(asked_by(ctx.triggered_id["row"], data["question"], data[BASE]))
+
+
+def _clicked() -> bool:
+    """Whether something was pressed: rows that have just come trigger too."""
+    return bool(ctx.triggered[0]["value"])
+
+
+def asked_by(row: str, question: Question, base: Question) -> Asking:
+    """The question with the controls of a candidate."""
+    return Asking(question=question | dict(zip(CHOSEN, row.split("|"), strict=True)), base=base)
+
+
+# --- what is shown ----------------------------------------------------------------------------------
+
+
+def table_view(known: Comparison | None, question: Question) -> Iterator[Component]:
+    """How far the comparison is, then its table."""
+    if known is None:
+        yield status("Every candidate is a search of its own: dozens take about a minute.", "")
+        return
+    if known.trouble is not None:
+        yield status(", ".join(filter(None, (known.trouble.message, known.trouble.help))), "bad")
+    elif known.running:
+        yield from _progress(known)
+    else:
+        yield _verdict(known, work(known.question) != work(question))
+        yield from _table(known, question)
+    yield block(Code(title="The same table in a terminal", text=comparison(known.question)))
+
+
+def _progress(known: Comparison) -> Iterator[Component]:
+    if not known.total:
+        yield status("Reading the question.", "busy")
+        return
+    left = (time.monotonic() - known.began) / known.done * (known.total - known.done) if known.done else None
+    soon = f", about {words.seconds(max(10, round(left, -1)))} left" if left else ""
+    yield status(f"{known.done} of {known.total} candidates are designed{soon}.", "busy")
+    yield html.Progress(value=str(known.done), max=str(known.total), **spoken(label="candidates designed"))
+
+
+def _verdict(known: Comparison, stale: bool) -> Component:
+    trouble = warning(known.options, known.targets)
+    if stale:
+        return status(
+            "The work was changed since: compare again. These candidates are of the old one.", "warn"
+        )
+    if trouble:
+        return status(words.capital(trouble) + ".", "bad")
+    best = known.options[0]
+    text = f"Cheapest: {best.gpus} x {best.gpu} with {best.framework} on {best.backend}"
+    return status(f"{text}.", "good")
+
+
+def _table(known: Comparison, question: Question) -> Iterator[Component]:
+    listed = rows(known.options)
+    shown = table(known.options, listed, known.targets, known.steps)
+    if listed:
+        numbers = [str(title).startswith(">") for title in shown.head]
+        head = [
+            html.Th(str(title).removeprefix(">"), scope="col", className="n" if number else "")
+            for title, number in zip(shown.head, numbers, strict=True)
+        ]
+        body = [
+            _row(option, [str(cell.text) for cell in cells], numbers, question)
+            for option, cells in zip(listed, shown.rows, strict=True)
+        ]
+        yield html.Div(
+            html.Table([html.Thead(html.Tr(head)), html.Tbody(body)]), className="scroll", tabIndex="0"
+        )
+        yield html.P("Press a row for its plan.", className="reading")
+    for note in notes(known.options, listed, known.targets, known.steps):
+        yield html.P(note, className="reading")
+
+
+def _row(option: ClusterOption, texts: list[str], numbers: list[bool], question: Question) -> Component:
+    """A row that asks for its plan; the one that is asked now is marked."""
+    name = "|".join(str(getattr(option, field)) for field in CHOSEN)
+    asked = all(question.get(field) == str(getattr(option, field)) for field in CHOSEN)
+    texts[1] = html.Button(texts[1], **spoken(label=f"show {option.gpus} x {option.gpu} {option.framework}"))
+    cells = [html.Td(text, className="n" if n else "") for text, n in zip(texts, numbers, strict=True)]
+    kind = " ".join(filter(None, ("front" if option.on_front else "", "now" if asked else "")))
+    return html.Tr(cells, id={"row": name}, className=kind)
