@@ -81,8 +81,8 @@ def desk(port: int, host: str, ask: str, open: bool) -> None:
     with on_command_line("--ask: "):
         of_search(ask, FIELDS)
     local = is_loopback(host)
-    readers = {"read": partial(asked, files=local), "candidates": partial(elsewhere, files=local)}
-    with Server(host, port, fields=FIELDS, **readers, start=ask) as server:
+    read, compare = partial(asked, files=local), partial(elsewhere, files=local)
+    with Server(host, port, fields=FIELDS, read=read, candidates=compare, start=ask) as server:
         click.echo(f"{server.address}  (Ctrl-C ends it)")
         if not local:
             click.echo(f"whoever reaches {host} can use this page: it asks for no password", err=True)

@@ -54,6 +54,10 @@ def test_the_table_is_no_wider_than_the_terminal_and_one_framework_has_its_train
     assert max(map(len, result.output.splitlines())) <= 100
     assert "megatron" not in result.output
     assert "step kept" in result.output
+    assert "others" not in result.output
+    asked, batch, *_ = result.output.splitlines()
+    assert asked == "GRPO of qwen2.5-0.5b"
+    assert batch.startswith("32 prompts x 4 responses; prompt 1,024 tokens")
 
 
 def test_what_no_framework_runs_is_said() -> None:

@@ -9,10 +9,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, TableData, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn
 from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely, odds_dict
+from rlhfsim.present.terminal.plan import batch, trained
+from rlhfsim.present.verdict import assumed
 from rlhfsim.present.words import signed
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
@@ -29,6 +32,8 @@ def report(
     options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None
 ) -> Iterator[RenderableType]:
     """One line a candidate, the front marked; then what fits nowhere."""
+    if options and options[0].plan is not None:
+        yield from _asked(options[0].plan)
     if trouble := warning(options, targets):
         yield Text(trouble, style="bold red")
     listed = rows(options)
@@ -36,6 +41,14 @@ def report(
         yield drawn(table(options, listed, targets, steps), None)
     for note in notes(options, listed, targets, steps):
         yield Text(note)
+
+
+def _asked(plan: Plan) -> Iterator[RenderableType]:
+    """The work that all candidates do, and what is assumed of it."""
+    yield Text(trained(plan), style="bold")
+    yield Text(batch(plan))
+    if taken := "; ".join(assumed(plan)):
+        yield Text(f"assumed: {taken}")
 
 
 def warning(options: Sequence[ClusterOption], targets: Sequence[Requirement]) -> str | None:
@@ -66,8 +79,10 @@ def table(
     """The candidates that are listed, each beside the other frameworks on its GPUs."""
     chances = chance_titles([t.quantity for t in targets]) or [">fits"]
     money = "USD/step" if steps is None else "USD"
-    head = ("", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}", *chances, "others")
-    cells = [(*_row(x, len(chances)), _others(x, options)) for x in listed]
+    several = len({x.framework for x in options}) > 1
+    head = ["", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}", *chances]
+    cells = [[*_row(x, len(chances)), *([_others(x, options)] if several else [])] for x in listed]
+    head += ["others"] if several else []
     return grid(
         head, cells, fit={"others": WORDS}, styles=["bold green" if _best(x, options) else "" for x in listed]
     )
@@ -115,24 +130,27 @@ def notes(
 ) -> Iterator[str]:
     """How to read the table, and what it leaves out: that stands in --json."""
     if listed:
-        chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
-        yield (
-            "* no other is as fast and as cheap. Each row is the fastest plan that its framework runs, with "
-            "the costs of its software. USD: P10 to P90 over step and price"
-            + (f" of {steps:,} steps, failures counted. " if steps else " of a step. ")
-            + (
-                f"Percentages: probability of {chance}. "
-                if chance
-                else "fits: probability that memory suffices. "
-            )
-            + "others: how much longer a step takes with the best plan of another framework."
-        )
+        yield " ".join(_reading(listed[0], options, targets, steps))
     fitting = [x for x in options if x.plan is not None]
     if len(listed) < len(fitting):
         yield f"{len(fitting) - len(listed)} slower or dearer candidates: add --json"
     fits = {x.cluster for x in fitting}
     if none := dict.fromkeys(f"{x.gpus} x {x.gpu}" for x in options if x.cluster not in fits):
         yield f"nothing fits on {', '.join(none)}"
+
+
+def _reading(
+    option: ClusterOption, options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None
+) -> Iterator[str]:
+    """What the columns of a candidate mean."""
+    yield "* no other is as fast and as cheap."
+    yield "Each row is the fastest plan that its framework runs, with the costs of its software."
+    run = f"{steps:,} steps, failures counted" if steps else "a step"
+    yield f"USD: P10 to P90 over step and price of {run}."
+    chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
+    yield f"Percentages: probability of {chance}." if chance else "fits: probability that memory suffices."
+    if any(x.framework != option.framework for x in options):
+        yield "others: how much longer a step takes with the best plan of another framework."
 
 
 def _usd(value: float) -> str:

@@ -50,6 +50,11 @@ def header(plan: Plan) -> RenderableType:
 
 def task(plan: Plan) -> str:
     """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB (8 nodes of 8), DeepSpeed`."""
+    return f"{trained(plan)} on {hardware_text(plan)}, {BACKENDS[plan.placement.backend].title}"
+
+
+def trained(plan: Plan) -> str:
+    """`PPO of llama-3.1-70b`."""
     names = {m.role: m.name for m in plan.models}
     actor = names["actor"]
     size = next((f" ({m.path})" for m in plan.models if m.role == "actor" and is_size(m.path)), "")
@@ -58,9 +63,7 @@ def task(plan: Plan) -> str:
     adapters = plan.workload.lora
     on = " on 4 bit" if adapters and adapters.base == "nf4" else ""
     lora = f", LoRA rank {adapters.rank}{on}" if adapters else ""
-    backend = BACKENDS[plan.placement.backend].title
-    what = f"{plan.workload.title} of {actor}{size}{beside}{lora}"
-    return f"{what} on {hardware_text(plan)}, {backend}"
+    return f"{plan.workload.title} of {actor}{size}{beside}{lora}"
 
 
 def hardware_text(plan: Plan) -> str:
