@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import click
@@ -52,7 +53,8 @@ Examples:
   rlhfsim whatif half-the-gpus --require 'step_time<150s'
   rlhfsim whatif my-scenario.yaml --csv points.csv --jobs 8
 
-Shipped scenarios: """ + ", ".join(scenario_names())
+\b
+""" + fill(f"Shipped scenarios: {', '.join(scenario_names())}", 90, break_on_hyphens=False)
 
 
 @writer(epilog=EPILOG)

@@ -9,11 +9,11 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import block, spoken
+from rlhfsim.desk.blocks import Component, block, spoken
 from rlhfsim.desk.comparisons import Comparison, Comparisons
 from rlhfsim.desk.state import BASE, Field, Question, compared, comparison, to_search, work
 from rlhfsim.desk.state import State as Asking
-from rlhfsim.desk.view import Component, status
+from rlhfsim.desk.view import status
 from rlhfsim.present import words
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.terminal.choose import notes, rows, table, warning
@@ -193,7 +193,8 @@ def _row(option: ClusterOption, texts: list[str], numbers: list[bool], question:
     """A row that asks for its plan; the one that is asked now is marked."""
     name = "|".join(str(getattr(option, field)) for field in CHOSEN)
     asked = all(question.get(field) == str(getattr(option, field)) for field in CHOSEN)
-    texts[1] = html.Button(texts[1], **spoken(label=f"show {option.gpus} x {option.gpu} {option.framework}"))
-    cells = [html.Td(text, className="n" if n else "") for text, n in zip(texts, numbers, strict=True)]
+    label = f"show {option.gpus} x {option.gpu} {option.framework}"
+    shown = [texts[0], html.Button(texts[1], **spoken(label=label)), *texts[2:]]
+    cells = [html.Td(text, className="n" if n else "") for text, n in zip(shown, numbers, strict=True)]
     kind = " ".join(filter(None, ("front" if option.on_front else "", "now" if asked else "")))
     return html.Tr(cells, id={"row": name}, className=kind)
