@@ -55,14 +55,13 @@ MOST_PROMPT_TOKENS, MOST_TOKENS = 32, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is learnt, and how long."""
+    """What is learnt."""
 
     generator: str
     difficulty: int
     """Statements of a puzzle; digits of a number."""
     warm_up_until: float
     """Accuracy on training problems at which the warm-up ends: all seeds start at about the same."""
-    iterations: int
     text: str
 
 
@@ -71,7 +70,6 @@ TASKS = {
         generator="logic",
         difficulty=2,
         warm_up_until=0.4,
-        iterations=48,
         text="""Two statements a puzzle, half of each kind: which of three letters is larger \
 (`b>c,a>b;a?c=` -> `>`), and who of two people
 tells the truth (`a:-a+-b,b:a*b;ab=` -> ...; - lies, + or, * and). Guessing gives half of the first and, \
@@ -84,7 +82,6 @@ swapped may be.""",
         generator="comparison",
         difficulty=2,
         warm_up_until=0.5,
-        iterations=112,
         text="""`max(37,52)=` -> `52`, `min(37,52)=` -> `37`. A held-out pair is not trained on in either \
 order. Copying one of the
 two numbers at random would be right half the time.""",
@@ -101,21 +98,21 @@ class Recipe:
     mini_batches: int
     learning_rate: float
     critic_learning_rate: float | None = None
+    iterations: int = 112
+    """The learning rate decays to 0 at the last."""
 
 
+_GROUPS = Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4)
 RECIPES = {
-    "grpo": Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4),
-    **{
-        name: Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4)
-        for name in ("rloo", "dapo", "gspo", "cispo")
-    },
+    "grpo": _GROUPS,
+    **{name: replace(_GROUPS, iterations=64) for name in ("rloo", "dapo", "gspo", "cispo")},
     "ppo": Recipe(prompts=256, samples=1, mini_batches=4, learning_rate=5e-4, critic_learning_rate=1e-3),
 }
 
 
 def main() -> None:
     """Run what was asked, then write the three files from all runs there are."""
-    parser = argparse.ArgumentParser(description="Learning curves of real GRPO and PPO runs")
+    parser = argparse.ArgumentParser(description="Learning curves of real runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algorithms", nargs="+", choices=list(RECIPES), default=["grpo", "ppo"])
     parser.add_argument("--task", choices=list(TASKS), default="comparison")
@@ -181,7 +178,7 @@ def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "recipe": asdict(RECIPES[algorithm]),
         "start": accuracy["0"],
-        "end": accuracy[str(TASKS[name].iterations)],
+        "end": accuracy[str(RECIPES[algorithm].iterations)],
         "seconds": time.perf_counter() - begin,
         "warm_up_s": warm_up_s,
         "warm_up_steps": steps,
@@ -255,9 +252,9 @@ def settings(name: str, algorithm: str, model: Path, seed: int) -> Settings:
         algorithm=Algorithm(kl_coefficient=0.0),
         optimizer=optimizer,
         critic_optimizer=critic,
-        iterations=TASKS[name].iterations,
+        iterations=recipe.iterations,
         seed=seed,
-        evaluation=Evaluation(problems=HELD_OUT, every=TASKS[name].iterations // EVALUATIONS),
+        evaluation=Evaluation(problems=HELD_OUT, every=recipe.iterations // EVALUATIONS),
         tracking=Tracking(tensorboard=False),
     )
 
@@ -320,7 +317,8 @@ def _recipe(recipe: Mapping[str, Any]) -> str:
     critic = f", {recipe['critic_learning_rate']:g} of the critic" if recipe["critic_learning_rate"] else ""
     return (
         f"{recipe['prompts']} prompts x {recipe['samples']} samples in "
-        f"{recipe['mini_batches']} mini-batches, learning rate {recipe['learning_rate']:g}{critic}"
+        f"{recipe['mini_batches']} mini-batches, learning rate {recipe['learning_rate']:g}{critic}, "
+        f"{recipe['iterations']} iterations"
     )
 
 
