@@ -1,11 +1,11 @@
-"""Real runs that learn: held-out greedy accuracy before and after GRPO and PPO, several seeds each.
+"""Real runs that learn: held-out greedy accuracy before and after, several seeds of every algorithm.
 
     python lab/benchmarks/learning.py [--seeds 0 1 2] [--algorithms grpo ppo] [--out reports]
 
 A random model of 0.6 M parameters is warmed up by a few supervised steps, then runs on the real stack (vLLM,
 DeepSpeed, Ray) with the disaggregated architecture: one rollout slot, one training slot. Accuracy is that of
 greedy responses to 200 problems whose keys are held out of warm-up and training. Writes learning.json,
-learning.md and learning.svg; runs of other seeds that learning.json already has stay in it.
+learning.md and learning.svg (learning_report.py); other runs that learning.json already has stay in it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from process import bind
 
 from executor.settings import Algorithm, Data, Evaluation, Optimizer, RewardRule, Settings, Tracking
@@ -100,28 +99,37 @@ class Recipe:
     critic_learning_rate: float | None = None
     iterations: int = 112
     """The learning rate decays to 0 at the last."""
+    algorithm: str | None = None
+    """None: the name of the recipe."""
 
 
 _GROUPS = Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4)
 RECIPES = {
     "grpo": _GROUPS,
+    "grpo-64": replace(_GROUPS, iterations=64, algorithm="grpo"),
+    "trl-grpo": replace(_GROUPS, iterations=64),
     **{name: replace(_GROUPS, iterations=64) for name in ("rloo", "dapo", "gspo", "cispo")},
     "ppo": Recipe(prompts=256, samples=1, mini_batches=4, learning_rate=5e-4, critic_learning_rate=1e-3),
 }
 
+OURS = [name for name in RECIPES if name != "trl-grpo"]
+
 
 def main() -> None:
     """Run what was asked, then write the three files from all runs there are."""
+    from learning_report import write
+
     parser = argparse.ArgumentParser(description="Learning curves of real runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--algorithms", nargs="+", choices=list(RECIPES), default=["grpo", "ppo"])
+    parser.add_argument("--algorithms", nargs="+", choices=OURS, default=["grpo", "ppo"])
     parser.add_argument("--task", choices=list(TASKS), default="comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
+    parser.add_argument("--warm", type=Path, help="folder that keeps the warm models for further runs")
     options = parser.parse_args()
     cores = bind()
     for seed in options.seeds:
         for algorithm in options.algorithms:
-            result = measure(options.task, algorithm, seed) | {"cores": cores}
+            result = measure(options.task, algorithm, seed, options.warm) | {"cores": cores}
             print(
                 f"{algorithm} seed {seed}: {result['start']:.3f} -> {result['end']:.3f} "
                 f"in {result['seconds']:.0f} s",
@@ -152,19 +160,14 @@ class Heard:
         print(f"  {finding.code}: {finding.what}", file=sys.stderr, flush=True)
 
 
-def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
+def measure(name: str, algorithm: str, seed: int, kept: Path | None) -> dict[str, Any]:
     """Warm-up and run of one seed."""
     from executor.launch import LaunchOptions, launch
-    from executor.tasks import tiny
-    from executor.tasks.prompts import Generated
 
-    begin, heard = time.perf_counter(), Heard()
+    heard = Heard()
     with tempfile.TemporaryDirectory() as folder:
-        base, model = tiny.build(Path(folder) / "base", seed=seed), Path(folder) / "warm"
-        chosen = TASKS[name]
-        task = Generated(task=chosen.generator, difficulty=chosen.difficulty, seed=seed)
-        steps = warm_up(base, model, task, TASKS[name].warm_up_until)
-        warm_up_s = time.perf_counter() - begin
+        model, warm = start_of(name, seed, kept or Path(folder))
+        begin = time.perf_counter()
         ended = launch(
             plan(algorithm, model),
             settings(name, algorithm, model, seed),
@@ -179,14 +182,33 @@ def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
         "recipe": asdict(RECIPES[algorithm]),
         "start": accuracy["0"],
         "end": accuracy[str(RECIPES[algorithm].iterations)],
-        "seconds": time.perf_counter() - begin,
-        "warm_up_s": warm_up_s,
-        "warm_up_steps": steps,
+        "seconds": time.perf_counter() - begin + warm["warm_up_s"],
+        **warm,
         "iteration_s": statistics.median(b - a for a, b in itertools.pairwise(heard.ends)),
         "load": os.getloadavg()[1],
         "accuracy": accuracy,
         "reward": [row["reward/mean"] for row in ended.rows],
     }
+
+
+def problems_of(name: str, seed: int) -> Any:
+    """The problems of a seed."""
+    from executor.tasks.prompts import Generated
+
+    return Generated(task=TASKS[name].generator, difficulty=TASKS[name].difficulty, seed=seed)  # type: ignore[arg-type]
+
+
+def start_of(name: str, seed: int, folder: Path) -> tuple[Path, dict[str, float]]:
+    """The warm model of a seed, made where it is not there yet, and what its warm-up took."""
+    from executor.tasks import tiny
+
+    model, begin = folder / f"{name}-{seed}", time.perf_counter()
+    took = model / "warm_up.json"
+    if not took.is_file():
+        base = tiny.build(folder / f"{name}-{seed}-base", seed=seed)
+        steps = warm_up(base, model, problems_of(name, seed), TASKS[name].warm_up_until)
+        took.write_text(json.dumps({"warm_up_s": time.perf_counter() - begin, "warm_up_steps": steps}))
+    return model, json.loads(took.read_text())
 
 
 def warm_up(base: Path, model: Path, task: Any, until: float) -> int:
@@ -205,7 +227,7 @@ def plan(algorithm: str, model: Path) -> Plan:
     """Disaggregated: every trained role on one slot, the rollout on another."""
     recipe = RECIPES[algorithm]
     work = Workload(
-        algorithm=algorithm,
+        algorithm=recipe.algorithm or algorithm,  # type: ignore[arg-type]
         model=str(model / "config.json"),
         prompts=recipe.prompts,
         samples=recipe.samples,  # type: ignore[arg-type]
@@ -257,134 +279,6 @@ def settings(name: str, algorithm: str, model: Path, seed: int) -> Settings:
         evaluation=Evaluation(problems=HELD_OUT, every=recipe.iterations // EVALUATIONS),
         tracking=Tracking(tensorboard=False),
     )
-
-
-# --- reports ----------------------------------------------------------------------------------------
-
-
-def write(folder: Path, run: Mapping[str, Any]) -> None:
-    """Add the run to learning.json, and make the other two files of it."""
-    path = folder / "learning.json"
-    known = (
-        [r for r in json.loads(path.read_text())["runs"] if r["task"] == run["task"]]
-        if path.is_file()
-        else []
-    )
-    runs = [r for r in known if (r["algorithm"], r["seed"]) != (run["algorithm"], run["seed"])]
-    runs = sorted([*runs, run], key=lambda r: (r["algorithm"], r["seed"]))
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": "rlhfsim.learning/1", "runs": runs}, indent=1) + "\n")
-    (folder / "learning.md").write_text(report(runs))
-    picture(runs, folder / "learning.svg")
-
-
-def report(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The table, with what was run."""
-    recipes = [
-        f"* {name}: {_recipe(next(r['recipe'] for r in runs if r['algorithm'] == name))}"
-        for name in RECIPES
-        if any(r["algorithm"] == name for r in runs)
-    ]
-    rows = [
-        f"| {r['algorithm']} | {r['seed']} | {r['start']:.3f} | {r['end']:.3f} "
-        f"| {r['end'] - r['start']:+.3f} | {_last(r):.3f} | {r['seconds']:.0f} s | {r['warm_up_s']:.0f} s "
-        f"| {r['warm_up_steps']} | {r['iteration_s']:.2f} s | {r['load']:.1f} |"
-        for r in runs
-    ]
-    passed = sum(r["end"] - r["start"] >= WANTED_RISE and r["seconds"] <= LIMIT_S for r in runs)
-    return TEXT.format(
-        rows="\n".join(rows),
-        recipes="\n".join(recipes),
-        passed=passed,
-        runs=len(runs),
-        rise=WANTED_RISE,
-        limit=LIMIT_S / 60,
-        rise_steps=WARM_UP_OF_RATE,
-        held_out=HELD_OUT,
-        **asdict(TASKS[runs[0]["task"]]),
-        round=ROUND,
-        probes=PROBES,
-        batch=WARM_UP_BATCH,
-        rate=WARM_UP_RATE,
-        cores=runs[0]["cores"],
-    )
-
-
-TEXT = Path(__file__).with_name("learning_report.md").read_text(encoding="utf-8")
-
-
-def _recipe(recipe: Mapping[str, Any]) -> str:
-    critic = f", {recipe['critic_learning_rate']:g} of the critic" if recipe["critic_learning_rate"] else ""
-    return (
-        f"{recipe['prompts']} prompts x {recipe['samples']} samples in "
-        f"{recipe['mini_batches']} mini-batches, learning rate {recipe['learning_rate']:g}{critic}, "
-        f"{recipe['iterations']} iterations"
-    )
-
-
-def _last(run: Mapping[str, Any]) -> float:
-    last: float = statistics.mean(list(run["accuracy"].values())[-3:])
-    return last
-
-
-# --- picture ----------------------------------------------------------------------------------------
-
-COLOURS = {
-    "grpo": "#2166ac",
-    "rloo": "#1b7837",
-    "dapo": "#762a83",
-    "gspo": "#8c510a",
-    "cispo": "#4d4d4d",
-    "ppo": "#b2500c",
-}
-TITLES = {"accuracy": "greedy accuracy, held-out problems", "reward": "mean reward, training samples"}
-
-
-def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """SVG: accuracy above, reward below, one column an algorithm; mean, range and each seed."""
-    import matplotlib.pyplot as plt
-
-    names = [name for name in RECIPES if any(r["algorithm"] == name for r in runs)]
-    plt.rcParams["svg.hashsalt"] = "learning"  # equal runs, equal file
-    figure, axes = plt.subplots(
-        2,
-        len(names),
-        figsize=(4.6 * len(names), 6.4),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for column, name in enumerate(names):
-        for row, (kind, title) in enumerate(TITLES.items()):
-            curves = pd.DataFrame(
-                {r["seed"]: _points(r, kind) for r in runs if r["algorithm"] == name}
-            ).dropna()
-            panel(axes[row][column], curves, COLOURS[name])
-            axes[row][column].set(title=f"{name.upper()}: {title}", ylim=(0, 1))
-        axes[1][column].set_xlabel("iteration")
-    figure.suptitle(
-        "Real runs on 2 CPU cores (line: mean of the seeds; band: smallest to largest; thin: each seed)",
-        fontsize=9,
-    )
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def panel(axes: Any, curves: pd.DataFrame, colour: str) -> None:
-    """`curves`: a column a seed, a row an iteration."""
-    axes.plot(curves, color=colour, linewidth=0.7, alpha=0.5)
-    axes.fill_between(
-        curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, linewidth=0
-    )
-    axes.plot(curves.mean(axis=1), color=colour, linewidth=2.2)
-    axes.grid(axis="y", color="#ddd")
-
-
-def _points(run: Mapping[str, Any], kind: str) -> dict[int, float]:
-    if kind == "accuracy":
-        return {int(step): value for step, value in run["accuracy"].items()}
-    return dict(enumerate(run["reward"], start=1))
 
 
 if __name__ == "__main__":
