@@ -1,6 +1,6 @@
-"""A tiny model learns a game in turns: GRPO on the real stack, held-out greedy accuracy over seeds.
+"""A tiny model learns a game in turns: GRPO on the real stack, greedy accuracy over all ten numbers, several seeds.
 
-    python lab/game.py [--seeds 0 1 2] [--iterations 60]
+    python lab/game.py [--seeds 0 1 2] [--iterations 60] [--out reports]
 
 The game is `guess` (executor/environments/guess.py): a number of one digit in at most four guesses, told `>` or `<`
 after each. Guessing without listening finds it in 0.4 of the games at most; halving the rest always does. The model
@@ -10,6 +10,9 @@ after each. Guessing without listening finds it in 0.4 of the games at most; hal
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
+import statistics
 import sys
 import tempfile
 import time
@@ -31,7 +34,10 @@ TURNS, WARM_UP_STEPS, PROMPTS, SAMPLES = 4, 40, 32, 8
 
 
 class Heard:
-    """A listener that prints accuracies and rewards."""
+    """A listener that prints accuracies and rewards, and keeps when iterations ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
 
     def phase(self, text: str) -> None:
         """To the error stream."""
@@ -39,6 +45,7 @@ class Heard:
 
     def iteration(self, row: Mapping[str, float], total: int) -> None:
         """One line."""
+        self.ends.append(time.perf_counter())
         turns, reward = row["environment/turns_mean"], row["reward/mean"]
         print(f"{row['step']:.0f}: reward {reward:.3f}, {turns:.2f} turns", file=sys.stderr, flush=True)
 
@@ -84,31 +91,58 @@ def settings(model: Path, seed: int, iterations: int) -> Settings:
     )
 
 
-def main() -> None:
-    """Every seed: accuracy by iteration."""
+def measure(seed: int, iterations: int) -> dict[str, Any]:
+    """One seed, as a run of reports/learning.json."""
     from executor.launch import LaunchOptions, launch
     from executor.tasks import sft, tiny
     from executor.tasks.prompts import Generated
 
+    began, heard = time.perf_counter(), Heard()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "warm"
+        base = tiny.build(Path(folder) / "base", seed=seed, layers=2)
+        sft.warm_up(base, model, Generated(task="guess", seed=seed), WARM_UP_STEPS)
+        warm_up_s = time.perf_counter() - began
+        out = LaunchOptions(out=Path(folder) / "run", self_check=False)
+        ended = launch(plan(model), settings(model, seed, iterations), out, heard).ended
+    accuracy = {str(step): value for step, value in sorted(ended.evaluations.items())}
+    return {
+        "task": "guess",
+        "algorithm": "grpo",
+        "seed": seed,
+        "start": accuracy["0"],
+        "end": accuracy[str(iterations)],
+        "seconds": time.perf_counter() - began,
+        "warm_up_s": warm_up_s,
+        "warm_up_steps": WARM_UP_STEPS,
+        "iteration_s": statistics.median(b - a for a, b in itertools.pairwise(heard.ends)),
+        "load": os.getloadavg()[1],
+        "accuracy": accuracy,
+        "reward": [row["reward/mean"] for row in ended.rows],
+    }
+
+
+def main() -> None:
+    """Every seed: accuracy by iteration, and the files of reports/learning.md."""
+    root = Path(__file__).parents[1]
     parser = argparse.ArgumentParser(description="Learning curve of a game in turns")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=root / "reports")
     options = parser.parse_args()
+    sys.path.insert(0, str(root / "lab" / "benchmarks"))
+    from learning_report import write
+
     for seed in options.seeds:
-        began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            model = Path(folder) / "warm"
-            base = tiny.build(Path(folder) / "base", seed=seed, layers=2)
-            sft.warm_up(base, model, Generated(task="guess", seed=seed), WARM_UP_STEPS)
-            out = LaunchOptions(out=Path(folder) / "run", self_check=False)
-            ended = launch(plan(model), settings(model, seed, options.iterations), out, Heard()).ended
-        accuracy = " ".join(f"{step}: {value:.2f}" for step, value in sorted(ended.evaluations.items()))
-        rewards = [row["reward/mean"] for row in ended.rows]
+        run = measure(seed, options.iterations)
+        accuracy = " ".join(f"{step}: {value:.2f}" for step, value in run["accuracy"].items())
+        rewards = run["reward"]
         print(
             f"seed {seed}: greedy accuracy {accuracy}; reward {rewards[0]:.3f} -> {rewards[-1]:.3f}; "
-            f"{time.perf_counter() - began:.0f} s",
+            f"{run['seconds']:.0f} s",
             flush=True,
         )
+        write(options.out, run)
 
 
 if __name__ == "__main__":
