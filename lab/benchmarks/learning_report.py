@@ -31,7 +31,7 @@ from learning import (
 from scipy import stats
 
 CONFIDENCE = 0.95
-GAME = "guess"
+GAME, SEEDS = "guess", (0, 1, 2)
 PEER, MINE = "trl-grpo", "grpo-64"
 TEXT = Path(__file__).with_name("learning_report.md").read_text(encoding="utf-8")
 Run = Mapping[str, Any]
@@ -80,6 +80,7 @@ def report(runs: Sequence[Run]) -> str:
         rows="\n".join(_row(r) for r in [*on_task, *(r for r in runs if r["task"] == GAME)]),
         recipes="\n".join(recipes),
         band="\n".join(_band(on_task)),
+        missing=_missing(runs),
         passed=passed,
         runs=len(ours),
         rise=WANTED_RISE,
@@ -120,6 +121,18 @@ def _summary(runs: Sequence[Run]) -> Iterable[str]:
             yield f"| {name} | {iterations} | {statistics.mean(rises):+.3f} | {_interval(rises)} | {each} |"
 
 
+def _missing(runs: Sequence[Run]) -> str:
+    """Seeds without a run, of whatever has one."""
+    known = {(r["task"], r["algorithm"]) for r in runs}
+    absent = sorted(
+        f"{algorithm}{', game' if task == GAME else ''} seed {seed}"
+        for task, algorithm in known
+        for seed in SEEDS
+        if (task, algorithm, seed) not in {_key(r) for r in runs}
+    )
+    return f"Not run to the end, for lack of time: {'; '.join(absent)}." if absent else "No seed is missing."
+
+
 def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return "one seed"
@@ -132,8 +145,9 @@ def _interval(values: Sequence[float]) -> str:
 def _band(runs: Sequence[Run]) -> Iterable[str]:
     """By iteration: TRL's smallest, mean and largest, our mean, and the difference of equal seeds."""
     ours, theirs = _curves(runs, MINE), _curves(runs, PEER)
-    for step, row in theirs.iterrows():
+    for step, row in theirs.loc[theirs.index.intersection(ours.index)].iterrows():
         mine, difference = ours.loc[step], (ours.loc[step] - row).dropna()
+        row = row[ours.columns]  # equal seeds
         inside = "yes" if row.min() <= mine.mean() <= row.max() else "no"
         each = ", ".join(f"{v:.3f}" for v in mine)
         yield (
