@@ -16,7 +16,7 @@ from executor.coordination import cluster
 from executor.engines.transformers import heads
 from executor.engines.transformers.heads import has_head
 from executor.launch import LaunchOptions, launch
-from executor.settings import Data
+from executor.settings import Checkpoints, Data
 from executor.tasks import tiny
 from executor.weight_transfer.shared_memory import SHARED, prefix
 from rlhfsim.errors import RlhfsimError
@@ -70,6 +70,14 @@ def test_a_folder_with_another_model_than_planned_is_refused(
     assert "3 layers, planned 2;" in error.message
     assert "parameters, planned" in error.message
     assert f"--model {model}/config.json" in str(error.help)
+
+
+def test_a_background_save_with_fsdp2_is_refused_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
+    backend = {"placement": {"backend": "fsdp2"}, "layout": {"dp": 2, "zero": 3}}
+    made = runs.plan("naive", "sft", tiny_model, **backend)
+    error = _refused(made, tmp_path, tiny_model, checkpoints=Checkpoints(background=True), rewards=None)
+    assert error.code == "checkpoint-background"
+    assert "collectives while it writes" in error.message
 
 
 def test_empty_data_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
