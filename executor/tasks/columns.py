@@ -104,7 +104,7 @@ class Columns:
 
     def _pair(self, values: dict[str, Any]) -> Prompt:
         """What both whole conversations of a pair begin with."""
-        begins = []
+        begins: list[Prompt] = []
         for setting in ("chosen_column", "rejected_column"):
             value, column = values.get(self.used[setting]), self.used[setting]
             if isinstance(value, list):
