@@ -3,7 +3,7 @@
 #
 #     bash docs/examples/base_to_policy.sh [FOLDER]
 #
-# Ten minutes on two cores. The model (0.6 M parameters, random) and the data are made on the spot; put your own
+# Twelve minutes on two cores. The model (0.6 M parameters, random) and the data are made on the spot; put your own
 # model folder and file in their places: MODEL=./qwen2.5-0.5b DATA=./mine.jsonl. Every stage is a plan of its own,
 # and starts from the folder `model` of the run before it. SHORT=2 runs two iterations of each stage.
 set -euo pipefail
@@ -16,11 +16,11 @@ model=${MODEL:-$out/base} data=${DATA:-$out/data.jsonl}
 import json, random, sys
 from executor.tasks.prompts import Generated
 
-drawn = random.Random(0)  # rejected answers of one kind only would leave all others unpunished
+drawn = random.Random(0)  # rejected answers as the policy could write them: the other number, any of its length
 task = Generated(task="comparison", difficulty=2, preference="pairs")
 with open(sys.argv[1], "w") as file:
     for problem in task.batch(0, 6000):
-        wrong = [problem.meta["rejected"], str(drawn.randrange(10 ** drawn.randint(1, 4)))]
+        wrong = [problem.meta["rejected"], str(drawn.randrange(10, 100))]
         row = {"prompt": problem.prompt, "answer": problem.answer, "chosen": problem.answer, "rejected": drawn.choice(wrong)}
         if row["rejected"] != row["chosen"]:
             file.write(json.dumps(row) + "\n")
@@ -39,9 +39,9 @@ stage() {
 }
 
 stage sft "$model" 200 2e-3 --algorithm sft --prompts 32 --
-stage reward_model "$out/sft/model" 100 1e-3 --algorithm reward_model --prompts 32 --
+stage reward_model "$out/sft/model" 200 1e-3 --algorithm reward_model --prompts 32 --
 stage ppo "$out/sft/model" 40 2e-4 --algorithm ppo --prompts 128 --mini-batches 4 -- \
-  --set reward_model="$out/reward_model/model" --set algorithm.kl_coefficient=0.1 \
+  --set reward_model="$out/reward_model/model" --set algorithm.kl_coefficient=1.0 \
   --set evaluation.problems=200 --set evaluation.every=10
 stage grpo "$out/sft/model" 40 5e-4 --algorithm grpo --prompts 32 --samples 4 --mini-batches 2 --rules seconds_per_sample=10us -- \
   --set evaluation.problems=200 --set evaluation.every=10

@@ -130,7 +130,7 @@ def _missing(runs: Sequence[Run]) -> str:
         for seed in SEEDS
         if (task, algorithm, seed) not in {_key(r) for r in runs}
     )
-    return f"Not run to the end, for lack of time: {'; '.join(absent)}." if absent else "No seed is missing."
+    return f"Not run to the end: {'; '.join(absent)}." if absent else "No seed is missing."
 
 
 def _interval(values: Sequence[float]) -> str:
