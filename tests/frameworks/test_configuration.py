@@ -236,6 +236,37 @@ def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
         assert (software.head.score_bytes if software else None) == score
 
 
+NEMO_RL = """policy: {model_name: Qwen/Qwen2.5-7B, train_global_batch_size: 512, dtensor_cfg: {enabled: true}}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+TRL_RUN = """num_processes: 8
+model_name_or_path: Qwen/Qwen2.5-7B
+use_vllm: true
+gradient_accumulation_steps: 4
+steps_per_generation: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "old"),
+    [
+        ("nemo-rl", NEMO_RL, "recompute"),
+        ("nemo-rl", NEMO_RL + "loss_fn: {force_on_policy_ratio: true}", "reused"),
+        (
+            "nemo-rl",
+            NEMO_RL + "loss_fn: {force_on_policy_ratio: true}\ngrpo: {seq_logprob_error_threshold: 2}",
+            "recompute",
+        ),
+        ("trl", TRL_RUN, "recompute"),
+        ("trl", TRL_RUN + "vllm_importance_sampling_correction: false", "reused"),
+        ("trl", TRL_RUN + "vllm_importance_sampling_correction: false\nnum_iterations: 2", "recompute"),
+    ],
+)
+def test_old_log_probs_are_those_that_the_framework_takes(name: str, text: str, old: str) -> None:
+    configuration, settings = read_configuration(text, {}, name)
+    assert configuration.run(settings, {}).old_logprobs == old
+
+
 SIZES = {
     "slime": (
         *("rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size", "expert_model_parallel_size"),

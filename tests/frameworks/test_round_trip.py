@@ -167,7 +167,11 @@ NOT_SAID = {
     ("slime", "memory_utilization"): "SGLang counts graphs and activations beside its share",
     ("slime", "old log-probs"): "a question asks for a pass of their own, which slime leaves out",
     ("slime", "a limit of"): "slime keeps no limit of policy versions",
-    ("trl", "old log-probs of the rollout"): "asked for; with several updates TRL computes them again",
+    (
+        "trl",
+        "old log-probs of the rollout",
+    ): "asked for; TRL takes those of the training pass, or computes them",
+    ("nemo-rl", "old log-probs of the rollout"): "asked for; NeMo-RL takes those of the training pass",
     ("trl", "prompts of at most"): "TRL cuts no prompts: the data set is filtered",
 }
 """(framework, how an entry of `unsaid` begins) -> why a design may have what cannot be said."""

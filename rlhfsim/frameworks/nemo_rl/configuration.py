@@ -68,7 +68,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, round(prompts * samples / batch)),
         packing=_packed(s) or s.flag("policy.dynamic_batching.enabled"),
         kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
-        old_logprobs="rollout" if s.flag("loss_fn.force_on_policy_ratio") else "recompute",
+        old_logprobs="reused" if _on_policy(s, prompts * samples, batch) else "recompute",
         lora_rank=s.whole(f"{adapters}.dim", default=8) if s.flag(f"{adapters}.enabled") else 0,
         gradients=_gradients(s, megatron),
         dynamic_sampling=_dynamic_sampling(s, prompts),
@@ -90,6 +90,16 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         staleness=float(s.whole(f"{asynchronous}.max_trajectory_age_steps", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag(f"{asynchronous}.in_flight_weight_updates"),
     )
+
+
+def _on_policy(s: FrameworkSettings, samples: int, batch: int) -> bool:
+    """Whether the ratio is that of the training pass with itself, and no forward for old log-probs runs.
+
+    nemo_rl/algorithms/grpo.py at 002cdc2: `seq_logprob_error_threshold` needs them all the same, and more
+    than one update a step is refused.
+    """
+    forced, needed = s.flag("loss_fn.force_on_policy_ratio"), s.find("grpo.seq_logprob_error_threshold")
+    return forced and needed is None and samples == batch and s.whole("ppo.ppo_epochs", default=1) == 1
 
 
 def _preferences(s: FrameworkSettings, megatron: bool) -> RunDescription:

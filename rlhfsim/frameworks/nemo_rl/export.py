@@ -151,7 +151,7 @@ def _algorithm(plan: Plan) -> Iterator[Setting]:
         if not kl:
             yield Setting(key="loss_fn.reference_policy_kl_penalty", value=0.0)
             yield Setting(key="grpo.skip_reference_policy_logprobs_calculation", value=True)
-    if work.old_logprobs == "rollout":
+    if work.old_logprobs != "recompute" and work.one_update:
         yield Setting(key="loss_fn.force_on_policy_ratio", value=True, why="one forward pass less")
 
 

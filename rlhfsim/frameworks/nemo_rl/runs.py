@@ -78,6 +78,7 @@ RUNS = Runs(
         "FP8 training",
         "micro-batches by tokens",
         "old log-probs of the rollout",
+        "old log-probs of the training pass",
     ),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
     "no role has GPUs of its own but the rollout",

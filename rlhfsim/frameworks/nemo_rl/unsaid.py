@@ -47,6 +47,14 @@ def of_rollouts(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             instead="quantization_ignored_layer_kws by hand",
             of=("rollout.layout.bf16_attention", "workload.rollout_bf16_attention"),
         )
+    once = plan.workload.one_update
+    if plan.workload.old_logprobs == "rollout":
+        yield Unsaid(
+            what="old log-probs of the rollout",
+            instead="of one update a batch those of the training pass, of several computed again",
+            nearest=with_workload(plan, old_logprobs="reused" if once else "recompute"),
+            of=("workload.old_logprobs",),
+        )
     if placement.reward is not None:
         yield Unsaid(
             what="a reward model",

@@ -24,7 +24,7 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.workload import Algorithm
+from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
 
 SEQUENCES = 256
 """Sequences at a time of its vLLM engine."""
@@ -85,7 +85,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         mini_batches=max(1, each // accumulation),
         packing=False,
         kl=s.share("beta", default=0.0) != 0,
-        old_logprobs="recompute" if group(s) > 1 or corrected else "rollout",
+        old_logprobs=_old_logprobs(s, corrected),
         lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0,
         lora_base="nf4" if s.flag("load_in_4bit") else "bf16",
         optimizer="adam8bit" if "8bit" in s.text("optim", default="adamw_torch_fused") else "adam",
@@ -100,6 +100,17 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         **(_modules(layout) if not s.flag("use_vllm") else {"sleep": asleep, "weight_path": path}),
         software=_software(s),
     )
+
+
+def _old_logprobs(s: FrameworkSettings, corrected: bool) -> OldLogprobs:
+    """Of the training pass where one update follows a generation and nothing corrects for the engine.
+
+    grpo_trainer.py: without `old_per_token_logps` the loss takes its own, detached. Several passes over
+    samples within one optimizer step need none either, which a workload cannot say: it has no forward.
+    """
+    if group(s) > 1 or corrected:
+        return "recompute"
+    return "reused" if s.whole("num_iterations", default=1) == 1 else "rollout"
 
 
 # trl/experimental/ppo/ppo_config.py and ppo_trainer.py: the policy's own modules generate, and the value

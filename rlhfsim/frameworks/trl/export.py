@@ -193,7 +193,7 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
     yield Setting(key="vllm_mode", value="server" if apart else "colocate")
     total = longest_prompt(plan) + longest_response(plan)
     yield Setting(key="vllm_max_model_length", value=total)
-    if plan.workload.old_logprobs == "rollout":
+    if plan.workload.old_logprobs != "recompute":
         why = "one forward pass less"
         yield Setting(key="vllm_importance_sampling_correction", value=False, why=why)
     if apart:
@@ -216,11 +216,12 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                 instead="those of a micro-batch are padded to its longest",
                 of=("workload.packing",),
             )
-        updates = plan.workload.mini_batches * plan.workload.epochs
-        if plan.workload.old_logprobs == "rollout" and updates > 1:
+        once = plan.workload.one_update
+        if plan.workload.old_logprobs == "rollout":
             yield Unsaid(
                 what="old log-probs of the rollout",
-                instead=f"with {updates} updates a batch TRL computes them again",
+                instead="of one update a batch those of the training pass, of several computed again",
+                nearest=with_workload(plan, old_logprobs="reused" if once else "recompute"),
                 of=("workload.old_logprobs",),
             )
     rollout = plan.placement.rollout

@@ -64,6 +64,7 @@ RUNS = Runs(
         "LoRA on a 4-bit base",
         "8-bit Adam",
         "old log-probs of the rollout",
+        "old log-probs of the training pass",
     ),
     source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",
 )
