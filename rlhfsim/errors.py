@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+_DRIVES = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters but tab and line end, marks that reorder a line, halves of characters."""
 MAX_LINE = 1500
 """Characters of a line of an error."""
 
@@ -63,11 +68,14 @@ class RlhfsimError(ValueError):
         return "\n".join(map(_plain, lines))
 
 
+def shown(text: str) -> str:
+    """Text that may stand in a terminal: what drives one, reorders a line or is half a character escaped."""
+    return _DRIVES.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def _plain(line: str) -> str:
-    """The line with every character that drives a terminal as its escape, and without its middle if long."""
-    text = "".join(
-        c if c.isprintable() else "\\n" if c == "\n" else c.encode("unicode_escape").decode() for c in line
-    )
+    """A line of an error: as shown, in one line, and without its middle if long."""
+    text = shown(line).replace("\n", "\\n").replace("\t", "\\t")
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 60]} ... {text[-50:]}"
 
 

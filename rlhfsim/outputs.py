@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import Place, RlhfsimError, shown
 
 PREFIX = ".rlhfsim-"
 TEMPORARY = re.compile(re.escape(PREFIX) + r"[0-9a-f]{16}")
@@ -283,7 +283,7 @@ def _bytes(content: str | bytes) -> bytes:
     return content.encode(errors="backslashreplace") if isinstance(content, str) else content
 
 
-# --- cells ------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------
 
 
 def csv_cell(value: object) -> object:
@@ -297,3 +297,9 @@ def csv_cell(value: object) -> object:
         float(value)
         return value
     return f"'{value}"
+
+
+def markdown_text(text: str) -> str:
+    """A name in Markdown: it ends no cell of a table, and is neither link, image, code nor HTML."""
+    plain = re.sub(r"[|\[\]`]", r"\\\g<0>", shown(text.replace("\n", " ")))
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", plain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,6 +18,7 @@ from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
+from rlhfsim.specs.loading import Source as Document
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 
 SCHEMA: Literal["rlhfsim.trace/1"] = "rlhfsim.trace/1"
@@ -37,10 +39,14 @@ WAIT = "wait"
 """Kind of a span in which nobody works."""
 GENERATE = "generate"
 """Kind of the spans of the rollout engine."""
+TRAIN = "train"
+"""Kind of the passes with gradients and of the updates."""
 MEASURED: Literal["measured"] = "measured"
 """`source` of a trace that ran, and `bound_by` of its spans."""
 CounterName = Literal["kv_bytes", "memory_bytes", "host_bytes", "queue_samples", "weight_version", "running"]
 Source = Literal["predicted", "measured"]
+Clock = Annotated[float, Field(ge=0, le=1e9)]
+"""Seconds from the start of the trace; the bound is 30 years."""
 Window = tuple[float, float]
 """Seconds from and to."""
 
@@ -62,8 +68,8 @@ class Span:
     """Which GPUs of the pool: `all`, `replica 3`, `rank 0`."""
     step: Annotated[int, Field(ge=0)]
     """Counted from 0, warm-up steps included."""
-    start_s: float
-    end_s: float
+    start_s: Clock
+    end_s: Clock
     bound_by: str
     """The resource with most of the time; a shared link that slowed it where contention did."""
     version: Annotated[int, Field(ge=0)] | None = None
@@ -94,7 +100,7 @@ class Counter:
     name: CounterName
     pool: str
     group: str = ALL
-    time_s: float
+    time_s: Clock
     value: float
     """Bytes on the fullest GPU (kv_bytes, memory_bytes) or node (host_bytes), samples, version, requests."""
 
@@ -186,7 +192,7 @@ def read_trace(path: str | Path) -> Trace:
     """A trace from a file.
 
     Raises:
-        RlhfsimError: unreadable, malformed (with line), or of another schema version.
+        RlhfsimError: unreadable, malformed, a clock that goes back (with line), another schema version.
     """
     source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
@@ -196,7 +202,37 @@ def read_trace(path: str | Path) -> Trace:
             place=Place(file=str(path)),
             help="write one with: rlhfsim simulate plan.json --trace out.json",
         )
-    return convert(Trace, source)
+    trace = convert(Trace, source)
+    _check_clock(trace, source)
+    return trace
+
+
+def _check_clock(trace: Trace, source: Document) -> None:
+    """That no span is of a step that is not there, and that one model's updates follow each other."""
+    updates: dict[tuple[str, ...], dict[int, tuple[float, float, int]]] = {}
+    for i, span in enumerate(trace.spans):
+        if span.step >= trace.steps:
+            raise RlhfsimError(
+                "no-such-step",
+                f"span {span.name!r} is of step {span.step}, the trace has {trace.steps}, counted from 0",
+                place=source.place(("spans", i, "step")),
+                help="correct step or steps",
+            )
+        if span.kind == TRAIN:
+            of_steps = updates.setdefault((span.name, span.pool, span.group), {})
+            start, end, first = of_steps.get(span.step, (span.start_s, span.end_s, i))
+            of_steps[span.step] = min(start, span.start_s), max(end, span.end_s), first
+    for (name, *_), of_steps in updates.items():
+        for (before, early), (after, late) in pairwise(sorted(of_steps.items())):
+            shared = min(early[1], late[1]) - max(early[0], late[0])
+            if late[0] < early[0] or shared > 0.5 * min(early[1] - early[0], late[1] - late[0]):
+                raise RlhfsimError(
+                    "clock-goes-back",
+                    f"{name!r} of step {after} runs from {late[0]:g} to {late[1]:g} s, of step {before} from "
+                    f"{early[0]:g} to {early[1]:g} s",
+                    place=source.place(("spans", late[2], "start_s")),
+                    help="updates of a model follow each other: is this one trace, of one clock",
+                )
 
 
 def write_trace(path: str | Path, trace: Trace) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ _SHOWN = st.characters(exclude_categories=("Cc", "Cf", "Cs"))
 @given(
     st.lists(
         st.tuples(
-            st.floats(0, 1e9), st.floats(0, 1e9), st.text(_SHOWN, max_size=5), st.none() | st.integers(0, 9)
+            st.floats(0, 1e8), st.floats(0, 1e8), st.text(_SHOWN, max_size=5), st.none() | st.integers(0, 9)
         ),
         max_size=5,
     )
@@ -100,7 +100,11 @@ def test_a_file_has_one_span_or_counter_a_line() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "code", "line"),
     [
-        ('"end_s": 1.5, "bound_by"', '"end_s": -1, "bound_by"', "span-ends-before-start", 9),
+        ('"end_s": 1.5, "bound_by"', '"end_s": -1, "bound_by"', "bad-value", 9),
+        ('"start_s": 0, "end_s": 1.5', '"start_s": 1.5, "end_s": 0.5', "span-ends-before-start", 9),
+        ('"start_s": 1.5, "end_s": 1.5', '"start_s": 1.5, "end_s": 1e30', "bad-value", 10),
+        ('"time_s": 0.5', '"time_s": -0.5', "bad-value", 13),
+        ('"step": 0', '"step": 1', "no-such-step", 9),
         ('"bound_by": "compute", "version": 0', '"bound": "compute", "version": 0', "unknown-key", 9),
         ('"start_s": 0', '"start_s": NaN', "bad-value", 9),
         ('"kv_bytes"', '"kv_byte"', "bad-value", 13),
@@ -119,6 +123,22 @@ def test_a_bad_trace_names_the_line(tmp_path: Path, old: str, new: str, code: st
     assert caught.value.place is not None
     assert caught.value.place.line == line
     assert caught.value.help
+
+
+@pytest.mark.parametrize("second", [(0.5, 1.9), (0, 0.5)])
+def test_updates_of_steps_that_overlap_or_go_back_are_refused(
+    second: tuple[float, float], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    spans = span(0.2, 1.5), span(1.5, 2, step=1), span(0, 0.5, step=1, kind="generate", name="actor.generate")
+    write_trace(path, replace(trace(*spans), steps=2))
+    assert len(read_trace(path).spans) == 3
+    write_trace(path, replace(trace(spans[0], span(*second, step=1)), steps=2))
+    with pytest.raises(RlhfsimError, match=r"'actor.train' of step 1 runs from") as caught:
+        read_trace(path)
+    assert caught.value.code == "clock-goes-back"
+    assert caught.value.place is not None
+    assert caught.value.place.line == 10
 
 
 def test_a_plan_is_not_a_trace(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
 
 
 def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        " ".join([os.getcwd(), *sys.argv]).encode()
+    except UnicodeEncodeError as error:
+        raise RlhfsimError(
+            "not-utf-8", "Ray takes no command or folder whose name is not UTF-8", help="rename it"
+        ) from error
     return {
         "logging_level": logging.ERROR,
         "log_to_driver": False,

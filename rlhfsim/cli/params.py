@@ -41,7 +41,13 @@ class PathName(click.Path):
         """
         if not value or "\0" in os.fspath(value):
             raise bad_option(f"{_name(param)}: {str(value)!r} is no path", "give a file or a folder")
-        if any(len(os.fsencode(part)) > MAX_NAME for part in Path(value).parts):
+        try:
+            sizes = [len(os.fsencode(part)) for part in Path(value).parts]
+        except UnicodeEncodeError as error:
+            raise bad_option(
+                f"{_name(param)}: {str(value)!r} is no path", "give a file or a folder"
+            ) from error
+        if any(size > MAX_NAME for size in sizes):
             raise bad_option(f"{_name(param)}: a name of more than {MAX_NAME} bytes", "give a shorter one")
         return super().convert(value, param, ctx)
 

@@ -24,7 +24,7 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import Place, RlhfsimError, shown
 from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
@@ -82,7 +82,7 @@ def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, 
     if as_json:
         click.echo(json.dumps(plain.page(page, where), indent=1))
     else:
-        click.echo(f"{page.verdict}\n{written}; open it in a browser, it needs no network")
+        click.echo(shown(f"{page.verdict}\n{written}; open it in a browser, it needs no network"))
 
 
 def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import COMMAND_LINE, Words, bad_option, flag, from_pairs, option, parse_pairs
@@ -16,7 +14,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.present.terminal import sync as view
-from rlhfsim.present.terminal.console import WIDTH
+from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -78,7 +76,7 @@ def sync(model: str | None, as_json: bool, **given: Any) -> None:
     if as_json:
         click.echo(json.dumps(view.as_data(spec, profile, per_node, ends_of_sync, costs), indent=2))
         return
-    screen = Console(width=WIDTH, file=sys.stdout, highlight=False)
+    screen = console()
     for part in view.report(spec, profile, ends_of_sync, costs):
         screen.print(part)
 

@@ -13,7 +13,7 @@ from rlhfsim.cli.params import FILE, PATH, Output, Words, flag, option, writer
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.outputs import is_replaceable, write_atomically
 from rlhfsim.present.terminal import validate as view
-from rlhfsim.present.terminal.console import WIDTH
+from rlhfsim.present.terminal.console import console
 from rlhfsim.validation import rows as measured
 from rlhfsim.validation import scoreboard
 from rlhfsim.validation import tables as registry
@@ -55,10 +55,10 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, **g
 
     Exit codes: 0 done, 1 a target is missed (--strict) or the check failed, 2 bad input.
     """
-    console = Console(stderr=True, width=WIDTH, highlight=False, markup=False)
+    aside = console(stderr=True)
     sections = registry.select(kinds)
-    rows = _rows(paths, sections, console) if paths else None
-    with console.status("reading the tables") as status:
+    rows = _rows(paths, sections, aside) if paths else None
+    with aside.status("reading the tables") as status:
         outcomes, not_rerun = scoreboard.collect(
             sections, rows, lambda section: status.update(f"predicting: {section.title}")
         )
@@ -78,27 +78,27 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, **g
     if as_json:
         click.echo(scoreboard.dumps(board), nl=False)
     else:
-        screen = Console(width=WIDTH, highlight=False)
+        screen = console()
         for part in view.report(board):
             screen.print(part)
     worse = scoreboard.differences(board, scoreboard.read_board(given["against"])) if given["against"] else []
     for line in worse:
-        console.print(line)
+        aside.print(line)
     missed = given["strict"] and any(t["verdict"] != "PASS" for t in board["targets"])
     return 1 if worse or missed else 0
 
 
 def _rows(
-    paths: Sequence[Path], sections: Mapping[str, registry.RowKind], console: Console
+    paths: Sequence[Path], sections: Mapping[str, registry.RowKind], aside: Console
 ) -> list[measured.Row]:
     """Rows of the user's files; tables that nothing is scored from are named and left out."""
     files = [file for path in paths for file in (sorted(path.glob("*.csv")) if path.is_dir() else [path])]
     rows = [row for path in files for row in measured.read_csv(path)]
     for note in measured.notes(rows):
-        console.print(f"note: {note}", style="dim")
+        aside.print(f"note: {note}", style="dim")
     tables = {section.table for section in sections.values()}
     for file, table in sorted({(r.file, r.table) for r in rows if r.table not in tables}):
-        console.print(f"note: {file}: nothing is scored here from table {table}", style="dim")
+        aside.print(f"note: {file}: nothing is scored here from table {table}", style="dim")
     scored = [row for row in rows if row.table in tables]
     if not scored:
         raise RlhfsimError(

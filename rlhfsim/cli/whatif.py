@@ -31,6 +31,7 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
+from rlhfsim.errors import shown
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import DETAILS, show
@@ -106,7 +107,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     try:
         answer = _answer(given, folder, state)
     except KeyboardInterrupt:
-        click.echo(_interrupted(state, folder), err=True)
+        click.echo(shown(_interrupted(state, folder)), err=True)
         ctx.exit(INTERRUPTED)
     for path in files:
         answer.write(path)

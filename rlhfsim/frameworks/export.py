@@ -17,6 +17,7 @@ from rlhfsim.frameworks.nearest import cost
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import Aspect, value_of
+from rlhfsim.outputs import markdown_text
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
@@ -241,7 +242,11 @@ def read_by(script: str, needs: Mapping[str, str]) -> Mapping[str, str]:
 def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mapping[str, str]) -> str:
     """The page beside the files: the command, what is predicted, what could not be said."""
     title = framework(name).title
-    lines = [f"# {headline(plan)}, {title} {way.version}", "", f"{predicted(plan)}. {memory(plan)}."]
+    lines = [
+        f"# {markdown_text(headline(plan))}, {title} {way.version}",
+        "",
+        f"{predicted(plan)}. {memory(plan)}.",
+    ]
     lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in needs.items())]
     lines += [way.start, "```", ""]
     if written.unsaid:

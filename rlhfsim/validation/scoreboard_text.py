@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlhfsim.outputs import markdown_text
 from rlhfsim.units import significant
 
 REASONS = 8
@@ -282,8 +283,4 @@ def _reasons(reasons: Mapping[str, int]) -> list[tuple[str, str]]:
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     rows = [columns, ["---"] * len(columns), *lines]
-    return "".join("| " + " | ".join(_escaped(cell) for cell in row) + " |\n" for row in rows)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return "".join("| " + " | ".join(markdown_text(cell) for cell in row) + " |\n" for row in rows)

@@ -14,22 +14,35 @@ import click
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
+from rich.text import Text
 
 from rlhfsim.cli.main import COMMANDS, cli
 from rlhfsim.cli.params import NewFolder, Output, Writer
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.outputs import MARKS, PREFIX, check_file, sweep, write_atomically, write_folder, write_new
+from rlhfsim.outputs import (
+    MARKS,
+    PREFIX,
+    check_file,
+    markdown_text,
+    sweep,
+    write_atomically,
+    write_folder,
+    write_new,
+)
 from rlhfsim.plan import plan_text, read_plan
 from rlhfsim.present import chrome_trace
+from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.validate import rows_text
 from rlhfsim.trace import Span, Trace, dumps
 from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.scoreboard_text import table as markdown_table
 from rlhfsim.what_if.scenarios.result import write_table
 
 PLAN = Path(__file__).parents[1] / "data" / "plan_version_1.json"
 MEASURED = '{\n "schema": "rlhfsim.trace/1",\n "source": "measured",\n'
 BOARD = '{\n "schema": "rlhfsim.validate/1",\n'
 CONFIG = '{"displayTimeUnit": "mine"}'
+HOSTILE = "a|b`c`\n[x](javascript:alert(1))<script>alert(1)</script>\x1b[31m\udcff"
 REFUSED = [  # command, files that are there, the error
     ("compare run --trace run/trace.json", {"run/trace.json": MEASURED}, "foreign-file"),
     ("compare run --trace run/plan.json", {"run/plan.json": "plan"}, "foreign-file"),
@@ -222,3 +235,20 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Mon
         write_folder(tmp_path / "a" / "other", {"b": ""})
     assert error.value.code == "folder-not-empty"
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["other", "out"]
+
+
+def test_a_name_is_text_in_markdown_and_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    inert = r"a\|b\`c\` \[x\](javascript:alert(1))&lt;script>alert(1)&lt;/script>\x1b\[31m\udcff"
+    assert markdown_text(HOSTILE) == inert
+    assert markdown_table(("name",), [(HOSTILE,)]).splitlines()[2] == f"| {inert} |"
+    screen = console()
+    screen.print(HOSTILE)
+    screen.print(Text(HOSTILE, style="red"))
+    shown = capsys.readouterr().out
+    assert shown.count("\\x1b[31m\\udcff") == 2
+    assert not {c for c in shown if ord(c) < 32} - {"\n"}
+
+
+def test_half_a_character_in_a_path_is_refused() -> None:
+    with pytest.raises(RlhfsimError, match="is no path"):
+        cli.main(["validate", "\ud800.csv"], standalone_mode=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,9 +214,16 @@ def test_a_changed_model_serves_no_stale_answer(
 def test_a_damaged_file_of_the_store_is_searched_again(tmp_path: Path, planted: Planted) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [2]})
     whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
-    for path in tmp_path.iterdir():
-        path.write_text(path.read_text()[:100])
-    assert whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path)).provenance.searched == 1
+    (path,) = tmp_path.iterdir()
+    whole = path.read_text()
+    foreign = whole.replace(json.loads(whole)["check"], "another")  # a file that was renamed or edited
+    assert '"step_s": 6.0' in whole
+    for text in (whole[:100], whole.replace('"step_s": 6.0', '"step_s": -5.0'), foreign, "[]", "[" * 10**5):
+        path.write_text(text)
+        found = whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+        assert (found.provenance.searched, path.read_text()) == (1, whole)
+    path.write_text(whole.replace('"step_s": 6.0', '"step_s": 5.0'))
+    assert whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path)).base.seconds == 600
 
 
 def test_the_key_of_a_search_holds_all_but_prices() -> None:

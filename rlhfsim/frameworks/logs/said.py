@@ -174,7 +174,7 @@ def _shapes(text: str) -> Iterator[str]:
         try:
             data = json.loads("{" + "".join(printed[first : last + 1]) + "}")
             spec = read_config(Source(THE_LOG, "", data), "logged")
-        except (ValueError, RlhfsimError):
+        except (ValueError, RecursionError):
             continue
         for name in preset_names():
             if replace(preset(name), name=spec.name, source=spec.source) == spec:

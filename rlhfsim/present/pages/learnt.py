@@ -28,7 +28,7 @@ def lines(path: Path) -> Iterator[Line]:
         try:
             line = json.loads(text)
             int(line["step"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         yield line
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.box import SIMPLE
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rlhfsim.errors import shown
 from rlhfsim.present.tables import NEVER, REST, TableData
 from rlhfsim.present.terminal.bars import Axis
 from rlhfsim.present.words import RESOURCES
@@ -43,7 +45,16 @@ def console(*, stderr: bool = False) -> Console:
     if not (stream.encoding or "ascii").lower().startswith("utf") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
     width = max(60, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
-    return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
+    return _Terminal(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+class _Terminal(Console):
+    """A console on which text drives nothing: colours are ours alone."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """As rich does, with control characters shown."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
 
 def put(screen: Console, part: RenderableType | str) -> None:

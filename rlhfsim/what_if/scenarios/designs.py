@@ -7,8 +7,8 @@ from the step afterwards:
 
     USD per step = step seconds x sum over pools (GPUs x price)
 
-On disk a design is one file, named by its hash and written in one step. A file that cannot be read, or
-that another version wrote in another form, counts as absent.
+On disk a design is one file, named by its hash and written in one step, with a hash of its content. A file
+that cannot be read, was edited or renamed, or that another version wrote in another form, counts as absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
@@ -169,15 +169,18 @@ class Store:
         sweep(folder)
 
     def recall(self, key: str) -> DesignResult | None:
-        """The design of this key; None where there is none that can be read."""
+        """The design of this key; None where there is none that is whole and as it was kept."""
         try:
-            return _read(json.loads(self._path(key).read_bytes()))
-        except (OSError, ValueError, ValidationError, RecursionError):
+            kept = json.loads(self._path(key).read_bytes())
+            return _read(kept["design"]) if kept["check"] == content_hash(key, kept["design"]) else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def keep(self, key: str, designed: DesignResult) -> None:
         """Write a design; a reader sees all of it or nothing."""
-        write_atomically(self._path(key), json.dumps(_plain(designed)) + "\n")
+        design = _plain(designed)
+        kept = {"check": content_hash(key, design), "design": design}
+        write_atomically(self._path(key), json.dumps(kept) + "\n")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
