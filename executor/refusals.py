@@ -9,6 +9,7 @@ from typing import Any
 
 from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
+from executor.engines.transformers.native import is_native
 from executor.environments.process import EnvironmentProcess
 from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
@@ -52,9 +53,16 @@ def check_model(folder: str) -> None:
     """A folder with config, weights and tokenizer.
 
     Raises:
-        RlhfsimError: one is missing.
+        RlhfsimError: one is missing, or the model comes with code of its own that transformers does not have.
     """
-    model_config(folder)
+    config = model_config(folder)
+    if config.get("auto_map") and not is_native(str(config.get("model_type"))):
+        raise RlhfsimError(
+            "model-needs-its-code",
+            f"{folder!r} comes with its own code (auto_map) for the type {config.get('model_type')!r}, which "
+            "transformers does not have: code of a model is never run",
+            help="take a model whose type transformers has, or convert it to one",
+        )
     if not has_weights(folder):
         raise RlhfsimError(
             "no-weights",

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from executor.refusals import check_model
+from rlhfsim.errors import RlhfsimError
 
 ROOT = Path(__file__).parents[2]
 LOADERS = {
@@ -68,6 +74,22 @@ def test_every_loader_that_could_run_code_has_a_reason() -> None:
         if _is_loader(call) and not SAFE.items() & _values(call).items()
     }
     assert found == REASONS.keys()
+
+
+def test_a_model_that_needs_its_own_code_is_refused_and_none_of_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "modeling_own.py").write_text("raise SystemExit('ran')")
+    auto_map = {"AutoConfig": "modeling_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    config = {"model_type": "own", "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RlhfsimError, match="auto_map") as refused:
+        check_model(str(tmp_path))
+    assert refused.value.code == "model-needs-its-code"
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "model_type": "llama"})
+    )  # transformers' own is taken
+    with pytest.raises(RlhfsimError) as refused:
+        check_model(str(tmp_path))
+    assert refused.value.code == "no-weights"
 
 
 def test_code_that_comes_with_a_model_is_never_run() -> None:
