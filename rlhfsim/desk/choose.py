@@ -194,7 +194,7 @@ def _row(option: ClusterOption, texts: list[str], numbers: list[bool], question:
     name = "|".join(str(getattr(option, field)) for field in CHOSEN)
     asked = all(question.get(field) == str(getattr(option, field)) for field in CHOSEN)
     label = f"show {option.gpus} x {option.gpu} {option.framework}"
-    shown = [texts[0], html.Button(texts[1], **spoken(label=label)), *texts[2:]]
+    shown: list[Component] = [texts[0], html.Button(texts[1], **spoken(label=label)), *texts[2:]]
     cells = [html.Td(text, className="n" if n else "") for text, n in zip(shown, numbers, strict=True)]
     kind = " ".join(filter(None, ("front" if option.on_front else "", "now" if asked else "")))
     return html.Tr(cells, id={"row": name}, className=kind)
