@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlhfsim.search.columns import Floats, Ints
+from rlhfsim.search.columns import Bools, Floats, Ints
 from rlhfsim.search.options import OptionTable
 from rlhfsim.specs.placement.placement import Placement
 
@@ -15,8 +15,8 @@ MIX = 6364136223846793005
 """Odd, so that no bit of a class is lost (Knuth's multiplier)."""
 
 
-AT_ONCE = 48
-"""Rows up to which all pairs are compared in one go."""
+AT_ONCE, PAIRS = 48, 1_000_000
+"""Most rows that are compared with all that are left in one go, and most pairs."""
 
 
 def mixed(classes: Ints, numbers: Ints) -> Ints:
@@ -40,20 +40,26 @@ def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> In
 def _front(columns: Floats, tie: Floats | None) -> Ints:
     """Rows that are not dominated.
 
-    In lexicographic order a row can only be dominated by an earlier one, so the first row left is
-    never dominated; what it dominates goes.
+    In lexicographic order a row can only be dominated by an earlier one, so of the first rows left those that
+    none before them dominates stay; what they dominate goes.
     """
     keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
     left = np.lexsort(keys)
-    if len(left) <= AT_ONCE:  # one comparison of all pairs; a row that is equal goes behind the first
-        rows = columns[left]
-        beats = np.tril((rows[:, None] >= rows[None]).all(axis=2), -1)
-        return np.asarray(left[~beats.any(axis=1)])
-    front: list[int] = []
+    fronts: list[Ints] = [left[:0]]
     while len(left):
-        front.append(int(left[0]))
-        left = left[(columns[left] < columns[left[0]]).any(axis=1)]
-    return np.array(front, dtype=np.int64)
+        few = min(AT_ONCE, max(1, PAIRS // len(left)))
+        first, left = left[:few], left[few:]
+        fronts.append(first[~np.tril(_beaten(columns[first], columns[first]), -1).any(axis=1)])
+        left = left[~_beaten(columns[left], columns[fronts[-1]]).any(axis=1)]
+    return np.concatenate(fronts)
+
+
+def _beaten(rows: Floats, others: Floats) -> Bools:
+    """(rows, others) whether the other is no worse in any column."""
+    beaten = np.ones((len(rows), len(others)), dtype=np.bool_)
+    for one, other in zip(rows.T, others.T, strict=True):
+        beaten &= one[:, None] >= other
+    return beaten
 
 
 def lean(

@@ -8,11 +8,13 @@ import pytest
 
 from rlhfsim.cli.constraints import limit_of
 from rlhfsim.frameworks.runs import ANY, framework
+from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.layouts import SHARES, role_layouts, rollout_layouts, splits_layers
-from rlhfsim.search.options import broken_limit, role_variants
+from rlhfsim.search.options import Key, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
@@ -219,3 +221,16 @@ def test_a_base_in_4_bit_competes_where_it_is_allowed_and_run(framework_: str, b
     assert (best.workload.lora and best.workload.lora.base) == base
     other = design(replace(asked, allow=frozenset()), explain=False).best
     assert other is None or other.workload.lora is None
+
+
+def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -> None:
+    plain, wished = request(), replace(request(), fix={"critic": {"tp": 2}})
+    for asked, shared in ((plain, True), (wished, False)):
+        models = models_of(asked.workload)
+        tables = SearchCache().of(asked, models)
+        actor, critic = (
+            tables.space(asked, models, Key(hardware=0, gpus=16, role=s)) for s in ("actor", "critic")
+        )
+        own = role_layouts(asked, "critic", models.of("critic"), 16, 8, trained=True)
+        assert (actor is critic) is shared
+        assert critic == own

@@ -307,3 +307,12 @@ def test_a_swapped_reference_agrees_with_an_actor_that_stays_and_is_cut_alike() 
     assert reference is not None
     assert (actor == reference[0]).all(axis=1).tolist() == [True, False, False]
     assert not (actor == reference[1]).all(axis=1).any()
+
+
+@pytest.mark.parametrize("distinct", [3, 1000])
+def test_a_front_is_what_no_row_before_equals_or_beats(distinct: int) -> None:
+    """More rows than are compared in one go, many of them equal or few."""
+    rows = np.random.default_rng(1).integers(0, distinct, (150, 4)).astype(np.float64)
+    order = sorted(range(len(rows)), key=lambda i: tuple(rows[i]))
+    kept = [i for n, i in enumerate(order) if not any((rows[j] <= rows[i]).all() for j in order[:n])]
+    assert sorted(undominated(rows, np.zeros(len(rows), np.int64)).tolist()) == sorted(kept)
