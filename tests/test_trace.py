@@ -104,7 +104,6 @@ def test_a_file_has_one_span_or_counter_a_line() -> None:
         ('"start_s": 0, "end_s": 1.5', '"start_s": 1.5, "end_s": 0.5', "span-ends-before-start", 9),
         ('"start_s": 1.5, "end_s": 1.5', '"start_s": 1.5, "end_s": 1e30', "bad-value", 10),
         ('"time_s": 0.5', '"time_s": -0.5', "bad-value", 13),
-        ('"step": 0', '"step": 1', "no-such-step", 9),
         ('"bound_by": "compute", "version": 0', '"bound": "compute", "version": 0', "unknown-key", 9),
         ('"start_s": 0', '"start_s": NaN', "bad-value", 9),
         ('"kv_bytes"', '"kv_byte"', "bad-value", 13),
