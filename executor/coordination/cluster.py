@@ -56,7 +56,7 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     The resource that its slots are: `GPU` or `slot`.
 
     Raises:
-        RlhfsimError: no cluster there, or a machine with fewer GPUs than the plan needs.
+        RlhfsimError: no cluster there, one that does not start, or fewer GPUs than the plan needs.
     """
     if address is not None:
         return _join(address, environment)
@@ -65,8 +65,20 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    ray.init(address="local", **_quiet(environment), **options)
+    _start(options | _quiet(environment))
     return GPU if gpus else SLOT
+
+
+def _start(options: Mapping[str, Any]) -> None:
+    try:
+        ray.init(address="local", **options)
+    except Exception as error:  # Ray raises no class of its own where its processes do not answer
+        ray.shutdown()
+        raise RlhfsimError(
+            "ray-not-started",
+            f"Ray did not start on this machine: {error}".splitlines()[0],
+            help="a busy machine, or one without memory or disk, answers too late: free it, try again",
+        ) from error
 
 
 def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -183,3 +183,17 @@ def test_the_extra_of_8_bit_adam_is_the_one_that_is_asked_for() -> None:
     with pytest.raises(RlhfsimError) as told:
         optimizers._adam8bit([], {})
     assert "rlhfsim[adam8bit]" in str(told.value.help)
+
+
+def test_a_ray_that_does_not_start_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = None  # with GPUs the machine is not compared here
+
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...\nmore")
+
+    monkeypatch.setattr(cluster, "local_gpus", lambda: 8)
+    monkeypatch.setattr(cluster.ray, "init", late)
+    with pytest.raises(RlhfsimError, match="timed out during startup") as error:
+        cluster.connect(plan, None, {})
+    assert "\n" not in error.value.message
+    assert "try again" in str(error.value.help)
