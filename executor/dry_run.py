@@ -32,7 +32,8 @@ from executor.ranks import GroupSpec, Place
 from executor.resolve import CONFIG, Job, engine_specs, model_config, rollout_spec, served_by
 from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import Plan, installed_version
+from rlhfsim.plan import Plan
+from rlhfsim.provenance import installed_version
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.presets import published_config
 from rlhfsim.specs.placement.layout import Layout

@@ -6,12 +6,9 @@ Schema `rlhfsim.plan/1` is documented in docs/plan.md; a change of meaning raise
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +16,7 @@ from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
+from rlhfsim.provenance import content_hash
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
@@ -390,30 +388,3 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 def plan_text(plan: Plan) -> str:
     """What stands in `plan.json`."""
     return json.dumps(plan.to_dict(), indent=1) + "\n"
-
-
-def installed_version(*names: str, missing: str = "unknown") -> str:
-    """Version of a library under the first of its names that is installed; `missing` where none is."""
-    for name in names:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return missing
-
-
-def content_hash(*parts: Any) -> str:
-    """A short stable hash of plain data or dataclasses; 1 and 1.0 are the same number."""
-    text = json.dumps(
-        [_plain(asdict(p) if hasattr(p, "__dataclass_fields__") else p) for p in parts],
-        sort_keys=True,
-        default=str,
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _plain(data: Any) -> Any:
-    """Whole floats as integers: a default 0 comes back from a file as 0.0."""
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_plain(value) for value in data]
-    return int(data) if isinstance(data, float) and data.is_integer() else data

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
-    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs"},
+    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance"},
     {"rlhfsim.specs"},
     {"rlhfsim.plan"},
     {"rlhfsim.trace"},
@@ -38,6 +38,7 @@ EXECUTOR_MAY = {
     "rlhfsim.errors",
     "rlhfsim.units",
     "rlhfsim.outputs",
+    "rlhfsim.provenance",
     "rlhfsim.specs",
     "rlhfsim.plan",
     "rlhfsim.trace",

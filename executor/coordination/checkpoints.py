@@ -57,7 +57,7 @@ class RunIdentity:
     plan_hash: str
     """`input_hash` of the plan."""
     settings_hash: str
-    """`rlhfsim.plan.content_hash` of the settings; another one is said, not refused."""
+    """`rlhfsim.provenance.content_hash` of the settings; another one is said, not refused."""
     world: Mapping[str, Mapping[str, int]]
     """Ranks and degrees of every trained role: {"actor": {"ranks": 2, "tp": 1, ...}}."""
     inputs: Mapping[str, Any] = field(default_factory=dict)

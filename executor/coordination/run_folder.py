@@ -19,7 +19,8 @@ import yaml
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
-from rlhfsim.plan import Plan, content_hash, installed_version, write_plan
+from rlhfsim.plan import Plan, write_plan
+from rlhfsim.provenance import content_hash, installed_version
 
 logger = logging.getLogger(__name__)
 LIBRARIES: Mapping[str, tuple[str, ...]] = {

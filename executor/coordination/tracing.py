@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from rlhfsim.plan import installed_version
+from rlhfsim.provenance import installed_version
 from rlhfsim.trace import ALL, MEASURED, Counter, CounterName, Span, Trace, covered
 
 Clock = Callable[[], float]

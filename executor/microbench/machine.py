@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlhfsim.plan import installed_version
+from rlhfsim.provenance import installed_version
 from rlhfsim.specs.hardware.measured import Machine
 from rlhfsim.units import KIB
 

@@ -5,18 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-from rlhfsim.plan import (
-    Asked,
-    AskedLimit,
-    Plan,
-    PlannedHardware,
-    PlannedModel,
-    RoleGpus,
-    RunnerUp,
-    Searched,
-    content_hash,
-    installed_version,
-)
+from rlhfsim.plan import Asked, AskedLimit, Plan, PlannedHardware, PlannedModel, RoleGpus, RunnerUp, Searched
+from rlhfsim.provenance import content_hash, installed_version
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import kind, shares

@@ -27,7 +27,7 @@ import simpy
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
-from rlhfsim.plan import installed_version
+from rlhfsim.provenance import installed_version
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
 from rlhfsim.step.calls import Setting

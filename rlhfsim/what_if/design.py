@@ -148,7 +148,6 @@ def design(
         pricer=next(f.pricer for w, f in searches if w == workload),
         variants={w: f.pricer for w, f in searches},
     )
-    left = tuple(gains(prices, best)) if left_out else ()
     whynots = tuple(why_not(a, plans[0], best, prices) for a in instead)
     same_work = [r.candidate for r in ranked if r.workload == workload]
     chosen = plans[0]
@@ -169,8 +168,8 @@ def design(
         if explain
         else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
-        gains=left,
-        elsewhere=elsewhere(prices, best) if explain and not left_out else None,
+        gains=tuple(gains(prices, best, chosen.prediction.step_s)) if left_out else (),
+        elsewhere=elsewhere(prices, best, chosen.prediction.step_s) if explain and not left_out else None,
         fewer=fewer_gpus(prices.request, best) if explain else None,
         whynots=whynots,
     )

@@ -35,11 +35,12 @@ class Gain:
     """With which `rlhfsim design` finds it: `--allow async`, `--framework verl`."""
 
 
-def gains(prices: Prices, chosen: Candidate) -> list[Gain]:
+def gains(prices: Prices, best: Candidate, step_s: float) -> list[Gain]:
     """A good step with each switch or backend that does not compete: met by a warm start, not proven.
 
     A switch that changes the workload and a backend are searched on the pools of the chosen plan;
-    `async` on a rollout pool beside one for everything else.
+    `async` on a rollout pool beside one for everything else. What is saved is a share of
+    `step_s`, the seconds of the chosen plan.
     """
     request = prices.request
     names = [
@@ -48,12 +49,12 @@ def gains(prices: Prices, chosen: Candidate) -> list[Gain]:
         if name not in request.switches | request.forbid
         and (request.workload.generates or name not in NEED_ROLLOUT)
     ]
-    return _gains([*names, *_other_backends(request)], prices, chosen)
+    return _gains([*names, *_other_backends(request)], prices, best, step_s)
 
 
-def elsewhere(prices: Prices, chosen: Candidate) -> Gain | None:
+def elsewhere(prices: Prices, best: Candidate, step_s: float) -> Gain | None:
     """The backend that would train fastest of those left out, if it saves something; not proven."""
-    others = _gains(_other_backends(prices.request), prices, chosen)
+    others = _gains(_other_backends(prices.request), prices, best, step_s)
     better = [gain for gain in others if (gain.saved or 0.0) > WORTH_A_LINE]
     return max(better, key=lambda gain: gain.saved or 0.0, default=None)
 
@@ -62,19 +63,19 @@ def _other_backends(request: Request) -> list[str]:
     return [name for name in BACKENDS if name != request.backend]
 
 
-def _gains(names: Sequence[str], prices: Prices, chosen: Candidate) -> list[Gain]:
+def _gains(names: Sequence[str], prices: Prices, like: Candidate, step_s: float) -> list[Gain]:
     request = prices.request
     slowest_first = list(reversed(names))  # so that the cores finish together
     plans = vary(
         Question(request=request),
-        [_change(name, chosen.placement) for name in slowest_first],
+        [_change(name, like.placement) for name in slowest_first],
         lambda question: good(question, prices),
     )
     plan_with = dict(zip(slowest_first, plans, strict=True))
-    return [_gain(name, plan_with[name], chosen, request) for name in names]
+    return [_gain(name, plan_with[name], step_s, request) for name in names]
 
 
-def _gain(name: str, best: Candidate | None, chosen: Candidate, request: Request) -> Gain:
+def _gain(name: str, best: Candidate | None, step_s: float, request: Request) -> Gain:
     meaning, option = SWITCHES.get(name, ""), f"--allow {name}"
     if name in BACKENDS:
         runs = _runner(request, name)
@@ -88,7 +89,7 @@ def _gain(name: str, best: Candidate | None, chosen: Candidate, request: Request
         other_work=name in SWITCHES
         and switched(request.workload, frozenset({name})).lora != request.workload.lora,
         seconds=None if best is None else best.seconds,
-        saved=None if best is None else 1 - best.seconds / chosen.seconds,
+        saved=None if best is None else 1 - best.seconds / step_s,
         option=option,
     )
 

@@ -14,7 +14,8 @@ from rlhfsim.api import estimate_file
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_atomically
-from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_plan
+from rlhfsim.plan import SCHEMA, Plan, read_plan, write_plan
+from rlhfsim.provenance import content_hash
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

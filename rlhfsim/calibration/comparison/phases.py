@@ -20,7 +20,8 @@ from scipy.special import stdtrit
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, PredictedPhase, content_hash
+from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.provenance import content_hash
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.trace import WAIT, Span, Trace

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlhfsim.frameworks.logs.framework import Timer
 from rlhfsim.frameworks.logs.imported import Imported, LoggedStep, call_of, first, timers
-from rlhfsim.plan import installed_version
+from rlhfsim.provenance import installed_version
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import (
     ALLOCATED,

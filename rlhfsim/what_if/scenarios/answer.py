@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.plan import content_hash, installed_version
+from rlhfsim.provenance import content_hash, installed_version
 from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format

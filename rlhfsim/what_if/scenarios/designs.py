@@ -26,7 +26,8 @@ from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
-from rlhfsim.plan import Plan, content_hash
+from rlhfsim.plan import Plan
+from rlhfsim.provenance import content_hash
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import profile_hash

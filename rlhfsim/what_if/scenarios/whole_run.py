@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, content_hash
+from rlhfsim.plan import Plan
+from rlhfsim.provenance import content_hash
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
 from rlhfsim.specs.hardware.hardware import Cluster
