@@ -23,6 +23,7 @@ from executor.rewards.answers import CODE, LOOKED_AT
 _library: Any = importlib.import_module("math_verify")
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of missing time limits at every call
 _WITH_UNIT = re.compile(r"[-+]?[\d.,]+ [A-Za-z ]+")
+_PERCENT = re.compile(r"([-+]?\d[\d.,]*)\s*\\?%")
 
 
 def is_equal(response: str, answer: str) -> bool:
@@ -32,5 +33,20 @@ def is_equal(response: str, answer: str) -> bool:
         return False
     # whole: outside a box only the last number of (x+1)^2 would count
     expected = answer if _WITH_UNIT.fullmatch(answer) else f"\\boxed{{{answer}}}"
-    first, second = (_library.parse(text, parsing_timeout=None) for text in (expected, response[-LOOKED_AT:]))
+    response = response[-LOOKED_AT:]
+    ours, theirs = _readings(expected), _readings(response[max(0, response.rfind(r"\boxed")) :])
+    if len(ours) == len(theirs) == 2:
+        return _same(ours[0], theirs[0])
+    return any(_same(first, second) for first in ours for second in theirs)
+
+
+def _readings(text: str) -> list[str]:
+    """The text; with percent signs as their numbers, and as hundredths: parsers of ANTLR 4.9 know no sign."""
+    if not _PERCENT.search(text):
+        return [text]
+    return [_PERCENT.sub(r"\1", text), _PERCENT.sub(r"\\frac{\1}{100}", text)]
+
+
+def _same(expected: str, response: str) -> bool:
+    first, second = (_library.parse(text, parsing_timeout=None) for text in (expected, response))
     return bool(_library.verify(first, second, timeout_seconds=None))

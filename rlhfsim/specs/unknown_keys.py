@@ -29,7 +29,7 @@ def _at(kind: Any, sections: Sequence[str]) -> list[Any]:
 
 
 def _dataclasses(kind: Any) -> Iterator[Any]:
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):  # not what Annotated adds, which may be one too
         yield kind
     for inner in get_args(kind):
         yield from _dataclasses(inner)

@@ -123,6 +123,9 @@ EQUAL = [
     (r"\boxed{50\%}", "50%"),
     (r"\boxed{0.5}", "50%"),
     (r"\boxed{50}", "50%"),
+    (r"\boxed{50\%}", "0.5"),
+    (r"\boxed{50\%}", "50"),
+    (r"half of 20\%: \boxed{0.1}", "10%"),
     (r"\boxed{5\text{ cm}}", "5"),
     (r"\boxed{\$5.00}", "5"),
     (r"the answer is $12$ dollars", "12 dollars"),
@@ -138,6 +141,8 @@ EQUAL = [
     (r"\boxed{\text{B}}", "B"),
 ]
 DIFFERENT = [
+    (r"\boxed{50\%}", "5"),
+    (r"\boxed{5000\%}", "50%"),
     (r"\boxed{(1,2)}", "(2,1)"),
     (r"\boxed{[0,1]}", "[0,1)"),
     (r"\boxed{2}", "(x+1)^2"),
