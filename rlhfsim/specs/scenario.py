@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def _read(name: str | Path) -> Source:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         shipped = resources.shipped("scenarios") / "systems" / f"{path.name}.yaml"
-        if not shipped.is_file():
+        if not os.path.isfile(shipped):  # nor where the name is too long for one
             raise unknown_name("scenario", str(name), system_names())
         path = shipped
     return parse_yaml(read_text(path), str(path))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from pprint import pformat
 
+import pytest
+
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.framework import framework_named
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
 
@@ -67,6 +70,8 @@ def test_slime_is_read_from_the_log_alone(tmp_path: Path) -> None:
     assert run.mapped["perf/update_weights_time"] == ("actor.generate.load", "actor.sync")
     assert not run.unmapped_times
     assert (run.lengths.response, run.lengths.longest) == (1500, 4096)
+    with pytest.raises(RlhfsimError, match=r"1e\+200 tokens in a sequence"):
+        imported(tmp_path, [line.replace("1500.0", "1e200") for line in lines])
 
 
 SKYRL = {

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.forms import of_files
 from rlhfsim.specs.loading import MAX_DEPTH, Source, checked, convert, parse_json, parse_yaml, read_text
+from rlhfsim.specs.scenario import load_scenario
 
 
 def refused(call: Callable[[], Any]) -> str:
@@ -83,6 +85,8 @@ def test_what_is_no_regular_file_is_one_error_without_a_wait(tmp_path: Path) -> 
         ("\0", "not a path"),
     ):
         assert reason in refused(lambda name=name: read_text(tmp_path / name))  # type: ignore[misc]
+    assert "file name too long" in refused(lambda: of_files([Path("n" * 300)]))
+    assert "unknown scenario" in refused(lambda: load_scenario("n" * 300))
     for device in ("/dev/zero", "/dev/full", "/dev/null"):
         assert "not a regular file" in refused(lambda device=device: read_text(Path(device)))  # type: ignore[misc]
 

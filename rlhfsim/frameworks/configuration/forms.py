@@ -9,6 +9,7 @@ earlier ones.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def of_text(text: str, name: str = "text") -> Said:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # nor where the name is too long for one
         return [path]
     known = sorted(p for p in path.iterdir() if p.suffix in FILES)
     scripts = [p for p in known if p.suffix in (".sh", ".slurm")]
@@ -168,7 +169,7 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
         names.append(f"{values.get('config_path') or '.'}/{values['config_name']}.yaml")
     for name in names:
         places = [folder / name for folder in path.resolve().parents[:_DEPTH]]
-        found = next((p for p in places if p.suffix in FILES and p.is_file()), None)
+        found = next((p for p in places if p.suffix in FILES and os.path.isfile(p)), None)
         if found is not None and found != path.resolve():
             yield found
 
@@ -179,7 +180,7 @@ def _started(text: str, path: Path) -> Iterator[Path]:
         return
     for name in dict.fromkeys(_PYTHON.findall(text)):
         script = path.parent / name
-        if script.is_file() and is_python(read_text(script)):
+        if os.path.isfile(script) and is_python(read_text(script)):
             yield script
 
 

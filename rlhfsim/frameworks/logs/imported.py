@@ -28,6 +28,7 @@ from rlhfsim.frameworks.logs.said import (
     settings_of_run,
 )
 from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.lengths import MAX_TOKENS
 from rlhfsim.trace import CONTROLLER, WAIT
 from rlhfsim.units import GIB
 
@@ -351,6 +352,14 @@ def _lengths(
     )
     if not run.packing and framework.pads_to_limit:
         of_prompts = run.max_prompt or of_prompts
+    most = max(x for x in (prompt, response, longest, of_prompts) if x is not None)
+    if most > MAX_TOKENS:
+        raise RlhfsimError(
+            "absurd-length",
+            f"the log has {most:.3g} tokens in a sequence, at most {MAX_TOKENS:,} are taken",
+            place=Place(file=str(path)),
+            help="leave out the line",
+        )
     known = of_prompts if of_prompts is not None and of_prompts > prompt else None
     return Lengths(prompt=prompt, response=response, longest=longest, longest_prompt=known)
 

@@ -16,7 +16,8 @@ from pydantic import Field
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import checked, read_text
 
-Tokens = Annotated[float, Field(ge=1, le=100_000_000)]
+MAX_TOKENS = 100_000_000
+Tokens = Annotated[float, Field(ge=1, le=MAX_TOKENS)]
 Floats = NDArray[np.float64]
 GRID = 4096
 """Quantiles that stand for a distribution in closed forms."""
