@@ -136,6 +136,8 @@ def _missing(runs: Sequence[Run]) -> str:
 def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return "one seed"
+    if max(values) == min(values):
+        return "-"
     low, high = stats.t.interval(
         CONFIDENCE, len(values) - 1, loc=statistics.mean(values), scale=stats.sem(values)
     )
@@ -212,7 +214,8 @@ def picture(runs: Sequence[Run], path: Path) -> None:
             axis.set(title=f"{name.upper()}: {title}", ylim=(0, 1))
             axis.title.set_fontsize(9)
         axes[1][column].set_xlabel("iteration")
-    axes[0][0].legend(loc="lower right", fontsize=8)
+        if name == MINE:
+            axes[0][column].legend(loc="lower right", fontsize=8)
     figure.suptitle(
         "Real runs on 2 CPU cores (line: mean of the seeds; band: smallest to largest; thin: each seed)",
         fontsize=9,
