@@ -13,7 +13,7 @@ from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.cluster_jobs import FILES, job
-from rlhfsim.frameworks.nearest import cost
+from rlhfsim.frameworks.nearest import cost, with_workload
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import Aspect, value_of
@@ -360,6 +360,17 @@ def speculation(prefix: str, drafted: Speculation) -> Iterator[Setting]:
     yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
     if drafted.method in ("draft", "eagle"):
         yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
+
+
+def of_old_logprobs(plan: Plan) -> Iterator[Unsaid]:
+    """Where the trainer never takes those of the rollout."""
+    if plan.workload.old_logprobs == "rollout":
+        yield Unsaid(
+            what="old log-probs of the rollout",
+            instead="of one update a batch those of the training pass, of several computed again",
+            nearest=with_workload(plan, old_logprobs="reused" if plan.workload.one_update else "recompute"),
+            of=("workload.old_logprobs",),
+        )
 
 
 def bash(head: str, needs: Mapping[str, str], body: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
+from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, of_old_logprobs, scored_alike
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_placement, with_rollout, with_workload
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -47,14 +47,7 @@ def of_rollouts(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             instead="quantization_ignored_layer_kws by hand",
             of=("rollout.layout.bf16_attention", "workload.rollout_bf16_attention"),
         )
-    once = plan.workload.one_update
-    if plan.workload.old_logprobs == "rollout":
-        yield Unsaid(
-            what="old log-probs of the rollout",
-            instead="of one update a batch those of the training pass, of several computed again",
-            nearest=with_workload(plan, old_logprobs="reused" if once else "recompute"),
-            of=("workload.old_logprobs",),
-        )
+    yield from of_old_logprobs(plan)
     if placement.reward is not None:
         yield Unsaid(
             what="a reward model",

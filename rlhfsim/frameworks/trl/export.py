@@ -23,6 +23,7 @@ from rlhfsim.frameworks.export import (
     longest_response,
     memory,
     nodes_of,
+    of_old_logprobs,
     predicted,
     scored_alike,
 )
@@ -216,14 +217,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                 instead="those of a micro-batch are padded to its longest",
                 of=("workload.packing",),
             )
-        once = plan.workload.one_update
-        if plan.workload.old_logprobs == "rollout":
-            yield Unsaid(
-                what="old log-probs of the rollout",
-                instead="of one update a batch those of the training pass, of several computed again",
-                nearest=with_workload(plan, old_logprobs="reused" if once else "recompute"),
-                of=("workload.old_logprobs",),
-            )
+        yield from of_old_logprobs(plan)
     rollout = plan.placement.rollout
     if rollout is not None and rollout.pool == plan.placement.actor.pool:
         actor = plan.placement.actor.layout
