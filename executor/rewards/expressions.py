@@ -18,7 +18,7 @@ import logging
 import re
 from typing import Any
 
-from executor.rewards.answers import CODE, LOOKED_AT
+from executor.rewards.answers import CODE, LOOKED_AT, joined
 
 _library: Any = importlib.import_module("math_verify")
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of missing time limits at every call
@@ -34,10 +34,16 @@ def is_equal(response: str, answer: str) -> bool:
     # whole: outside a box only the last number of (x+1)^2 would count
     expected = answer if _WITH_UNIT.fullmatch(answer) else f"\\boxed{{{answer}}}"
     response = response[-LOOKED_AT:]
-    ours, theirs = _readings(expected), _readings(response[max(0, response.rfind(r"\boxed")) :])
+    ours, theirs = _readings(expected), _readings(_last_box(response))
     if len(ours) == len(theirs) == 2:
         return _same(ours[0], theirs[0])
     return any(_same(first, second) for first in ours for second in theirs)
+
+
+def _last_box(response: str) -> str:
+    """From the last box on, numbers in it without spaces; without a box all of it."""
+    start = response.rfind(r"\boxed")
+    return response if start < 0 else joined(response[start:])
 
 
 def _readings(text: str) -> list[str]:

@@ -75,6 +75,28 @@ def _text(response: str, answer: str = "", **meta: object) -> SampleText:
         (r"\boxed{19} or 20", "20", False),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", True),
         (r"\boxed{20", "20", True),
+        (r"\boxed{1{,}234}", "1234", True),
+        (r"\boxed{1\,234}", "1,234", True),
+        (r"\boxed{12 345 678}", "12345678", True),
+        (r"\boxed{10,\!000}", "10000", True),
+        (r"\boxed{\$1,234.50}", "1234.5", True),
+        ("\\boxed{\N{EURO SIGN}5}", "$5.00", True),
+        (r"\boxed{5.}", "5", True),
+        (r"\boxed{1e3}", "1000", True),
+        (r"\boxed{\text{Yes}}", "Yes", True),
+        (r"\boxed{\text{2:30 PM}}", "2:30 PM", True),
+        (r"\textbf{Answer: 5}", "5", True),
+        ("12,34,567", "1234567", True),
+        ("the answer is 3/4", "4", False),
+        (r"it is $\frac{3}{4}$", "4", False),
+        ("so x^2", "2", False),
+        (r"so $2^{10}$", "10", False),
+        (r"\sqrt{2}", "2", False),
+        ("at 2:30", "30", False),
+        ("y=2x+3", "3", False),
+        ("1,2", "12", False),
+        ("3,14", "314", False),
+        ("2024 123", "2024123", False),
         (">", ">", True),
         ("< ", ">", False),
         ("110", "110", True),
@@ -139,6 +161,8 @@ EQUAL = [
     (r"\boxed{5!}", "120"),
     (r"\boxed{\pm 2}", r"\{-2,2\}"),
     (r"\boxed{\text{B}}", "B"),
+    (r"\boxed{1\,234 \text{ cm}}", "1234"),
+    (r"\boxed{1 234}", "1234"),
 ]
 DIFFERENT = [
     (r"\boxed{50\%}", "5"),
@@ -151,6 +175,9 @@ DIFFERENT = [
     (r"\boxed{0.333}", r"\frac13"),
     (r"\boxed{-3}", "3"),
     (r"\boxed{10} and \boxed{20}", "10"),
+    ("the answer is 3/4", "4"),
+    (r"it is $\frac{3}{4}$", "4"),
+    (r"\boxed{12, 345}", "12345"),
 ]
 
 
@@ -169,7 +196,16 @@ def test_math_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_long_response_is_matched_in_time() -> None:
     start = time.monotonic()
-    for text in ("1" * 10**6, "-" * 10**6, "1," * 10**6, r"\boxed{" * 10**5, " " * 10**6):
+    for text in (
+        r"\text{" + " " * 10**6,
+        "1 " * 10**6,
+        r"\boxed{" + "1 234" * 10**5 + "}",
+        "1" * 10**6,
+        "-" * 10**6,
+        "1," * 10**6,
+        r"\boxed{" * 10**5,
+        " " * 10**6,
+    ):
         is_right(text, "7")
     assert time.monotonic() - start < 2.0
 
