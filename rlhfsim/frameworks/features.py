@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.placement import RolePlacement, Schedule
 from rlhfsim.specs.workload.workload import Workload
 
 
@@ -109,7 +109,10 @@ def workload_features(workload: Workload) -> Iterator[str]:
         yield "FP8 training"
 
 
-def pool_features(placement: Placement) -> Iterator[str]:
-    """Of who shares GPUs."""
-    if placement.role_placement != "colocated":
+def pool_features(groups: Iterable[Collection[str]]) -> Iterator[str]:
+    """Of the sets of roles that share GPUs; who has the rollout beside it is a matter of weight paths."""
+    away = [set(group) - {"rollout"} for group in groups if "actor" not in group]
+    if {"reward"} in away:
+        yield "reward model on GPUs of its own"
+    if any(group not in (set(), {"reward"}) for group in away):
         yield "roles on GPUs of their own"

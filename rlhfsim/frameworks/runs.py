@@ -28,6 +28,7 @@ from rlhfsim.frameworks.says import Says
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import (
     BACKENDS,
+    SERVED,
     Backend,
     BackendRules,
     broken_rule,
@@ -71,6 +72,7 @@ FEATURES: Mapping[str, str] = {
     "oversampling": "leave out workload.oversampling; the simulator prices it",
     "environments": "leave out workload.environment; the simulator prices it",
     "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
+    "reward model on GPUs of its own": "place it with the actor",
     "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
     "rollout tensor parallelism": "use rollout tp 1",
     "rollout pipeline parallelism": "use rollout tp and dp",
@@ -158,19 +160,29 @@ class Runs:
     """Backends that it trains a critic with; None: all."""
     says: Says = field(default_factory=Says)
     """What its configuration can say of a plan that it runs."""
+    serves_reward: bool = False
+    """A reward model runs in an inference engine of its own (`SERVED`), not in the trainer."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str
 
+    def serves(self, role: str) -> bool:
+        """Whether an inference engine runs a role that scores."""
+        return role == "reward" and self.serves_reward
+
+    def rules(self, backend: Backend, role: str) -> BackendRules:
+        """What is run of the layouts of a role."""
+        return SERVED if self.serves(role) else self.trainers[backend]
+
     def lacks_layout(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
         """What of a training or scoring layout is not run."""
         trained = role == "actor"
-        rules = self.trainers.get(backend)
-        if rules is None:
+        if backend not in self.trainers:
             title = BACKENDS[backend].title
             return Lacks(
                 code="backend-not-run", what=f"training by {title}", remedy=self._other_trainer(backend)
             )
+        rules = self.rules(backend, role)
         if layout.cp > 1 and not rules.context_parallel:
             ways = "recompute: full, offload_optimizer: cpu" + (" or tp" if rules.tensor_parallel else "")
             return Lacks(
@@ -226,6 +238,10 @@ class Runs:
         """Whether one of `FEATURES` is not run."""
         return self._first([name], backend)
 
+    def lacks_pools(self, groups: Iterable[Collection[str]], backend: Backend | None = None) -> Lacks | None:
+        """What of the sets of roles that share GPUs is not run."""
+        return self._first(pool_features(groups), backend)
+
     def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
         """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
         return self._first(rollout_features(layout, one_node=one_node))
@@ -277,7 +293,7 @@ class Runs:
         backend = placement.backend
         found = [self.lacks_hardware(vendors), self.lacks_workload(workload, backend)]
         found.append(self.lacks_schedule(placement.schedule))
-        found.append(self._first(pool_features(placement), backend))
+        found.append(self.lacks_pools(placement.groups, backend))
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
                 found.append(self.lacks_layout(backend, placed.layout, workload, role))
@@ -296,7 +312,7 @@ class Runs:
     ) -> Mapping[str, Known]:
         """How it is known that what a plan uses runs, by feature."""
         used = [*workload_features(workload), *schedule_features(placement.schedule)]
-        used += pool_features(placement)
+        used += pool_features(placement.groups)
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
                 lora = role == "actor" and workload.lora is not None

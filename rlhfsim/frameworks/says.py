@@ -55,6 +55,10 @@ class Says:
     """Who shares GPUs with the rollout: anybody, only the actor and others beside it, or all or nobody."""
     groups: tuple[frozenset[str], ...] | None = None
     """Sets of roles that may share GPUs without the rollout and without the others; None: any."""
+    own_gpus: Collection[str] | None = None
+    """Roles that may have GPUs of their own, each alone, beside those of actor and rollout; None: any."""
+    own_gpus_apart: Collection[str] = ()
+    """Those that must where the rollout has."""
     all_apart: Literal["always", "asynchronous"] = "always"
     """When all roles may share GPUs but the rollout."""
     waits_apart: bool = True
@@ -92,6 +96,8 @@ class Says:
 
     def together(self, groups: Sequence[Collection[str]], schedule: Schedule) -> bool:
         """Whether it can be said that these sets of roles share GPUs each."""
+        if not self._own_gpus(groups):
+            return False
         beside_rollout = next((group for group in groups if "rollout" in group and len(group) > 1), None)
         if beside_rollout is not None and self.rollout_with != "any":
             return len(groups) == 1 or (self.rollout_with == "actor" and "actor" in beside_rollout)
@@ -99,6 +105,15 @@ class Says:
         if self.groups is None or all(len(g) == 1 or frozenset(g) in self.groups for g in others):
             return True
         return len(others) == 1 and self.all_apart == "asynchronous" and schedule.asynchronous
+
+    def _own_gpus(self, groups: Sequence[Collection[str]]) -> bool:
+        """Whether the roles that have GPUs of their own may, and those that must do."""
+        own = [set(group) for group in groups if not {"actor", "rollout"} & set(group)]
+        if self.own_gpus is not None and not all(len(g) == 1 and g <= set(self.own_gpus) for g in own):
+            return False
+        rollout_alone = any(set(group) == {"rollout"} for group in groups)
+        must = {role for group in groups for role in group} & set(self.own_gpus_apart)
+        return not rollout_alone or all({role} in own for role in must)
 
     def when(self, schedule: Schedule, workload: Workload, *, apart: bool) -> bool:
         """Whether a schedule can be said."""

@@ -63,7 +63,8 @@ class SharedTables:
         fixed = tuple(sorted(request.fix.get(role, {}).items()))
         limits = tuple(replace(limit, role="") for limit in request.limits if limit.role == role)
         adapted = role == "actor" and request.workload.lora is not None
-        name = key.gpus, domain, model.with_value_head(), trained, adapted, fixed, limits
+        rules = request.rules(role).title
+        name = key.gpus, domain, model.with_value_head(), rules, trained, adapted, fixed, limits
         if name in self.layouts:
             return self.layouts[name]
         space = role_layouts(request, role, model, key.gpus, domain, trained=trained)

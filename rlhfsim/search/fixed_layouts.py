@@ -29,7 +29,7 @@ def check_layout(request: Request, models: Models, role: str, fields: Fields) ->
     _check_model(models.of("actor" if role == "rollout" else role), fields)
     _check_hardware(request, role, fields)
     if role != "rollout":
-        _check_backend(request, fields)
+        _check_backend(request, role, fields)
     _check_pools(request, models, role, fields)
 
 
@@ -86,12 +86,12 @@ def _check_hardware(request: Request, role: str, fields: Fields) -> None:
         )
 
 
-def _check_backend(request: Request, fields: Fields) -> None:
+def _check_backend(request: Request, role: str, fields: Fields) -> None:
     wide = max(_degree(fields, "dp"), request.cluster.node_group.gpus // ranks(fields))
     degrees = {k: v for k, v in fields.items() if k != "dp"}
     base = Layout(dp=wide, **cast(dict[str, Any], {"recompute": "none", **degrees}))
     tried = [base] if "zero" in fields else [replace(base, zero=z) for z in (1, 3, 2, 0)]
-    broken = [broken_rule(request.trainer, layout) for layout in tried]
+    broken = [broken_rule(request.rules(role), layout) for layout in tried]
     if all(broken):
         raise RlhfsimError(
             "backend-cannot-run", str(broken[0]), help="choose another layout, or another --backend"

@@ -84,7 +84,7 @@ def role_layouts(
     request: Request, role: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
-    rules = request.trainer
+    rules = request.rules(role)
     fixed = request.fix.get(role, {})
     batch = batch_lengths(request.workload)
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
@@ -278,8 +278,8 @@ def layout_refusal(
         return "TP does not divide the attention heads"
     if isinstance(layout, RolloutLayout):
         return None
-    sums = role in TRAINED and sums_fp32(request.workload, request.backend)
-    if broken := broken_rule(request.trainer, layout) or (sums and broken_sums(request.trainer, layout)):
+    rules, sums = request.rules(role), role in TRAINED and sums_fp32(request.workload, request.backend)
+    if broken := broken_rule(rules, layout) or (sums and broken_sums(rules, layout)):
         return f"the backend cannot run it ({broken})"
     lacks = request.runs and (
         request.runs.lacks_layout(request.backend, layout, request.workload, role)

@@ -63,6 +63,8 @@ def _packs(request: Request, role: str, batch: BatchLengths) -> bool:
     runs = request.runs is None or FEATURE in request.runs.features
     differ = batch.deviation > 0 or (request.runs is not None and request.runs.says.packs)
     asked = any(limit.role == role and limit.field == "micro_batch" for limit in request.limits)
+    if request.runs is not None and request.runs.serves(role):
+        return not asked  # engines batch tokens
     return request.workload.packing and differ and runs and not asked
 
 

@@ -60,7 +60,6 @@ WITHOUT: dict[str, tuple[str, ...]] = {
     "offload to the host": ("offload",),
     "partial optimizer offload": ("partial-offload",),
     "HSDP": ("hsdp",),
-    "roles on GPUs of their own": ("split", "standalone"),
 }
 """Feature of a framework -> choices that do not compete without it."""
 LORA_RANK = 32
@@ -172,6 +171,10 @@ class Request(_Runner):
     def trainer(self) -> BackendRules:
         """What competes of the training backend."""
         return self.runs.trainers[self.backend] if self.runs else BACKENDS[self.backend]
+
+    def rules(self, role: str) -> BackendRules:
+        """What competes of the layouts of a role."""
+        return self.runs.rules(self.backend, role) if self.runs else self.trainer
 
     @property
     def left_out(self) -> frozenset[str]:

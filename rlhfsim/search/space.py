@@ -249,7 +249,9 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
             if set(hardware) != set(kinds):
                 continue
             shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
-            if {shape.role_placement} & request.left_out or not _on_allowed_hardware(request, shape):
+            if shape.role_placement in request.forbid or not _on_allowed_hardware(request, shape):
+                continue
+            if request.runs is not None and request.runs.lacks_pools(groups, request.backend):
                 continue
             for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
                 if not _said(request, shape, schedule):

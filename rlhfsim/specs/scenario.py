@@ -118,8 +118,9 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
             )
         _check_role(name, taken.layout.tp, taken.layout.pp, placement, cluster, taken.pool)
         model.check_tp(taken.layout.tp)
-        broken = violation(placement.backend, taken.layout) if isinstance(taken, RolePlacement) else None
-        if broken:
+        if not isinstance(taken, RolePlacement):
+            continue
+        if broken := violation(placement.backend, taken.layout, name):
             raise RlhfsimError(
                 "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
             )

@@ -20,6 +20,7 @@ from rlhfsim.frameworks.openrlhf.export import argument
 from rlhfsim.frameworks.skyrl.export import argument as skyrl_argument
 from rlhfsim.frameworks.verl.export import hydra
 from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
@@ -27,6 +28,7 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.what_if.design import design
 
 ROOT = Path(__file__).parents[2]
 RULES = Reward(model=None, rules=Rules())
@@ -106,6 +108,13 @@ def for_verl() -> Iterator[Plan]:
     layout = {"tp": 2, "dp": 8, "ep": 8, "zero": 1} | PACKS
     yield plan(moe, "megatron", layout, {"tp": 4, "dp": 4}, residency="offloaded")
     yield plan(workload("grpo", lora=Lora(rank=32)), "fsdp2", {"dp": 8, "zero": 3}, {"dp": 8})
+    scored = workload("grpo", reward=Reward(model="same"))
+    for asked in ({}, {"architecture": "async", "allow": frozenset({"async"}), "max_staleness": 1}):
+        cluster = Cluster(node_groups=(node_group("h100-sxm", 24, gpus_per_node=8),))
+        request = Request(cluster=cluster, workload=scored, backend="fsdp2", framework="verl", **asked)
+        designed = design(request, explain=False, rivals=False, simple=False).chosen
+        assert designed is not None
+        yield designed
 
 
 def for_openrlhf() -> Iterator[Plan]:

@@ -179,7 +179,9 @@ def test_a_script_asks_for_every_variable_that_it_reads_and_for_no_other() -> No
         if name in ("verl", "nemo-rl", "slime"):
             plans.append(with_speculation(plans[0], drafting))
         if name == "verl":
-            scored = replace(plans[0].placement, reward=plans[0].placement.actor)
+            actor = plans[0].placement.actor
+            served = Layout(zero=0, dp=actor.layout.gpus, recompute="none")
+            scored = replace(plans[0].placement, reward=replace(actor, layout=served))
             plans.append(replace(plans[0], placement=scored))
         for plan in plans:
             files = export(plan, name, frozenset()).files

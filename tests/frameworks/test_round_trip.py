@@ -158,7 +158,6 @@ BASE = Workload(
     response_len=LogNormal(mean=800, max=2048),
 )
 NOT_SAID = {
-    ("verl", "the layout of the reward model"): "a vLLM of verl's own serves it, in micro-batches of its own",
     ("nemo-rl", "a reward model"): "it is an environment, with resources of its own",
     ("skyrl", "a reward model"): "rewards come from the environment",
     ("areal", "a reward model"): "rewards come from a function of the script",

@@ -61,6 +61,7 @@ RUNS = Runs(
         "partial rollouts",
         "dynamic sampling",
         "environments",
+        "reward model on GPUs of its own",
         "roles on GPUs of their own",
         "rollout tensor parallelism",
         "rollout replicas across nodes",

@@ -18,6 +18,7 @@ from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculati
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.verl.findings import findings
 from rlhfsim.frameworks.verl.heads import software
+from rlhfsim.frameworks.verl.reward_model import reward_role
 from rlhfsim.frameworks.verl.versions import (
     EAGER,
     KL_IN_REWARD,
@@ -151,23 +152,8 @@ def _roles(
     if algorithm(s) == "ppo":
         roles["critic"] = _trained(s, "critic", gpus, megatron)
     if _reward(s):
-        roles["reward"] = _reward_role(s, gpus)
+        roles["reward"] = reward_role(s, gpus)
     return roles
-
-
-def _reward_role(s: FrameworkSettings, gpus: int) -> RoleDescription:
-    """The reward model, which a vLLM of its own serves: whole copies by tensor parallelism."""
-    prefix = "reward.reward_model"
-    own = s.flag(f"{prefix}.enable_resource_pool", "reward_model.enable_resource_pool")
-    if own:
-        nodes = s.whole(f"{prefix}.nnodes", "reward_model.nnodes", default=1)
-        gpus = nodes * s.whole(f"{prefix}.n_gpus_per_node", "reward_model.n_gpus_per_node", default=8)
-    tp = s.whole(f"{prefix}.rollout.tensor_model_parallel_size", default=1)
-    return RoleDescription(
-        layout=training_layout(gpus, tp=tp, zero=0, recompute="none"),
-        pool="reward" if own else None,
-        gpus=gpus if own else 0,
-    )
 
 
 def _rollout(s: FrameworkSettings, gpus: int, megatron: bool) -> RolloutLayout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -28,6 +27,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.nearest import with_layouts, with_schedule
 from rlhfsim.frameworks.verl.releases import RELEASES
+from rlhfsim.frameworks.verl.reward_model import reward_settings, reward_unsaid
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -72,7 +72,9 @@ def write(plan: Plan) -> Written:
     if plan.placement.critic is not None:
         sections.append(Section(title="critic", settings=tuple(_critic(plan, plan.placement.critic))))
     if plan.placement.reward is not None:
-        sections.append(Section(title="reward model", settings=tuple(_reward(plan, plan.placement.reward))))
+        sections.append(
+            Section(title="reward model", settings=tuple(reward_settings(plan, plan.placement.reward)))
+        )
     sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
     return Written(sections=tuple(sections), unsaid=tuple(_unsaid(plan)))
 
@@ -288,14 +290,6 @@ def _critic(plan: Plan, placed: RolePlacement) -> Iterator[Setting]:
         yield Setting(key="critic.forward_max_token_len_per_gpu", value=score)
 
 
-def _reward(plan: Plan, placed: RolePlacement) -> Iterator[Setting]:
-    prefix = "reward.reward_model"
-    yield Setting(key=f"{prefix}.enable", value=True)
-    yield Setting(key=f"{prefix}.model_path", value="${REWARD_MODEL}")
-    yield Setting(key=f"{prefix}.rollout.name", value="vllm")
-    yield Setting(key=f"{prefix}.rollout.tensor_model_parallel_size", value=placed.layout.tp)
-
-
 def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
     layout, apart = placed.layout, placed.pool != plan.placement.actor.pool
     yield Setting(key=f"{ROLL}.name", value="vllm")
@@ -342,7 +336,11 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             of=("schedule",),
         )
     for role, placed in placement.roles.items():
-        if isinstance(placed, RolePlacement) and placed.layout.pack_tokens is not None:
+        if not isinstance(placed, RolePlacement):
+            continue
+        if role == "reward":
+            yield from reward_unsaid(plan, placed)
+        elif placed.layout.pack_tokens is not None:
             train, _ = pack_limits(plan, placed.layout)
             if train > placed.layout.pack_tokens:
                 yield Unsaid(
@@ -351,12 +349,6 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     nearest=with_layouts(plan, role, pack_tokens=train),
                     of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
                 )
-    if placement.reward is not None:
-        yield Unsaid(
-            what=f"the layout of the reward model beyond TP {placement.reward.layout.tp}",
-            instead="it is served by a vLLM of verl's own",
-            of=("reward.residency", *(f"reward.layout.{f.name}" for f in fields(Layout))),
-        )
 
 
 def hydra(setting: Setting) -> str:

@@ -26,14 +26,18 @@ RUNS = Runs(
         ),
     },
     says=Says(  # trainer.v1: separate_async has no mode that waits, and goes on with new weights
-        sharing=Places(sleep=(0, 2)),
-        alone=Places(sleep=(0,)),
+        moves_with="any",
+        sharing=Places(sleep=(0, 2), between={"reward": ("leaves",)}),
+        alone=Places(sleep=(0,), between={"reward": ("stays",)}),
+        own_gpus=("reward",),
+        own_gpus_apart=("reward",),
         waits_apart=False,
         interrupts="always",
         whole_updates=True,
         packed_contexts=("fsdp2",),
     ),
     algorithms=(*COMMON, "dapo", "gspo", "cispo"),
+    serves_reward=True,
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
@@ -54,6 +58,7 @@ RUNS = Runs(
         "partial rollouts",
         "dynamic sampling",
         "environments",
+        "reward model on GPUs of its own",
         "rollout tensor parallelism",
         "rollout expert parallelism",
         "rollout attention data parallelism",
@@ -70,6 +75,7 @@ RUNS = Runs(
         "micro-batches by tokens",
         "old log-probs of the rollout",
     ),
-    source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool; "
+    source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool, "
+    "a reward model has its own where the rollout has; "
     "AMD: rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",
 )

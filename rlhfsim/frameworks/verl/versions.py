@@ -23,6 +23,7 @@ VERSION = "verl_version"
 
 
 ROLLOUT_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+REWARD_TP = "reward.reward_model.rollout.tensor_model_parallel_size"
 TRAIN_TP = "megatron.tensor_model_parallel_size"
 """Of the policy and of the critic, below the name of the role."""
 REFERENCE_FOLLOWS = "actor_rollout_ref.ref.megatron.param_offload"
@@ -48,6 +49,7 @@ CHANGED: Mapping[str, Mapping[Version, float]] = {
     KL_IN_REWARD: {(0, 0): True, (0, 4): False},
     SEQUENCES: {(0, 0): 1024, (0, 9): 256},
     ROLLOUT_TP: {(0, 0): 2},
+    REWARD_TP: {(0, 0): 2},
     ENTROPY: {(0, 0): 0.001, (0, 4): 0},
 }
 """Key -> first version -> its default from then on, where FSDP trains; truth values count as 0 and 1."""

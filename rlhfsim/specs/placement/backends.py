@@ -130,8 +130,33 @@ BACKENDS: dict[Backend, BackendRules] = {
 }
 
 
-def violation(backend: Backend, layout: Layout) -> str | None:
-    """Why `backend` cannot run `layout`, or None."""
+SERVED = BackendRules(
+    title="an inference engine that serves a reward model",
+    tensor_parallel=True,
+    pipeline_parallel=False,
+    context_parallel=False,
+    expert_parallel=False,
+    zero_stages=(0,),
+    zero_stages_tp=(0,),
+    zero_stages_pp=(),
+    offload_stages=(),
+    tp_with_pp="no",
+    sequence_parallel=False,
+    virtual_stages=False,
+    interleaves_recompute=False,
+    trains_pieces=False,
+    gradient_bytes=0,
+    reduce_bytes=0,
+    source="verl 0.9.1, experimental/reward_loop/reward_model.py: replicas of tp x pp x dp GPUs behind one "
+    "router; pipelines of such a server are not priced",
+)
+"""What runs a reward model that an engine of its own serves: whole copies, cut by tensor parallelism."""
+
+
+def violation(backend: Backend, layout: Layout, role: str = "actor") -> str | None:
+    """Why `backend` cannot run `layout` of a role, or None; any reward model may be served."""
+    if role == "reward" and broken_rule(SERVED, layout) is None:
+        return None
     return broken_rule(BACKENDS[backend], layout)
 
 

@@ -206,6 +206,12 @@ class Placement:
         )
 
     @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The roles of each pool."""
+        roles = self.roles.items()
+        return tuple(tuple(name for name, role in roles if role.pool == pool.name) for pool in self.pools)
+
+    @property
     def role_placement(self) -> RolePlacementLabel:
         """How the four roles share pools: one pool, groups, or each its own."""
         return role_placement([role.pool for name, role in self.roles.items() if name != "rollout"])
