@@ -29,9 +29,8 @@ from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.step.calls import sequences_of
 from rlhfsim.step.framework_overhead import launched_layers
-from rlhfsim.training.packing import pack_len
+from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.training import micro_batches
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of

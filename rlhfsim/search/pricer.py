@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,13 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import Setting, bias_of, forward_cost, generation_of, train_cost
+from rlhfsim.step.calls import Setting, bias_of, generation_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
 
+scored = attrgetter("tp", "pp", "cp", "dp", "ep", "shards", "micro_batch", "offload_params")
+"""With `zero` and the packs: what a forward pass reads of a layout."""
 ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)
 
 
@@ -70,7 +73,8 @@ class Pricer:
         """Where the tables are taken from, and which of their options."""
         self.cache = cache or process_cache()
         self._shared = self.cache.of(request, models)
-        self._forward: dict[tuple[object, ...], float] = {}
+        self._runs: dict[object, dict[object, float]] = {}
+        """Seconds of a call by layout: roles run the same whether they share their GPUs or not."""
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
         self._rollouts: dict[tuple[int, int, object], Generation] = {}
@@ -257,10 +261,11 @@ class Pricer:
             train = call.kind == "train"
             load, run, unload = times.of_call(train=train)
             moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
+            seconds_of = self._seconds(key, call)
             layout, seconds = None, 0.0
             for i, role in enumerate(roles):
                 if role.layout is not layout:  # those of one layout stand together
-                    layout, seconds = role.layout, self._seconds(key, call, role)
+                    layout, seconds = role.layout, seconds_of(role.layout)
                 run[i] = seconds
                 if role.residency != "resident" or role.offload_between:
                     name = role.residency, role.offload_between, cut(role.layout)
@@ -270,28 +275,23 @@ class Pricer:
                     load[i], unload[i] = moved[name]
         return times
 
-    def _seconds(self, key: Key, call: Call, role: RolePlacement) -> float:
-        """Of a call; a forward pass is the same whatever the backward does."""
-        setting, x = self._setting(key), role.layout
-        if call.kind == "train":
-            return train_cost(setting, call.role, role).seconds
-        cuts = (
-            x.tp,
-            x.pp,
-            x.cp,
-            x.dp,
-            x.ep,
-            x.zero == 3,
-            x.shards,
-            x.micro_batch,
-            x.pack(scoring=True),
-            x.offload_params,
+    def _seconds(self, key: Key, call: Call) -> Callable[[Layout], float]:
+        """Of a call, for any layout; a forward pass is the same whatever the backward does."""
+        setting, model, train = self._setting(key), self.models.of(key.role), call.kind == "train"
+        of, placed = call.role, setting.placement.actor
+        cost = trainer(setting, of, placed) if train else scorer(setting, call, placed)
+        factor = bias_of(setting, call.name, ALONE)
+        known = self._runs.setdefault(
+            (key.hardware, call.name if train else (model, call.kind == "logprob", factor)), {}
         )
-        factor = bias_of(setting, call.name, role.pool)
-        name = (self.models.of(key.role), call.kind == "logprob", key.hardware, factor, *cuts)
-        if name not in self._forward:
-            self._forward[name] = forward_cost(setting, call, role).seconds
-        return self._forward[name]
+
+        def seconds(layout: Layout) -> float:
+            name = layout if train else (scored(layout), layout.zero == 3, layout.pack(scoring=True))
+            if name not in known:
+                known[name] = cost(layout).seconds
+            return known[name]
+
+        return seconds
 
     def _calls(self, role: str) -> list[Call]:
         return [c for c in self.calls if c.role == role and c.kind not in ("generate", "sync")]

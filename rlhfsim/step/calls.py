@@ -4,8 +4,9 @@ them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
@@ -37,7 +37,7 @@ from rlhfsim.step.framework_overhead import controller, framework_call, launched
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
-from rlhfsim.training.packing import pack_len
+from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.training import micro_batches, train
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
@@ -65,30 +65,6 @@ class Setting:
         """The device of the pool a role sits in."""
         hardware = self.placement.pool(role.pool).hardware
         return device_on(self.cluster, hardware, self.placement.backend)
-
-
-@lru_cache(maxsize=64)
-def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
-    """All sequences of one epoch, prompt and response joined; the two lengths are independent.
-
-    With `drawn` response lengths their moments count, not those of the distribution.
-    """
-    prompt, response = stats(workload.prompt_len), stats(workload.response_len)
-    mean_response, square = response.mean, response.mean_square
-    longest = workload.response_len.maximum
-    if drawn is not None:
-        lengths = np.asarray(drawn)
-        mean_response, square = float(lengths.mean()), float((lengths**2).mean())
-        longest = float(lengths.max())
-    mean = prompt.mean + mean_response
-    variance = prompt.mean_square - prompt.mean**2 + square - mean_response**2
-    return Sequences(
-        count=workload.num_sequences,
-        mean=mean,
-        mean_square=mean**2 + max(0.0, variance),
-        maximum=workload.prompt_len.maximum + longest,
-        packed=workload.packing,
-    )
 
 
 def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
@@ -215,15 +191,8 @@ def _generate(
 def steps_of(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
     """A call with the moves around it, in order."""
     if call.role == "rules":
-        return [
-            Step(
-                name=call.name,
-                pools=(CPU_POOL,),
-                cost=rules_cost(setting.workload),
-                needs=call.needs,
-                streams=True,
-            )
-        ]
+        rules = rules_cost(setting.workload)
+        return [Step(name=call.name, pools=(CPU_POOL,), cost=rules, needs=call.needs, streams=True)]
     if call.kind == "sync":
         return _sync_steps(setting, call)
     if call.kind == "generate":
@@ -252,36 +221,61 @@ def rules_cost(workload: Workload) -> Cost:
 
 
 def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
-    """All epochs of one trained role; one that learns from pairs alone runs as in pre-training."""
-    workload, device = setting.workload, setting.device(placed)
-    sequences, steps = sequences_of(workload, setting.trained), workload.mini_batches
-    packs = pack_len(workload, placed.layout, setting.trained)
-    cost = train(
-        device,
-        setting.models.of(role),
-        placed.layout,
-        sequences,
-        backend=setting.placement.backend,
-        optimizer_steps=steps,
-        optimizer=workload.optimizer,
-        lora=workload.lora if role == "actor" else None,
-        software=_software(setting, placed.layout),
-        value_head=role == "critic",
-        precision=workload.train_precision,
-        pack_len=packs,
-    )
-    if workload.generates:
-        count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
-        layers = round(setting.models.of(role).launched_layers)
-        cost = framework_call(device, cost, launched_layers(placed.layout, layers, count, trained=True))
-    return cost.scaled(workload.epochs * bias_of(setting, f"{role}.train", placed.pool))
+    """All epochs of one trained role."""
+    return trainer(setting, role, placed)(placed.layout)
 
 
-def _software(setting: Setting, layout: Layout) -> Software:
+def trainer(setting: Setting, role: str, placed: RolePlacement) -> Callable[[Layout], Cost]:
+    """What prices all epochs of a trained role under any layout in the pool of `placed`.
+
+    One that learns from pairs alone runs as in pre-training.
+    """
+    workload, sequences = setting.workload, sequences_of(setting.workload, setting.trained)
+    prices = [
+        partial(
+            train,
+            device=setting.device(placed),
+            model=setting.models.of(role),
+            sequences=sequences,
+            backend=setting.placement.backend,
+            optimizer_steps=workload.mini_batches,
+            optimizer=workload.optimizer,
+            lora=workload.lora if role == "actor" else None,
+            software=_software(setting, sharded=sharded),
+            value_head=role == "critic",
+            precision=workload.train_precision,
+        )
+        for sharded in (False, True)
+    ]
+    return _caller(setting, f"{role}.train", placed, lambda x: prices[x.shards is not None])
+
+
+def _caller(
+    setting: Setting, name: str, placed: RolePlacement, price_of: Callable[[Layout], Callable[..., Cost]]
+) -> Callable[[Layout], Cost]:
+    """The same with what a framework adds, and the bias of its phase."""
+    workload, drawn, device = setting.workload, setting.trained, setting.device(placed)
+    role, trained = name.split(".")[0], name.endswith(".train")
+    sequences, layers = sequences_of(workload, drawn), round(setting.models.of(role).launched_layers)
+    steps, epochs = (workload.mini_batches, workload.epochs) if trained else (1, 1)
+    factor = epochs * bias_of(setting, name, placed.pool)
+
+    def cost(layout: Layout) -> Cost:
+        packs = pack_len(workload, layout, drawn, scoring=not trained)
+        priced = price_of(layout)(layout=layout, pack_len=packs)
+        if workload.generates:
+            count = steps * micro_batches(layout, sequences, steps, packs)[1]
+            priced = framework_call(device, priced, launched_layers(layout, layers, count, trained=trained))
+        return priced.scaled(factor)
+
+    return cost
+
+
+def _software(setting: Setting, *, sharded: bool) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
     workload, placement, name = setting.workload, setting.placement, setting.cluster.framework
     software = _stack(setting)
-    if layout.shards and name and framework(name).copies_each:
+    if sharded and name and framework(name).copies_each:
         software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
         return replace(software, reduce_bytes=2.0)
@@ -295,29 +289,27 @@ def _stack(setting: Setting) -> Software:
     return software_of(placement.software, cluster.framework, placement.backend, packing=packing)
 
 
-def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
+def forward_cost(setting: Setting, call: Call, placed: RolePlacement) -> Cost:
     """One scoring forward over the whole batch."""
+    return scorer(setting, call, placed)(placed.layout)
+
+
+def scorer(setting: Setting, call: Call, placed: RolePlacement) -> Callable[[Layout], Cost]:
+    """What prices one scoring forward over the whole batch under any layout in the pool of `placed`."""
     assert call.kind in ("logprob", "value", "score"), call.name
-    device, workload = setting.device(role), setting.workload
-    sequences = sequences_of(workload, setting.trained)
-    packs = pack_len(workload, role.layout, setting.trained, scoring=True)
-    cost = forward(
-        device,
-        setting.models.of(call.role),
-        role.layout,
-        sequences,
+    workload = setting.workload
+    price = partial(
+        forward,
+        device=setting.device(placed),
+        model=setting.models.of(call.role),
+        sequences=sequences_of(workload, setting.trained),
         backend=setting.placement.backend,
         head=call.kind,
         precision=workload.train_precision,
-        pack_len=packs,
         lora=workload.lora if call.role == "actor" else None,
         software=_stack(setting),
     )
-    if workload.generates:
-        count = micro_batches(role.layout, sequences, 1, packs)[1]
-        layers = round(setting.models.of(call.role).launched_layers)
-        cost = framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))
-    return cost.scaled(bias_of(setting, call.name, role.pool))
+    return _caller(setting, call.name, placed, lambda _: price)
 
 
 def controller_cost(setting: Setting) -> Cost:

@@ -23,17 +23,10 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import (
-    Setting,
-    continuous_cost,
-    controller_cost,
-    generation_of,
-    sequences_of,
-    steps_of,
-    turns_of,
-)
+from rlhfsim.step.calls import Setting, continuous_cost, controller_cost, generation_of, steps_of, turns_of
 from rlhfsim.step.framework_overhead import with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
+from rlhfsim.training.packing import sequences_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
-from rlhfsim.step.calls import Setting, sequences_of
+from rlhfsim.step.calls import Setting
+from rlhfsim.training.packing import sequences_of
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, mean_bytes, weights_of
 
 HALF_WIDTH = ("bf16", "fp16", "fp32")

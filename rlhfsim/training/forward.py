@@ -16,7 +16,8 @@ from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
 from rlhfsim.training.passes import contention, passes, slowed
-from rlhfsim.training.training import late_parts, micro_batches, send_parts, spread_of, work_of, work_parts
+from rlhfsim.training.training import micro_batches, send_parts, work_of, work_parts
+from rlhfsim.training.unequal_lengths import late_parts, spread_of
 
 Head = Literal["logprob", "value", "score"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
-from rlhfsim.memory.states import BASE_BYTES
+from rlhfsim.memory.states import BASE_BYTES, CUT
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
@@ -322,6 +322,15 @@ def update(
     here = [part("hbm", seconds, name, spread=device.inverse_spread(name))] if away < 1 else []
     there = _on_host(device, layout, away * owned, bytes_each) if away else []
     return [*here, *there, launch, own]
+
+
+@lru_cache(maxsize=8192)
+def updated(
+    device: Device, model: ModelSpec, cut: tuple[Any, ...], optimizer: Optimizer, share: float
+) -> tuple[Part, ...]:
+    """The same of every layout with these fields (`memory.states.CUT`), whatever its micro-batches."""
+    layout = Layout(**dict(zip(CUT, cut, strict=True)))
+    return tuple(update(device, model, layout, optimizer=optimizer, share=share))
 
 
 def fetches(

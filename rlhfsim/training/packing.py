@@ -1,4 +1,4 @@
-"""Packs: sequences laid end to end up to a number of tokens, as the trainers of RL frameworks do.
+"""Sequences of a step, and packs: laid end to end up to a number of tokens, as trainers of RL do.
 
 First-fit decreasing on the expected lengths of a batch (Johnson 1973; `modified_first_fit_decreasing`
 of NeMo-RL, `rearrange_micro_batches` of verl). Not known here: packs that a framework adds so that
@@ -11,12 +11,37 @@ from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import Floats, stats
 from rlhfsim.specs.workload.workload import Workload
 
 MOST_SEQUENCES = 2048
 """Sequences that are packed one by one; a larger batch has the same mean fill."""
+
+
+@lru_cache(maxsize=64)
+def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
+    """All sequences of one epoch, prompt and response joined; the two lengths are independent.
+
+    With `drawn` response lengths their moments count, not those of the distribution.
+    """
+    prompt, response = stats(workload.prompt_len), stats(workload.response_len)
+    mean_response, square = response.mean, response.mean_square
+    longest = workload.response_len.maximum
+    if drawn is not None:
+        lengths = np.asarray(drawn)
+        mean_response, square = float(lengths.mean()), float((lengths**2).mean())
+        longest = float(lengths.max())
+    mean = prompt.mean + mean_response
+    variance = prompt.mean_square - prompt.mean**2 + square - mean_response**2
+    return Sequences(
+        count=workload.num_sequences,
+        mean=mean,
+        mean_square=mean**2 + max(0.0, variance),
+        maximum=workload.prompt_len.maximum + longest,
+        packed=workload.packing,
+    )
 
 
 def pack_len(

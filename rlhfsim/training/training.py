@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.memory.states import cut
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
@@ -25,6 +27,7 @@ from rlhfsim.training import pipeline
 from rlhfsim.training.gradient_exchange import Optimizer
 from rlhfsim.training.layer_time import Pass
 from rlhfsim.training.passes import Passes, contention, passes, slowed
+from rlhfsim.training.unequal_lengths import Spread, late_parts, spread_of
 from rlhfsim.training.work import Work
 
 BF16 = 2.0
@@ -32,19 +35,47 @@ HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "
 """Beginnings of profile names of GPUs whose tables hold attention kernels newer than FlashAttention-2."""
 
 
-class _Step(NamedTuple):
-    """Everything about one optimizer step."""
+BESIDE_UPDATE = (
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "etp",
+    "vp",
+    "zero",
+    "shards",
+    "sequence_parallel",
+    "micro_batch",
+    "pack_tokens",
+    "recompute",
+)
+"""Fields of a layout that decide all but the optimizer step and what lies on the host."""
+beside_update = attrgetter(*BESIDE_UPDATE)
+
+
+class _Asked(NamedTuple):
+    """What is trained, whatever the layout."""
 
     device: Device
     model: ModelSpec
-    layout: Layout
+    sequences: Sequences
     backend: Backend
+    steps: int
+    lora: Lora | None
+    precision: str
+    pack_len: float | None
     software: Software
+
+
+class _Step(NamedTuple):
+    """One optimizer step before its update."""
+
+    asked: _Asked
+    layout: Layout
     work: Work
     micro_batches: int
-    lora: Lora | None
-    optimizer: Optimizer
-    stages: pipeline.Stages
+    through: Passes
 
 
 def train(
@@ -71,14 +102,40 @@ def train(
     """
     if value_head and not model.value_head:
         model = replace(model, value_head=True)
-    software = software or default_software(backend)
-    size, count = micro_batches(layout, sequences, optimizer_steps, pack_len)
-    work = work_of(device, layout, sequences, size, precision, software, model)
-    stages = pipeline.split(model.num_layers, layout.pp, layout.vp)
-    step = _Step(device, model, layout, backend, software, work, count, lora, optimizer, stages)
-    spread = spread_of(sequences, layout, optimizer_steps, count, pack_len)
-    cost = _iteration(step, spread)
+    asked = _Asked(
+        device,
+        model,
+        sequences,
+        backend,
+        optimizer_steps,
+        lora,
+        precision,
+        pack_len,
+        software or default_software(backend),
+    )
+    through, count = _passed(asked, beside_update(layout))
+    parts = (*through, *_update(asked, layout, optimizer, count))
+    cost = Cost(parts=tuple([x for x in parts if x.seconds > 0]))
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
+
+
+@lru_cache(maxsize=8192)
+def _passed(asked: _Asked, fields: tuple[Any, ...]) -> tuple[tuple[Part, ...], int]:
+    """One optimizer step before its update, and its micro-batches: the same wherever states lie."""
+    layout = Layout(**dict(zip(BESIDE_UPDATE, fields, strict=True)))
+    device, model, lengths, steps, packs = (
+        asked.device,
+        asked.model,
+        asked.sequences,
+        asked.steps,
+        asked.pack_len,
+    )
+    size, count = micro_batches(layout, lengths, steps, packs)
+    work = work_of(device, layout, lengths, size, asked.precision, asked.software, model)
+    frozen = asked.lora is not None
+    through = passes(device, model, work, asked.software, layout.recompute, frozen=frozen)
+    step = _Step(asked, layout, work, count, slowed(through, contention(device, layout.gpus)))
+    return _iteration(step, spread_of(lengths, layout, steps, count, packs)), count
 
 
 def micro_batches(
@@ -173,84 +230,18 @@ def _work(
     )
 
 
-class Spread(NamedTuple):
-    """How unequal lengths make the micro-batches and the ranks."""
-
-    micro_batch: float
-    """Standard deviation of the tokens of a micro-batch over their mean."""
-    slowest: float
-    """Share by which the tokens of the slowest data-parallel rank exceed the mean."""
-
-
-def spread_of(sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None) -> Spread:
-    """Spread of the micro-batches, and of the ranks that wait for each other (T11).
-
-        micro-batch: sigma/mean / sqrt(b) ;  random order of the ranks: sigma/mean sqrt(2 ln d / n);
-        balanced over ranks (LPT): sigma/mean / n
-
-    n sequences per rank and step; with ZeRO-3 or expert parallelism the ranks meet at every
-    micro-batch, where the n of one micro-batch counts. Frameworks sort or balance by default, so the
-    last form holds; packs of equal size have no spread. Ranks of context parallelism share every
-    sequence evenly and never wait for each other. Source: order statistics of a normal.
-    """
-    if pack_len or not sequences.packed or sequences.deviation <= 0:
-        return Spread(0.0, 0.0)
-    ranks, relative = layout.dp, sequences.deviation / sequences.mean
-    tied = layout.zero == 3 or layout.ep > 1
-    n = sequences.count / (steps * ranks * (count if tied else 1))
-    worst = max(0.0, sequences.maximum / sequences.mean - 1)
-    longest = relative / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks)))
-    alone = max(1.0, sequences.count / (steps * ranks * count))
-    return Spread(relative / math.sqrt(alone), min(worst, longest))
-
-
-def waits(kernels: float, launch: float, spread: Spread, overlap: float) -> tuple[float, float]:
-    """Seconds per micro-batch that unequal lengths add: host floor of the short ones, slowest rank.
-
-        E[max(K, H)] - max(K, H),  K normal of mean k and deviation k sigma ;  max(k (1 + x), H) - max(k, H)
-
-    The host takes H = `launch` whatever the length: short micro-batches do not go below it, so splitting them
-    over more ranks wins nothing, and a longest rank that stays under it delays nobody. `overlap` is the share
-    of launches that run ahead of kernels. Source: mean of a normal cut from below (Bachelier 1900).
-    """
-    busy, sigma = max(kernels, launch), kernels * spread.micro_batch
-    floor = 0.0
-    if sigma > 0:
-        z = (kernels - launch) / sigma
-        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-        share = (1 + math.erf(z / math.sqrt(2))) / 2
-        floor = launch + sigma * density + (kernels - launch) * share - busy
-    longest = kernels * spread.slowest
-    behind = overlap * max(0.0, kernels + longest - busy) + (1 - overlap) * longest
-    return overlap * max(0.0, floor), behind
-
-
-def _iteration(step: _Step, spread: Spread) -> Cost:
-    """One optimizer step."""
-    through = passes(
-        step.device, step.model, step.work, step.software, step.layout.recompute, frozen=step.lora is not None
-    )
-    through = slowed(through, contention(step.device, step.layout.gpus))
-    p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
-    times = step.stages.times(through.layer, *through.ends)
+def _iteration(step: _Step, spread: Spread) -> tuple[Part, ...]:
+    """One optimizer step before its update."""
+    device, layout, through = step.asked.device, step.layout, step.through
+    p, m, v = layout.pp, step.micro_batches, layout.vp
+    times = pipeline.split(step.asked.model.num_layers, p, v).times(through.layer, *through.ends)
     busy = m * sum(times) / p
     whole = pipeline.makespan(times, m, v)
     shown = through.forward.plus(through.backward).times(m / p)
-    parts = work_parts(step.device, step.layout, shown, busy)
+    parts = work_parts(device, layout, shown, busy)
     bubble = part("bubble", whole - busy, "pipeline schedule")
-    late = late_parts(step.device, sum(shown), m / p * through.launch, spread, whole / busy)
-    all_parts = (*parts, bubble, *late, *_stage_sends(step), *_exchange(step, through))
-    return Cost(parts=tuple([x for x in all_parts if x.seconds > 0]))
-
-
-def late_parts(device: Device, kernels: float, launch: float, spread: Spread, stretch: float) -> list[Part]:
-    """The waits of `waits` in a step whose pipeline takes `stretch` times the work of its mean stage."""
-    floor, wait = waits(kernels, launch, spread, device["overlap_launch"])
-    name = "host_layer_time"
-    return [
-        part("overhead", floor * stretch, name, spread=device.spread(name)),
-        part("tail", wait * stretch, "length balance", spread=(0.3, 2.0)),
-    ]
+    late = late_parts(device, sum(shown), m / p * through.launch, spread, whole / busy)
+    return *parts, bubble, *late, *_stage_sends(step), *_exchange(step)
 
 
 _KERNELS: tuple[tuple[Resource, str], ...] = (
@@ -301,9 +292,9 @@ def _stage_sends(step: _Step) -> list[Part]:
     T' h elements each; interleaved schedules send while the next chunk computes, so that `overlap_dp`
     of it hides; plain 1F1B waits.
     """
-    visible = 1 - step.device["overlap_dp"] if step.layout.vp > 1 else 1.0
-    rounds = step.layout.vp * step.micro_batches
-    return send_parts(step.device, step.model, step.layout, step.work, rounds, visible)
+    device, layout = step.asked.device, step.layout
+    visible = 1 - device["overlap_dp"] if layout.vp > 1 else 1.0
+    return send_parts(device, step.asked.model, layout, step.work, layout.vp * step.micro_batches, visible)
 
 
 def send_parts(
@@ -342,35 +333,42 @@ def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
     return min(1.0, added / whole)
 
 
-def _exchange(step: _Step, through: Passes) -> list[Part]:
-    """Data-parallel traffic, optimizer and parameter fetches of one step."""
-    device, layout = step.device, step.layout
-    share = adapter_share(step.model, step.lora)
-    reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
-    ahead = through.layer_forward * step.model.num_layers + sum(through.ends_forward)
-    back = through.layer * step.model.num_layers + sum(through.ends) - ahead
+def _exchange(step: _Step) -> list[Part]:
+    """Data-parallel traffic of one step, and its sums in FP32."""
+    asked, layout, through = step.asked, step.layout, step.through
+    device, model, software = asked.device, asked.model, asked.software
+    share = adapter_share(model, asked.lora)
+    ahead = through.layer_forward * model.num_layers + sum(through.ends_forward)
+    back = through.layer * model.num_layers + sum(through.ends) - ahead
     exchanged = exchange.exchange(
         device,
-        step.model,
+        model,
         layout,
         step.micro_batches,
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
-        reduce_bytes=reduce,
-        copies_each=step.software.copies_each,
-        whole=step.software.fp32_sums and layout.zero == 1,
+        reduce_bytes=software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
+        copies_each=software.copies_each,
+        whole=software.fp32_sums and layout.zero == 1,
         share=share,
     )
-    if step.software.fp32_sums:
-        exchanged.append(exchange.summed(device, step.model, layout, step.micro_batches, share=share))
-    exchanged += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
-    if step.lora is not None and step.lora.base == "nf4":
-        rounds = step.micro_batches * (3 if layout.recompute == "full" else 2)
-        exchanged.append(exchange.dequantised(device, step.model, layout, rounds))
-    if layout.offload_params != "none":
-        count = step.micro_batches
-        exchanged.append(exchange.fetches(device, step.model, layout, step.backend, 2 * count, count - 1))
+    if software.fp32_sums:
+        exchanged.append(exchange.summed(device, model, layout, step.micro_batches, share=share))
     return exchanged
+
+
+def _update(asked: _Asked, layout: Layout, optimizer: Optimizer, micro_batches: int) -> list[Part]:
+    """The optimizer, 4-bit weights dequantised and parameters fetched from the host."""
+    device, model, lora = asked.device, asked.model, asked.lora
+    share = adapter_share(model, lora)
+    parts = [*exchange.updated(device, model, cut(layout), optimizer, share)]
+    if lora is not None and lora.base == "nf4":
+        rounds = micro_batches * (3 if layout.recompute == "full" else 2)
+        parts.append(exchange.dequantised(device, model, layout, rounds))
+    if layout.offload_params != "none":
+        ahead, back = 2 * micro_batches, micro_batches - 1
+        parts.append(exchange.fetches(device, model, layout, asked.backend, ahead, back))
+    return parts
 
 
 def _room(device: Device, layout: Layout, seconds: float, raw: Pass) -> exchange.Room:

@@ -33,8 +33,8 @@ from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import sequences_of
 from rlhfsim.step.prediction import usd_per_step
+from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.risk.odds import Odds, odds, sure

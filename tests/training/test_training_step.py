@@ -24,7 +24,8 @@ from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.forward import forward
 from rlhfsim.training.mixer_time import attention
-from rlhfsim.training.training import Spread, micro_batches, spread_of, train, waits
+from rlhfsim.training.training import micro_batches, train
+from rlhfsim.training.unequal_lengths import Spread, spread_of, waits
 from rlhfsim.training.work import Work
 from tests.oracles import one_f_one_b
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
@@ -34,7 +35,13 @@ class Models:
     def params_of(self, phase: str) -> float:
         """Parameters of the model of the role that a phase begins with; the actor's where there is none."""
         model: ModelSpec | None = getattr(self, phase.split(".")[0], None)
-        return float((model or self.actor).num_params)
+        return _params(model or self.actor)
+
+
+@lru_cache(maxsize=256)
+def _params(model: ModelSpec) -> float:
+    """Asked for at every price."""
+    return float(model.num_params)
 
 
 def models_of(workload: Workload) -> Models:

@@ -31,8 +31,9 @@ from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlace
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Precision, Workload
-from rlhfsim.step.calls import Setting, sequences_of
+from rlhfsim.step.calls import Setting
 from rlhfsim.training.layer_time import OPERATORS
+from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import TERA
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
