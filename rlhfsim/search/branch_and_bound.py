@@ -25,7 +25,7 @@ from rlhfsim.search.dominance import Beside, rollout_of
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Branch, Partition, Skeleton, may_carry, partitions, splits
+from rlhfsim.search.space import Branch, Partition, Skeleton, competing, may_carry
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -127,10 +127,7 @@ class Search:
         """Every partition with its splits, all roles priced; a weight path adds nothing to the bounds yet."""
         if self._known is not None:
             return self._known
-        wanted = [p for p in partitions(self.request, self.models) if not self._only or self._only(p)]
-        sizes = [splits(self.request, p) for p in wanted]
-        if self._sizes is not None:
-            sizes = [rows[(rows == np.array(self._sizes)).all(axis=1)] for rows in sizes]
+        wanted, sizes = competing(self.request, self.models, self._only, self._sizes)
         self.pricer.prepare(self.subproblems.keys(wanted, sizes))
         bounds: dict[tuple[object, ...], tuple[Floats, list[int], list[int]]] = {}
         branches = []
@@ -145,6 +142,12 @@ class Search:
                 )
         self._known = branches
         return branches
+
+    def may_stay(self, below: float) -> bool:
+        """Whether bounds leave room for a plan below a value; known early where a role fits nowhere."""
+        if not self.subproblems.fit_alone(*competing(self.request, self.models, self._only, self._sizes)):
+            return False
+        return below == inf or any((branch.bound < below).any() for branch in self._branches())
 
     def part(
         self,

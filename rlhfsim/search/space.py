@@ -12,7 +12,7 @@ GPUs of a part-filled node. On more than
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -259,6 +259,18 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
                 partition = replace(shape, path=path, schedule=schedule)
                 if may_carry(request, partition):
                     yield partition
+
+
+def competing(
+    request: Request,
+    models: Models,
+    only: Callable[[Partition], bool] | None = None,
+    sizes: tuple[int, ...] | None = None,
+) -> tuple[list[Partition], list[Ints]]:
+    """The partitions that compete and the splits of each: `only` some, of pools of these `sizes`."""
+    wanted = [p for p in partitions(request, models) if only is None or only(p)]
+    each = [splits(request, p) for p in wanted]
+    return wanted, each if sizes is None else [rows[(rows == np.array(sizes)).all(axis=1)] for rows in each]
 
 
 def _said(request: Request, shape: Partition, schedule: Schedule) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
 from math import inf
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.least import Least, generating, least
 from rlhfsim.search.options import Key, OptionTable
-from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, alone, pool_table
+from rlhfsim.search.pools import ENDS, MERGE, PoolTable, Subproblem, alone, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
@@ -93,6 +93,16 @@ class Subproblems:
             )
             for role in group
         ]
+
+    def fit_alone(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> bool:
+        """Whether every role has an option somewhere; roles are priced until one has none."""
+        keys = sorted(self.keys(wanted, sizes), key=lambda key: MERGE.index(key.role))
+        for _, same in groupby(keys, key=lambda key: key.role):
+            of_role = list(same)
+            self.pricer.prepare(of_role)
+            if not any(len(self.pricer.table(key)) for key in of_role):
+                return False
+        return True
 
     # --- least numbers ------------------------------------------------------------------------------
 

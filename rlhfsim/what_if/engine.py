@@ -126,7 +126,7 @@ def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tup
 
 def answer(question: Question, prices: Prices | None = None) -> SearchResult:
     """The best plan of a question, with the proof."""
-    return _search(question, prices).run()
+    return search_of(question, prices).run()
 
 
 def answers(question: Question, prices: Prices | None = None) -> Iterator[tuple[Workload, SearchResult]]:
@@ -154,7 +154,7 @@ def good(question: Question, prices: Prices | None = None) -> Candidate | None:
     A placement that stays above `below` is not simulated to the end, or not at all.
     """
     if question.placement is None:
-        return _search(question, prices).first()
+        return search_of(question, prices).first()
     if not _has_work(question.request, question.placement):
         return None
     cutoff = None if question.below == math.inf else question.below
@@ -163,7 +163,8 @@ def good(question: Question, prices: Prices | None = None) -> Candidate | None:
     return judged(question.request, question.models, question.placement, cutoff=cutoff)
 
 
-def _search(question: Question, prices: Prices | None) -> Search:
+def search_of(question: Question, prices: Prices | None = None) -> Search:
+    """The search that answers a question, not yet begun."""
     request = question.request
     pricer = prices.kept(request) if prices else None
     return Search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.what_if.engine import Change, Prices, Question, good, vary
+from rlhfsim.what_if.engine import Change, Prices, Question, search_of, vary
 
 WORTH_A_LINE = 0.01
 """Share of the step."""
@@ -54,7 +55,10 @@ def gains(prices: Prices, best: Candidate, step_s: float) -> list[Gain]:
 
 def elsewhere(prices: Prices, best: Candidate, step_s: float) -> Gain | None:
     """The backend that would train fastest of those left out, if it saves something; not proven."""
-    others = _gains(_other_backends(prices.request), prices, best, step_s)
+    names = _other_backends(prices.request)
+    timed = prices.request.objective != "memory"  # else bounds are bytes
+    below = step_s * (1 - WORTH_A_LINE) if timed else math.inf
+    others = _gains(names, prices, best, step_s, below=below)
     better = [gain for gain in others if (gain.saved or 0.0) > WORTH_A_LINE]
     return max(better, key=lambda gain: gain.saved or 0.0, default=None)
 
@@ -63,14 +67,18 @@ def _other_backends(request: Request) -> list[str]:
     return [name for name in BACKENDS if name != request.backend]
 
 
-def _gains(names: Sequence[str], prices: Prices, like: Candidate, step_s: float) -> list[Gain]:
+def _gains(
+    names: Sequence[str], prices: Prices, like: Candidate, step_s: float, *, below: float = math.inf
+) -> list[Gain]:
+    """Those of some choices; a step whose bound already is not `below` counts as none."""
     request = prices.request
+
+    def met(question: Question) -> Candidate | None:
+        search = search_of(question, prices)
+        return search.first() if search.may_stay(below) else None
+
     slowest_first = list(reversed(names))  # so that the cores finish together
-    plans = vary(
-        Question(request=request),
-        [_change(name, like.placement) for name in slowest_first],
-        lambda question: good(question, prices),
-    )
+    plans = vary(Question(request=request), [_change(name, like.placement) for name in slowest_first], met)
     plan_with = dict(zip(slowest_first, plans, strict=True))
     return [_gain(name, plan_with[name], step_s, request) for name in names]
 
