@@ -6,10 +6,12 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 
+@cache
 def installed_version(*names: str, missing: str = "unknown") -> str:
     """Version of a library under the first of its names that is installed; `missing` where none is."""
     for name in names:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from functools import lru_cache
 from typing import Any
 
+from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.plan import Asked, AskedLimit, Plan, PlannedHardware, PlannedModel, RoleGpus, RunnerUp, Searched
 from rlhfsim.provenance import content_hash, installed_version
 from rlhfsim.search.candidates import Candidate
@@ -31,7 +33,7 @@ def plan_of(
     hardware = tuple(
         PlannedHardware(
             profile=p.profile.name,
-            profile_hash=profile_hash(p.profile),
+            profile_hash=_hash_of(DeviceKey(p.profile)),
             gpus=p.gpus,
             gpus_per_node=p.gpus_per_node,
             price=p.profile.price if price is None else Price(**given_price(price)),
@@ -64,6 +66,12 @@ def plan_of(
         ),
     )
     return widened(plan, [pool.profile for pool in cluster.node_groups])
+
+
+@lru_cache(maxsize=64)
+def _hash_of(key: DeviceKey) -> str:
+    """Of a profile, computed once for all plans on it."""
+    return profile_hash(key.profile)
 
 
 def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:

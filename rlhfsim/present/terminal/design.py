@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -56,34 +57,26 @@ def show_first(
     console: Console, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
 ) -> None:
     """The first screen: rivals and what is known of them are cut so that it stays one."""
+    plan, width = answer.chosen, console.width
+    assert plan is not None
+    verdict, following = dict(_verdict(answer, extras)), _next(answer, out, detail)
+    head = [Text(view.task(plan), style="bold"), Text(view.batch(plan))]
+    goals = [targets(extras.verdicts)] if extras.verdicts else []
+    tables = [first.roles(plan, width), first.phases(plan, width)]
+    fixed = first.lines(console, [*head, *goals, *tables]) + len(following)
     for rows, measured in LEANER:
-        parts = list(_first(answer, extras, console.width, rows, measured=measured))
-        following = _next(answer, out, detail)
-        if first.lines(console, parts) + len(following) <= first.MOST:
+        says = labelled({label: text for label, text in verdict.items() if measured or label != "measured"})
+        plans = [first.tight(ranked(answer, width, rows), None)] if rows else []
+        blank: list[RenderableType] = [""] * bool(rows)
+        if fixed + (len(tables) + 1) * len(blank) + first.lines(console, [says, *plans]) <= first.MOST:
             break
-    for part in parts:
+    for part in [*head, says, *goals, *chain.from_iterable((*blank, x) for x in [*tables, *plans])]:
         console.print(part, highlight=False)
     for line in following:
         put(console, line)
 
 
-def _first(
-    answer: Design, extras: Extras, width: int, rows: int, *, measured: bool
-) -> Iterator[RenderableType]:
-    plan = answer.chosen
-    assert plan is not None
-    yield Text(view.task(plan), style="bold")
-    yield Text(view.batch(plan))
-    yield labelled(dict(_verdict(answer, extras, measured=measured)))
-    if extras.verdicts:
-        yield targets(extras.verdicts)
-    blank: list[RenderableType] = [""] * bool(rows)
-    yield from (*blank, first.roles(plan, width), *blank, first.phases(plan, width))
-    if rows:
-        yield from (*blank, first.tight(ranked(answer, width, rows), None))
-
-
-def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tuple[str, str]]:
+def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     plan = answer.chosen
     assert plan is not None
     rows = first.verdict(plan)
@@ -106,7 +99,7 @@ def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tupl
         yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
     yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
     yield "run by", _runner(answer)
-    if measured and plan.nearest is not None:
+    if plan.nearest is not None:
         yield "measured", nearest_short(plan.nearest)
 
 

@@ -142,12 +142,19 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
             if field.name not in {*data, "name", "aliases", "coefficients"}
         }
         shared = parent.coefficients
-    profile = convert(Profile, source, {**beneath, **data})
+    profile = convert(Profile, source, {**beneath, **data}) if beneath else _alone(source.text, source.name)
     coefficients = {
         name: _like(shared, name, coefficient, source) for name, coefficient in profile.coefficients.items()
     }
     price = profile.price if "price" in data else price_of(profile.name) or profile.price
     return replace(profile, price=price, coefficients={**shared, **coefficients})
+
+
+@lru_cache(maxsize=16)
+def _alone(text: str, name: str) -> Profile:
+    """What a profile that extends none says itself: read once, for one command asks for it many times."""
+    source = _parse(text, name)
+    return convert(Profile, source, {key: value for key, value in source.data.items() if key != "extends"})
 
 
 def _like(
@@ -182,6 +189,7 @@ def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
         raise error.at(source.place(("extends",))) from error
 
 
+@lru_cache(maxsize=16)
 def _parse(text: str, name: str) -> Source:
     """The document; a `curves` section written as JSON (which is YAML) is read by the faster parser."""
     head, mark, tail = text.partition("\ncurves:")
