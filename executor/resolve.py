@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, Head, RolloutSpec
 from executor.limits import TimeLimits
-from executor.settings import Precision, RewardRule, Settings
+from executor.settings import Count, Precision, RewardRule, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
-from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.specs.loading import convert, parse_json, read_text
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, SYNC_BUCKET_BYTES
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
@@ -25,6 +25,19 @@ HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic":
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
 CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKeys:
+    """What is read here of a model's config.json, of the many keys that it may have."""
+
+    model_type: str | None = None
+    max_position_embeddings: Count | None = None
+    num_hidden_layers: Count | None = None
+    num_attention_heads: Count | None = None
+    num_key_value_heads: Count | None = None
+    hidden_size: Count | None = None
+    head_dim: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +184,7 @@ def model_config(folder: str) -> dict[str, Any]:
     """config.json of a model folder.
 
     Raises:
-        RlhfsimError: no such folder, no config.json in it, or not JSON.
+        RlhfsimError: no such folder, no config.json in it, not JSON, or a size that is none.
     """
     path = Path(folder) / CONFIG
     if not is_file(path):
@@ -180,10 +193,12 @@ def model_config(folder: str) -> dict[str, Any]:
             f"{folder!r} is no model folder: it has no {CONFIG}",
             help="pass a folder with config.json, weights and tokenizer.json: rlhfsim launch --model FOLDER",
         ) from None
-    data = parse_json(read_text(path), str(path)).data
-    if not isinstance(data, dict):
+    source = parse_json(read_text(path), str(path))
+    if not isinstance(source.data, dict):
         raise RlhfsimError("no-model", "config.json is not an object", place=Place(file=str(path)))
-    return data
+    names = {key.name for key in fields(ModelKeys)}
+    convert(ModelKeys, source, {key: value for key, value in source.data.items() if key in names})
+    return source.data
 
 
 def has_weights(folder: str) -> bool:

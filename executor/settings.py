@@ -262,7 +262,7 @@ class Checkpoints:
 class Evaluation:
     """How good the model is on held-out problems, before the first and after the last iteration."""
 
-    problems: Annotated[int, Field(ge=0)] = 0
+    problems: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Held-out problems; 0: no evaluation."""
     every: Annotated[int, Field(ge=0)] = 0
     """Iterations between evaluations; 0: only at the ends."""

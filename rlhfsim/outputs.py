@@ -299,6 +299,11 @@ def csv_cell(value: object) -> object:
     return f"'{value}"
 
 
+def comment(text: str) -> str:
+    """A line of a script or of YAML that nothing reads, whatever names `text` holds."""
+    return f"# {shown(text).replace(chr(10), ' ')}"
+
+
 def markdown_text(text: str) -> str:
     """A name in Markdown: it ends no cell of a table, and is neither link, image, code nor HTML."""
     plain = re.sub(r"[|\[\]`]", r"\\\g<0>", shown(text.replace("\n", " ")))

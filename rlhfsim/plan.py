@@ -18,7 +18,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
 from rlhfsim.provenance import content_hash
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
-from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
 from rlhfsim.specs.quantities import MAX_MAGNITUDE
@@ -348,6 +348,24 @@ class Plan:
         return plain
 
 
+def _check_map(plan: Plan, source: Source) -> None:
+    """Every placed role has its ranks on the map, once.
+
+    Raises:
+        RlhfsimError: it has not.
+    """
+    mapped = sorted((at.role, len(at.gpus)) for at in plan.gpu_map)
+    placed = sorted((name, role.layout.gpus) for name, role in plan.placement.roles.items())
+    if mapped != placed:
+        here, there = (", ".join(f"{name} on {ranks}" for name, ranks in x) for x in (mapped, placed))
+        raise RlhfsimError(
+            "other-gpu-map",
+            f"gpu_map has {here or 'nothing'}, the placement {there}",
+            place=source.place(("gpu_map",)),
+            help="price it anew: rlhfsim estimate plan.json --out new.json",
+        )
+
+
 def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
     """A plan from `plan.json`; `as_priced`: its prediction is to be shown, so it must be of this very plan.
 
@@ -364,6 +382,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
             help="write one with: rlhfsim design --out plan.json",
         )
     plan = convert(Plan, source, source.data | {"schema": SCHEMA})
+    _check_map(plan, source)
     if as_priced and is_edited(source.data):
         raise RlhfsimError(
             "edited-plan",

@@ -86,6 +86,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "scipy": {"rlhfsim.calibration", "rlhfsim.what_if"},
     "pyarrow": {"rlhfsim.calibration", "rlhfsim.what_if", "executor.tasks"},
     "tensorboardX": {"rlhfsim.frameworks"},
+    "google": {"rlhfsim.frameworks"},
     "aiconfigurator_core": {"rlhfsim.validation"},
     "torch": {
         "executor.algorithms",

@@ -21,13 +21,14 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from executor.coordination.manifest import problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.specs.loading import Source, convert, read_text
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
@@ -46,6 +47,9 @@ _DISK_WORDS = {
     "file write failed": _TORN,
 }
 _SHOWN = 5
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+MAX_STATE = 512 * 2**20
+"""It holds the metrics of every iteration."""
 Write = Callable[[Path], Callable[[], None] | None]
 """Lets the workers write into a folder; what it returns waits until they are done."""
 
@@ -226,12 +230,9 @@ def best_of(root: Path) -> tuple[Path, float] | None:
 
 def _score(folder: Path) -> float | None:
     try:
-        score: float | None = json.loads((folder / STATE).read_text(encoding="utf-8"))["progress"].get(
-            "score"
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return _read(folder).progress.score
+    except (RlhfsimError, *_UNREADABLE):
         return None
-    return score
 
 
 def _disk_trouble(error: BaseException) -> str | None:
@@ -268,8 +269,10 @@ def _try_read(folder: Path) -> Checkpoint | None:
     if not faults:
         try:
             return _read(folder)
-        except (ValueError, TypeError, KeyError) as error:
-            faults = [f"{STATE} cannot be read: {error!r}"]
+        except RlhfsimError as error:
+            faults = [f"{STATE}: {error.message}"]
+        except _UNREADABLE as error:
+            faults = [f"{STATE} cannot be read: {type(error).__name__} {str(error)[:200]}"]
     more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(faults[:_SHOWN]), more)
     return None
@@ -286,10 +289,13 @@ def _number(folder: Path) -> int:
 
 
 def _read(folder: Path) -> Checkpoint:
-    data = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    data = json.loads(read_text(folder / STATE, MAX_STATE))  # NaN may be among the metrics
     progress = data["progress"] | {"metrics": tuple(data["progress"]["metrics"])}
+    source = Source(str(folder / STATE), "", data)
     return Checkpoint(
-        folder=folder, identity=RunIdentity(**data["identity"]), progress=RunProgress(**progress)
+        folder=folder,
+        identity=convert(RunIdentity, source, data["identity"]),
+        progress=replace(convert(RunProgress, source, progress), metrics=progress["metrics"]),
     )
 
 

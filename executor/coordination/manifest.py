@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import read_text
+
 MANIFEST, MANIFEST_SCHEMA = "manifest.json", "rlhfsim.checkpoint/1"
 _THREADS = 4
 """That hash and sync files."""
@@ -28,13 +31,15 @@ def write_manifest(folder: Path) -> None:
 
 def problems(folder: Path, *, contents: bool = True) -> list[str]:
     """What is wrong with a folder, one line each; empty: whole. Without `contents` only by size."""
+    if not (folder / MANIFEST).exists():
+        return [f"{MANIFEST} is missing"]
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(folder / MANIFEST))
         files: dict[str, dict[str, Any]] = dict(manifest["files"])
         entries = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except FileNotFoundError:
-        return [f"{MANIFEST} is missing"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except RlhfsimError as error:
+        return [f"{MANIFEST}: {error.message}"]
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     with ThreadPoolExecutor(_THREADS) as pool:
         faults = pool.map(lambda name: _problem(folder, name, *entries[name], contents), entries)

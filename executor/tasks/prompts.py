@@ -7,7 +7,6 @@ position that a checkpoint saves is one integer. Problems of files: executor/tas
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -16,6 +15,7 @@ import numpy as np
 
 from executor.tasks import generators
 from executor.tasks.text import Prompt
+from rlhfsim.errors import RlhfsimError
 
 Preference = Literal["none", "pairs", "labels", "responses"]
 """What meta has. pairs (DPO, reward models): `chosen`, `rejected`; labels (KTO): `response`,
@@ -23,6 +23,10 @@ Preference = Literal["none", "pairs", "labels", "responses"]
 
 HELD_OUT_SHARE = 0.2
 """Of the problems, held out of training."""
+MOST_DRAWS = 10_000
+"""Until one is on the right side; a task of few problems may have none there."""
+LEAST_SHARE = 0.01
+"""Of generated problems on either side: the others are drawn and thrown away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +85,18 @@ class Generated:
         return list(problems.values())
 
     def _problem(self, index: int, *, held_out: bool) -> Problem:
-        for attempt in itertools.count():
+        for attempt in range(MOST_DRAWS):
             rng = np.random.default_rng([self.seed, int(held_out), index, attempt])
             drawn = GENERATORS[self.task](rng, self.difficulty)
             if is_held_out(drawn.key, self.share) == held_out:
                 break
+        else:
+            raise RlhfsimError(
+                "task-too-small",
+                f"{MOST_DRAWS} problems of {self.task} of difficulty {self.difficulty} are all "
+                f"{'for training' if held_out else 'held out'}",
+                help="raise data.difficulty, or hold out another share",
+            )
         meta: dict[str, Any] = {"difficulty": self.difficulty}
         good = index % 2 == 0
         match self.preference:

@@ -295,8 +295,20 @@ class Table:
         return len(self._table)
 
     def read(self, start: int, end: int) -> Iterator[Row | BadRow]:
-        """Its rows."""
-        columns = self._table[start:end]
+        """Its rows.
+
+        Raises:
+            RlhfsimError: a text of the file is not UTF-8.
+        """
+        try:
+            columns = self._table[start:end]
+        except UnicodeDecodeError as error:
+            raise RlhfsimError(
+                "data-format",
+                f"a text in rows {start + 1} to {min(end, len(self))} is not UTF-8: {error.reason}",
+                place=Place(file=str(self._place.file)),
+                help="write the file again; text is UTF-8 in it",
+            ) from error
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from executor.settings import Data
 from executor.tasks.files import FileSource
-from executor.tasks.prompts import HELD_OUT_SHARE, Generated, Preference, ProblemSource
+from executor.tasks.prompts import HELD_OUT_SHARE, LEAST_SHARE, Generated, Preference, ProblemSource
 from rlhfsim.errors import RlhfsimError
 
 _PREFERENCES: Mapping[str, Preference] = {
@@ -45,6 +45,12 @@ def open_source(
                 "nothing-to-train-on",
                 "data.held_out: 1 leaves no problem to train on",
                 help="hold out a smaller share",
+            )
+        if 0 < share < LEAST_SHARE or share > 1 - LEAST_SHARE:
+            raise RlhfsimError(
+                "few-problems",
+                f"data.held_out: {share:g} of generated problems leaves next to none on one side",
+                help=f"hold out {LEAST_SHARE:g} to {1 - LEAST_SHARE:g} of them, or 0",
             )
         return Generated(task=task, difficulty=data.difficulty, seed=seed, preference=preference, share=share)
     if not data.path:

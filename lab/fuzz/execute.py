@@ -7,17 +7,19 @@ import io
 import os
 import shutil
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import FrameType
-from unittest.mock import DEFAULT, patch
+from typing import Any
+from unittest.mock import patch
 
 import click
-import ray
 
+from executor.coordination.manifest import write_manifest
 from lab.fuzz import options
 from lab.fuzz.mutations import spoiled
 from lab.fuzz.seeds import HERE, ROOT, Subject
@@ -31,12 +33,29 @@ COSTLY = (
     *("cli.planned.best_of", "calibration.fit.fitted", "what_if.scenarios.workers.local"),
 )
 """Functions of rlhfsim behind the door, which take seconds; the case ends well where one is reached."""
+STARTS = (
+    *(
+        "executor.launch.RestartLoop",
+        "executor.coordination.cluster.ray.init",
+        "rlhfsim.cli.launch.make_tiny",
+    ),
+    *(
+        "rlhfsim.cli.demo.make_tiny",
+        "executor.microbench.run.measure",
+        "rlhfsim.what_if.scenarios.workers._join",
+    ),
+)
+"""What starts or joins a cluster, builds a model or measures this machine; likewise."""
 TRIES = "what_if.doctor.diagnosis._tries"
 """The changes that doctor prices: none here; what it reads is judged and shown."""
-JOIN = "executor.coordination.cluster.ray.init"
-"""Joins a Ray cluster; one on this machine takes seconds to start."""
 ASK = "executor.dry_run.ask"
 """What the libraries say to their configurations in processes of their own: nothing here."""
+DESK = "rlhfsim.desk.server.Server"
+"""Serves the page; here its first question is read, as the page reads it."""
+BESIDE = ("plan", "scenario", "whatif", "run", "log-openrlhf", "board", "settings", "model", "prices")
+"""Subjects whose files lie there where options are spoiled."""
+OURS = ("plan.json", "trace.json", "board.json")
+"""Files that a command wrote, and another may write again."""
 ODD = ("missing", "folder", "fifo", "loop", "endless", "huge", "full")
 """What may stand in place of a file."""
 
@@ -73,21 +92,50 @@ class Defect:
     trace: str = ""
 
 
+class Page:
+    """The page of the desk without a server: its question is read, and so are its candidates."""
+
+    address = "nowhere"
+
+    def __init__(self, host: str, port: int, **question: Any) -> None:
+        """As `rlhfsim.desk.server.Server`."""
+        self.question = question
+
+    def __enter__(self) -> Page:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def run(self) -> None:
+        """One question."""
+        self.question["read"](self.question["start"])
+        self.question["candidates"](self.question["start"])
+
+
 def prepare(subjects: Sequence[Subject], number: int, seed: int, scratch: Path) -> tuple[Case, Random]:
     """The files of a case in a folder of its own below `scratch`, and its command."""
     rng = Random(f"{seed}:{number}")
     folder = scratch / f"c{number}"
     if rng.random() < 0.2:
         for subject in subjects:
-            if subject.name in ("plan", "scenario", "whatif", "run", "log-openrlhf", "board"):
+            if subject.name in BESIDE:
                 _write(folder, subject.files)
+        folder.mkdir(exist_ok=True)
         os.symlink("loop", folder / "loop")
         return Case(name="option", command=_filled(options.line(rng), folder), folder=folder), rng
-    subject = rng.choice(subjects)
+    family = rng.choice(sorted({s.family for s in subjects}))
+    subject = rng.choice([s for s in subjects if s.family == family])
     file = rng.choice(subject.mutated)
     files = dict(subject.files)
-    files[file] = spoiled(files[file], subject.kind(file), rng)
+    if rng.random() < 0.03:
+        files[file] = rng.choice(list(rng.choice(subjects).files.values()))
+    else:
+        files[file] = spoiled(files[file], subject.kind(file), rng)
     _write(folder, files)
+    if subject.sealed:
+        write_manifest(folder / subject.sealed)
     name = f"{subject.name}:{file}"
     if rng.random() < 0.03:
         kind = rng.choice(ODD)
@@ -141,15 +189,16 @@ def guarded(scratch: Path) -> Iterator[None]:
 
     before = os.getcwd()
     handlers = {s: signal.signal(s, hang) for s in (signal.SIGALRM, signal.SIGPROF)}
-    os.environ["HOME"] = str(scratch)
+    os.environ["HOME"] = tempfile.tempdir = str(scratch)
     os.chdir(scratch)
     with contextlib.ExitStack() as stack:
         for name in COSTLY:
             stack.enter_context(patch(f"rlhfsim.{name}", answered))
         stack.enter_context(patch(f"rlhfsim.{TRIES}", lambda *_: iter(())))
         stack.enter_context(patch(ASK, lambda *_: None))
-        join = stack.enter_context(patch(JOIN, wraps=ray.init))
-        join.side_effect = lambda address, **_: answered() if address == "local" else DEFAULT
+        for name in STARTS:
+            stack.enter_context(patch(name, answered))
+        stack.enter_context(patch(DESK, Page))
         try:
             yield
         finally:
@@ -180,14 +229,31 @@ def run(case: Case, number: int) -> Defect | None:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-    left = _listing(case.folder) - before
+    after = _listing(case.folder)
     shutil.rmtree(case.folder, ignore_errors=True)
     if failed is not None:
         return _defect(failed, case, number)
-    wrong = {name for name in left if code == 2 or Path(name).name.startswith(".")}
+    new = after.keys() - before.keys()
+    wrong = {name for name in new if code == 2 or _hidden(Path(name).name)}
     if wrong:
         return _at("half-written", case.command[0], str(sorted(wrong)), case, number)
-    return None
+    harmed = {
+        name for name, state in before.items() if after.get(name) != state and not _may_change(case, name)
+    }
+    return _at("harmed", case.command[0], str(sorted(harmed)), case, number) if harmed else None
+
+
+def _hidden(name: str) -> bool:
+    """A file that no command leaves; the lock of a run folder stays."""
+    return name.startswith(".") and name != ".lock"
+
+
+def _may_change(case: Case, name: str) -> bool:
+    """A file of ours that this command does not read; the files of a run that goes on."""
+    if "--resume" in case.command or "/kept/" in name:
+        return True
+    read = {name, str(Path(name).parent)} & {*case.command[1:2]}
+    return case.name == "option" and Path(name).name in OURS and not read
 
 
 def _unclear(error: RlhfsimError) -> BaseException | None:
@@ -218,11 +284,15 @@ def _at(kind: str, place: str, message: str, case: Case, number: int, trace: str
     )
 
 
-def _listing(folder: Path) -> set[str]:
-    found = set()
+def _listing(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Every file and folder, and what changes when somebody writes: of a file its number, size and time."""
+    found: dict[str, tuple[int, ...]] = {}
     for path, folders, files in os.walk(folder):
-        found |= {os.path.join(path, name) for name in (*folders, *files)}
-    return found
+        found |= {os.path.join(path, name): () for name in folders}
+        for name in files:
+            state = os.lstat(os.path.join(path, name))
+            found[os.path.join(path, name)] = (state.st_ino, state.st_size, state.st_mtime_ns)
+    return {os.path.relpath(name, folder.parent): state for name, state in found.items()}
 
 
 def crashed(number: int, name: str, status: int) -> Defect:

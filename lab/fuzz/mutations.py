@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import re
+import struct
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -302,9 +303,28 @@ def raw(content: bytes, rng: Random) -> bytes:
     )()
 
 
+def events(content: bytes, rng: Random) -> bytes:
+    """An event file of TensorBoard whose records are whole, in one of which a few bytes are wrong."""
+    records, at = list[bytes](), 0
+    while at < len(content):
+        end = at + 16 + struct.unpack_from("<Q", content, at)[0]
+        records.append(content[at:end])
+        at = end
+    number = rng.randrange(len(records))
+    body = bytearray(records[number][12:-4])
+    for _ in range(rng.choice((1, 1, 2, 8)) if body else 0):
+        body[rng.randrange(len(body))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    records[number] = records[number][:12] + bytes(body) + records[number][-4:]
+    if rng.random() < 0.3:
+        rng.shuffle(records)
+    return b"".join(records)
+
+
 def spoiled(content: bytes, kind: str, rng: Random) -> bytes:
-    """Another content of a file of this kind: json, yaml, csv, lines or bytes."""
-    if kind == "bytes" or rng.random() < 0.08:
+    """Another content of a file of this kind: json, yaml, csv, lines, events or bytes."""
+    if kind == "events" and rng.random() < 0.7:
+        return events(content, rng)
+    if kind in ("bytes", "events") or rng.random() < 0.08:
         return raw(content, rng)
     text = content.decode()
     if kind == "jsonl":

@@ -34,21 +34,40 @@ BASES: dict[str, str] = {
     "gpus": "h100",
     "prices": "h100",
     "models": "7b",
+    "demo": f"--out {HERE}/new",
+    "desk": "--ask 'gpus=2&model=0.5b&algorithm=grpo&prompts=16&samples=2'",
+    "profile measure": f"--out {HERE}/new.yaml",
 }
-"""Command -> arguments that work, each quick; demo, desk and profile start servers and benchmarks."""
-NEVER = {
-    "--run",
-    "--ray",
-    "--resume",
-    "--address",
-    "--open",
-    "--help",
-    "--dry-run",
-    "--cache",
-    "--recalibrate-every",
-}
-"""Options that start something, or write outside of the folder of the case."""
-OUTPUTS = {"--out", "--csv", "--parquet", "--trace", "--report"}
+"""Command -> arguments that work, each quick."""
+NEVER = {"--open", "--help", "--dry-run"}
+"""Options that open a browser or end at once; launch keeps its dry run."""
+OUTPUTS = {"--out", "--csv", "--parquet", "--trace", "--report", "--cache"}
+FILES = (
+    *("@HERE@/plan.json", "@HERE@/system.yaml", "@HERE@/whatif.yaml", "@HERE@/curve.csv", "@HERE@/run"),
+    *("@HERE@/job.log", "@HERE@/board.json", "@HERE@/memory.csv", "@HERE@/run.yaml", "@HERE@/config.json"),
+    *("@HERE@/prices.yaml", "@HERE@/launch.sh", "@HERE@/run/trace.json", "@HERE@/run/metrics.jsonl"),
+)
+"""Files that are whole, of another kind than the option wants."""
+QUERIES = (
+    *(
+        "gpus=2&gpus=3",
+        "&&",
+        "a=b",
+        "more=--fix%20actor.tp=8",
+        "more='",
+        "gpus",
+        "%ff=%00",
+        "tab=choose&rivals=x",
+    ),
+    *(
+        "gpus=-1&model=70b",
+        "gpus=1e9&model=x",
+        "more=--out%20x.json",
+        "allow=async,async",
+        "?gpus=2",
+        "gpus=٣",
+    ),
+)
 PATHS = (
     "@HERE@/no/such/new",
     "@HERE@",
@@ -91,12 +110,15 @@ def line(rng: Random) -> list[str]:
     """A command with strange options; `@HERE@` stands for the folder of the case."""
     name = rng.choice(list(BASES))
     words = shlex.split(BASES[name])
-    command = cli.get_command(click.Context(cli), name)
+    command: click.Command | None = cli
+    for word in name.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
     assert command is not None
     params = [p for p in command.params if p.opts[0] not in NEVER]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         words = _changed(words, rng.choice(params), rng)
-    return [name, *words]
+    return [*name.split(), *words]
 
 
 def _changed(words: list[str], param: click.Parameter, rng: Random) -> list[str]:
@@ -106,7 +128,15 @@ def _changed(words: list[str], param: click.Parameter, rng: Random) -> list[str]
     option = param.opts[0]
     if getattr(param, "is_flag", False):
         return [*words, option]
-    value = rng.choice(PATHS) if option in OUTPUTS else _value(rng)
+    value = _value(rng)
+    if option in OUTPUTS:
+        value = rng.choice((*PATHS, *FILES))
+    elif option == "--ask" and rng.random() < 0.5:
+        value = (
+            f"{words[words.index(option) + 1]}&{rng.choice(QUERIES)}"
+            if option in words
+            else rng.choice(QUERIES)
+        )
     if option in words and rng.random() < 0.7:
         at = words.index(option)
         return (
@@ -118,5 +148,5 @@ def _changed(words: list[str], param: click.Parameter, rng: Random) -> list[str]
 
 
 def _value(rng: Random) -> str:
-    value = rng.choice(rng.choice((NUMBERS, WORDS, FORMS, FORMS, PATHS)))
+    value = rng.choice(rng.choice((NUMBERS, WORDS, FORMS, FORMS, PATHS, FILES)))
     return value.text if isinstance(value, Raw) else str(value)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
+import yaml
+from tensorboardX import SummaryWriter
 
+from executor.coordination import checkpoints
 from lab.planted import planted_trace
 from rlhfsim import resources
 from rlhfsim.api import estimate_file, whatif
 from rlhfsim.cli.export import predicted, vendors_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import export, exporters
-from rlhfsim.frameworks.logs.framework import framework_names
+from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.plan import Plan, plan_text
 from rlhfsim.specs.hardware.profiles import load_profile, profile_yaml
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.workload.workload import Reward, Rules
 from rlhfsim.trace import dumps
 from rlhfsim.validation.scoreboard import committed_file
-from tests.frameworks.log_forms import console_log
+from tests.frameworks.log_forms import console_log, logged
+from tests.what_if.small_scenarios import small
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "@HERE@"
@@ -97,6 +106,8 @@ checkpoints: {every: 5, keep: 2}
 evaluation: {problems: 10, every: 2}
 iterations: 4
 """
+PRINT_NO_CONFIGURATION = ("areal", "trl")
+"""Frameworks whose logs do not begin with their configuration."""
 DOCUMENTS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".csv": "csv", ".jsonl": "jsonl"}
 
 
@@ -111,10 +122,19 @@ class Subject:
     """Which of them are spoiled, one a case."""
     commands: tuple[tuple[str, ...], ...]
     """Commands, one of them a case."""
+    sealed: str = ""
+    """Folder whose manifest is written after a file in it was spoiled."""
+
+    @property
+    def family(self) -> str:
+        """Subjects of one kind: the forms of a table, the logs of all frameworks."""
+        return self.name.partition("-")[0]
 
     def kind(self, file: str) -> str:
         """How the file is changed."""
         if "tfevents" in file:
+            return "events"
+        if Path(file).suffix in (".parquet", ".gz"):
             return "bytes"
         return DOCUMENTS.get(Path(file).suffix, "lines")
 
@@ -225,25 +245,86 @@ def _plans(scratch: Path) -> Iterator[Subject]:
         *(f"report {HERE}/run --out {HERE}/new.html",) * 1,
     )
     yield _subject("run", run, *looked[:4], *looked)
-    document = {"title": "small", "base": {**_small(), "run": {"steps": 100}}}
-    document["points"] = [{"name": "longer", "set": {"workload.response_len.mean": "2x"}}]
-    answer = json.dumps(whatif(document, jobs=1).to_dict())
+    yield from _what_ifs(scratch)
+    yield from _launches(plan, scratch)
+
+
+def _what_ifs(scratch: Path) -> Iterator[Subject]:
+    """An answer, and the designs that it kept."""
+    document = small(points=[{"name": "longer", "set": {"workload.response_len.mean": "2x"}}])
+    answer = json.dumps(whatif(document, jobs=1, cache=scratch / "kept").to_dict())
     page = f"report {HERE}/whatif.json --out {HERE}/new.html"
     yield _subject("whatif-answer", {"whatif.json": answer}, page)
+    kept = {f"kept/{path.name}": path.read_bytes() for path in sorted((scratch / "kept").glob("*.json"))}
+    again = f"whatif {HERE}/small.yaml --cache {HERE}/kept --jobs 1"
+    files = {"small.yaml": yaml.safe_dump(document), **kept}
+    yield _subject("kept-designs", files, again, mutated=" ".join(kept))
 
 
-def _small() -> dict[str, Any]:
+def _launches(planned: Plan, scratch: Path) -> Iterator[Subject]:
+    """What a launch reads beside its plan: a model folder, data in every form, checkpoints."""
+    rules = Reward(rules=Rules(seconds_per_sample=0.005))
+    plan = replace(planned, workload=replace(planned.workload, reward=rules))
+    text = plan_text(plan)
+    dry = f"launch {HERE}/plan.json --dry-run"
+    files = {"plan.json": text, "model/config.json": json.dumps(_config())}
+    assumed = f"{dry} --assume-cluster 1x4xh100 --model {HERE}/model"
+    started = f"{dry} --out {HERE}/new"
+    yield _subject(
+        "model-folder", files, assumed, f"{started} --model {HERE}/model", mutated="model/config.json"
+    )
+    for name, content in _data().items():
+        settings = f"data: {{path: {HERE}/{name}}}\niterations: 4\n"
+        files = {"plan.json": text, "run.yaml": settings, name: content}
+        yield _subject(f"data-{name}", files, f"{started} --settings {HERE}/run.yaml", mutated=name)
+    files = {"plan.json": text, "run.yaml": SETTINGS}
+    yield _subject("settings-started", files, f"{started} --settings {HERE}/run.yaml", mutated="run.yaml")
+    yield from _resumed(plan, scratch)
+
+
+def _data() -> dict[str, str | bytes]:
+    rows = [{"prompt": f"what is {i} + {i}?", "answer": str(2 * i)} for i in range(40)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
     return {
-        "cluster": {"node_groups": [{"gpu": "h100", "gpus": 2}]},
-        "workload": {
-            "algorithm": "grpo",
-            "model": "0.5b",
-            "prompts": 16,
-            "samples": 2,
-            "reward": {"rules": {}},
-            "response_len": {"kind": "lognormal", "mean": 500, "max": 2048},
-        },
+        "data.jsonl": lines,
+        "data.json": json.dumps(rows),
+        "data.csv": "prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in rows),
+        "data.jsonl.gz": gzip.compress(lines.encode()),
+        "data.parquet": table.getvalue(),
     }
+
+
+def _resumed(plan: Plan, scratch: Path) -> Iterator[Subject]:
+    """A run that goes on from its checkpoint, the manifest written after the state was spoiled, or as it is."""
+    owner = checkpoints.identity(plan, "settings")
+    progress = checkpoints.RunProgress(
+        iteration=2,
+        weight_version=2,
+        data_position={"step": 2},
+        rng={"prompts": np.random.default_rng(0).bit_generator.state},
+        metrics=({"step": 0, "reward_mean": 0.5}, {"step": 1, "reward_mean": 0.6}),
+        score=0.5,
+    )
+
+    def write(folder: Path) -> None:
+        for role, shape in owner.world.items():
+            (folder / role).mkdir(exist_ok=True)
+            for rank in range(shape["ranks"]):
+                (folder / role / f"rank{rank}").write_text("weights")
+
+    place = checkpoints.save(scratch / "checkpoints", progress, owner, write, 1).folder
+    inner = f"run/checkpoints/{place.name}"
+    files: dict[str, str | bytes] = {
+        f"{inner}/{path.relative_to(place)}": path.read_bytes() for path in place.rglob("*") if path.is_file()
+    }
+    files |= {"run/plan.json": plan_text(plan), "run/settings.yaml": "iterations: 9\n"}
+    files |= {"run/.lock": "", "run/logs/driver.log": "", "run/scratch/none": ""}
+    again = f"launch {HERE}/run/plan.json --dry-run --resume --out {HERE}/run"
+    state, manifest = f"{inner}/state.json", f"{inner}/manifest.json"
+    yield replace(_subject("resume", files, again, mutated=state), sealed=inner)
+    yield _subject("resume-manifest", files, again, mutated=f"{manifest} run/settings.yaml")
 
 
 def _tables() -> Iterator[Subject]:
@@ -267,7 +348,7 @@ def _frameworks(scratch: Path) -> Iterator[Subject]:
         judged = f"doctor {HERE}/{_start(files)} --gpu h100 --framework {name}"
         yield _subject(f"doctor-{name}", files, judged)
         if name in framework_names():
-            yield _logs(name, plan, files, settings)
+            yield from _logs(name, plan, files, settings)
 
 
 def exported(name: str) -> tuple[Plan, dict[str, str], dict[str, Any]]:
@@ -294,15 +375,42 @@ def _start(files: Mapping[str, str]) -> str:
     return next(f for f in ("launch.sh", *files) if f in files)
 
 
-def _logs(name: str, plan: Plan, files: Mapping[str, str], settings: Mapping[str, Any]) -> Subject:
+def _logs(name: str, plan: Plan, files: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[Subject]:
+    """What a framework prints, the same numbers as event files and as JSON lines, and a folder of all."""
     filled = {k: plan.workload.model if str(v).startswith("${") else v for k, v in settings.items()}
     trace = planted_trace(plan, load_profile("h100"), {}, np.random.default_rng(0), steps=3)
+    rows = list(logged(framework_named(name), plan, trace))
     log = "history.jsonl" if name == "trl" else "job.log"
-    content = {log: console_log(name, filled, plan, trace), **files}
-    config = (
-        ""
-        if name in ("verl", "openrlhf", "nemo-rl", "skyrl", "slime")
-        else f"--config {HERE}/{_start(files)}"
+    printed = console_log(name, filled, plan, trace)
+    config = f"--config {HERE}/{_start(files)}"
+    told = f"--framework {name} --gpu h100 --prompt-len 300 --out {HERE}/new"
+    words = f"import-run {HERE}/{log} {told} {config if name in PRINT_NO_CONFIGURATION else ''}"
+    yield _subject(f"log-{name}", {log: printed, **files}, words, mutated=log)
+    events, history = "run/events.out.tfevents.1", "run/trainer_state.json"
+    state = {"log_history": [{"step": i + 1, **row} for i, row in enumerate(rows)]}
+    forms = {
+        events: _events(rows),
+        history: json.dumps(state),
+        "run/metrics.jsonl": "".join(
+            json.dumps({"step": i, "data": row}) + "\n" for i, row in enumerate(rows)
+        ),
+    }
+    for form, content in forms.items():
+        words = f"import-run {HERE}/run {told} {config}"
+        yield _subject(f"{Path(form).suffix[1:]}-{name}", {form: content, **files}, words, mutated=form)
+    yield _subject(
+        f"folder-{name}",
+        {f"run/{log}": printed, **forms, **files},
+        f"import-run {HERE}/run {told} {config}",
+        f"calibrate {HERE}/run",
     )
-    told = f"--framework {name} --gpu h100 --prompt-len 300 --out {HERE}/new {config}"
-    return _subject(f"log-{name}", content, f"import-run {HERE}/{log} {told}", mutated=log)
+
+
+def _events(rows: Sequence[Mapping[str, float]]) -> bytes:
+    with TemporaryDirectory() as folder:
+        writer = SummaryWriter(folder)
+        for step, row in enumerate(rows):
+            for metric, value in row.items():
+                writer.add_scalar(metric, value, step)
+        writer.close()
+        return next(Path(folder).iterdir()).read_bytes()

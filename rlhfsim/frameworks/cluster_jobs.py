@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 
 Manager = Literal["slurm", "skypilot"]
@@ -120,7 +121,11 @@ address() { getent ahostsv4 "$1" | awk 'NR == 1 { print $1 }'; }"""
 
 
 def _slurm(shape: JobShape, head: str, needs: Mapping[str, str], *, ray: str) -> str:
-    lines = ["#!/bin/bash", f"# {head}: on Slurm.", "# Environment and folders lie on a shared file system."]
+    lines = [
+        "#!/bin/bash",
+        comment(f"{head}: on Slurm."),
+        "# Environment and folders lie on a shared file system.",
+    ]
     lines += ["#SBATCH --job-name=rlhf", f"#SBATCH --nodes={shape.nodes}", "#SBATCH --ntasks-per-node=1"]
     lines += [f"#SBATCH --gpus-per-node={shape.gpus}", "#SBATCH --exclusive", "#SBATCH --mem=0"]
     lines += ["set -euo pipefail", *(f': "${{{name}:?{what}}}"' for name, what in needs.items()), ""]
@@ -186,7 +191,7 @@ def _skypilot(
     }
     if ray:
         data["secrets"] = {"RAY_AUTH_TOKEN": None}
-    notes = [f"# {head}: on SkyPilot. Paths of `envs` are those of the nodes;"]
+    notes = [comment(f"{head}: on SkyPilot. Paths of `envs` are those of the nodes;")]
     notes += ["# add `volumes` for a file system that all of them see.", ""]
     return "\n".join(notes) + yaml.dump(data, Dumper=_Blocks, sort_keys=False)
 

@@ -17,7 +17,7 @@ from rlhfsim.frameworks.nearest import cost, with_workload
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import Aspect, value_of
-from rlhfsim.outputs import markdown_text
+from rlhfsim.outputs import comment, markdown_text
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
@@ -245,13 +245,13 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
     lines = [
         f"# {markdown_text(headline(plan))}, {title} {way.version}",
         "",
-        f"{predicted(plan)}. {memory(plan)}.",
+        f"{markdown_text(predicted(plan))}. {markdown_text(memory(plan))}.",
     ]
     lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in needs.items())]
     lines += [way.start, "```", ""]
     if written.unsaid:
         lines += [f"What {title} cannot be told of this plan:", ""]
-        lines += [f"- {unsaid.sentence}." for unsaid in written.unsaid]
+        lines += [f"- {markdown_text(unsaid.sentence)}." for unsaid in written.unsaid]
     else:
         lines.append(f"{title} is told all of this plan.")
     lines += ["", "Written from `plan.json` (beside this page) by `rlhfsim export`."]
@@ -375,7 +375,7 @@ def of_old_logprobs(plan: Plan) -> Iterator[Unsaid]:
 
 def bash(head: str, needs: Mapping[str, str], body: str) -> str:
     """A script that ends at once where a variable that its body reads is not set."""
-    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in head.splitlines()), "set -euo pipefail", ""]
+    lines = ["#!/usr/bin/env bash", *map(comment, head.splitlines()), "set -euo pipefail", ""]
     lines += [f': "${{{name}:?{what}}}"' for name, what in read_by(body, needs).items()]
     return "\n".join([*lines, "", body]) + "\n"
 
@@ -390,8 +390,8 @@ def script(
 
 def _array(written: Written, render: Callable[[Setting], str]) -> Iterator[str]:
     for section in written.sections:
-        yield f"    # --- {section.title}"
+        yield f"    {comment(f'--- {section.title}')}"
         for setting in section.settings:
             if setting.why:
-                yield f"    # {setting.why}"
+                yield f"    {comment(setting.why)}"
             yield f"    {render(setting)}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -117,6 +118,26 @@ def _spoil_state(folder: Path) -> None:
     manifest.write_manifest(folder)
 
 
+ENDLESS = '{"files": {"state.json": {"bytes": 1e999, "sha256": "x"}}}'
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+
+
+def _state_of_words(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    state["progress"]["iteration"] = "many"
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest.write_manifest(folder)
+
+
+def _deep_state(folder: Path) -> None:
+    (folder / "state.json").write_text("[" * 100_000)
+    manifest.write_manifest(folder)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -128,6 +149,11 @@ def _spoil_state(folder: Path) -> None:
         (_shorten, "actor/rank-1.bin has 1 bytes, not 1,000"),
         (_break_even, "actor/rank-0.bin has another checksum"),
         (_spoil_state, "state.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_text("[" * 100_000), "manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_text(ENDLESS), "manifest.json cannot be read"),
+        (_pipe, "manifest.json: cannot read the file: not a regular file"),
+        (_state_of_words, "state.json: 'iteration'"),
+        (_deep_state, "state.json cannot be read: RecursionError"),
     ],
 )
 def test_a_broken_checkpoint_is_skipped_and_named(

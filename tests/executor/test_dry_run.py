@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from executor import dry_run, refusals
 from executor.launch import trainer_configs
-from executor.resolve import Job, engine_specs
+from executor.resolve import Job, engine_specs, model_config
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
 from rlhfsim.cli.launch import described_cluster
@@ -217,3 +217,18 @@ def test_a_pipeline_of_a_model_that_it_does_not_cut_is_refused_before_a_process_
         assert config is not None
         with pytest.raises(RlhfsimError, match="pipeline-model-not-run"):
             refusals.check_pipelines(job(staged), config)
+
+
+def test_sizes_of_a_model_folder_that_are_none_and_a_name_too_long_for_a_file_are_refused(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.json"
+    for key, value in (("max_position_embeddings", "x"), ("num_hidden_layers", -1), ("hidden_size", [1])):
+        config.write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": None, key: value}))
+        with pytest.raises(RlhfsimError, match=key) as refused:
+            model_config(str(tmp_path))
+        assert refused.value.place is not None
+        assert refused.value.place.file == str(config)
+    with pytest.raises(RlhfsimError, match="no model folder") as refused:
+        model_config("n" * 300)
+    assert refused.value.code == "no-model"

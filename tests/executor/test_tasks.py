@@ -54,6 +54,19 @@ def test_held_out_problems_are_never_trained_on(task: Any, difficulty: int) -> N
     assert prompts.isdisjoint(problem.prompt for problem in source.batch(0, 500))
 
 
+@pytest.mark.parametrize("share", [1e-300, 0.001, 0.9999])
+def test_next_to_no_generated_problem_on_one_side_is_refused(share: float) -> None:
+    with pytest.raises(RlhfsimError, match=r"held_out: .* leaves next to none") as refused:
+        open_source(Data(task="arithmetic", held_out=share), "grpo", 0)
+    assert refused.value.code == "few-problems"
+
+
+def test_a_task_without_problems_on_one_side_ends_in_an_error() -> None:
+    with pytest.raises(RlhfsimError, match="all for training") as refused:
+        Generated(task="arithmetic", difficulty=1, share=1e-12).held_out(1)
+    assert refused.value.code == "task-too-small"
+
+
 def test_a_held_out_sum_is_not_trained_on_with_its_summands_swapped() -> None:
     source = Generated(task="arithmetic")
     trained = {problem.prompt for problem in source.batch(0, 3000)}
@@ -168,6 +181,18 @@ def _parquet(path: Path, rows: list[Any]) -> Data:
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return Data(task="file", path=str(path))
+
+
+def test_parquet_with_text_that_is_not_utf8_is_refused_with_its_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array([b"\xff\xfe"] * 20, pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"prompt": texts, "answer": ["1"] * 20})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    data = Data(task="file", path=str(tmp_path / "d.parquet"))
+    with pytest.raises(RlhfsimError, match="rows 1 to 20 is not UTF-8"):
+        open_source(data, "grpo", 5)
 
 
 @pytest.mark.parametrize(("write", "name"), [(_jsonl, "d.jsonl"), (_parquet, "d.parquet")])

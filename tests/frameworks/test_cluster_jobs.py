@@ -51,6 +51,26 @@ def parses(script: str) -> bool:
     return subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+HOSTILE = "x\ntouch /owned\r\u2028touch /owned\n- <img src=x> [a](b) | `c`"
+
+
+@pytest.mark.parametrize("manager", [None, *MANAGERS])
+@pytest.mark.parametrize("name", PLANS)
+def test_names_of_a_plan_begin_no_line_of_a_script_and_are_text_on_its_page(
+    name: str, manager: str | None
+) -> None:
+    plan = planned(PLANS[name])
+    prediction = replace(plan.prediction, peak_role=HOSTILE, peak_phase=HOSTILE)
+    phases = tuple(replace(phase, bound_by=HOSTILE) for phase in plan.prediction.phases)
+    models = tuple(replace(model, name=HOSTILE) for model in plan.models)
+    hostile = replace(plan, models=models, prediction=replace(prediction, phases=phases))
+    found = export(hostile, name, frozenset(), manager=manager)
+    for file, text in found.files.items():
+        assert not [line for line in text.splitlines() if line.lstrip().startswith("touch")], file
+    page = found.files["README.md"]
+    assert not any(raw in page for raw in ("<img", " [a](b)", "| `c`", "\n- <", "\n- &lt;"))
+
+
 def directives(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script, re.M))
 

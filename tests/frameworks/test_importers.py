@@ -17,7 +17,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
-from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number
+from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number, read_trainer_state
 from rlhfsim.frameworks.logs.run_folder import trace_of
 
 VERL_CONFIG = """
@@ -430,6 +430,25 @@ def test_a_cut_off_event_file_gives_its_whole_records(tmp_path: Path, config: Pa
     path.write_bytes(b"junk" * 20)
     with pytest.raises(RlhfsimError, match="no whole record"):
         read(path, "verl", config)
+
+
+def test_an_event_file_that_lost_bytes_in_the_middle_gives_the_records_before(
+    tmp_path: Path, config: Path
+) -> None:
+    path = write_tensorboard(tmp_path / "tb", {i: verl_step(i) for i in (1, 2, 3)})
+    whole = bytearray(path.read_bytes())
+    at = whole.rindex(b"timing_s/step") - 2
+    whole[at : at + 2] = b"\xff\xff"
+    path.write_bytes(whole)
+    run = read(path, "verl", config)
+    assert [step.logged for step in run.steps][:2] == [1, 2]
+    assert any("no whole record" in note for note in run.notes)
+
+
+def test_a_log_history_that_is_no_list_is_refused() -> None:
+    for history in (1.5, "x", {"a": 1}, None):
+        with pytest.raises(RlhfsimError, match="no log_history with steps"):
+            read_trainer_state(json.dumps({"log_history": history}), "trainer_state.json")
 
 
 def test_cut_off_and_broken_lines_are_named(tmp_path: Path, config: Path) -> None:

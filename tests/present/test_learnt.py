@@ -35,3 +35,11 @@ def test_evaluations_and_samples_of_a_run_are_shown_and_broken_lines_left_out(tm
     assert len(str(found[1].rows[0][1].text)) == 300
     assert found[1].rows[0][3].text == "answer 1"
     assert list(learnt(None)) == list(learnt(tmp_path / "none")) == []
+
+
+def test_lines_that_no_parser_reads_are_left_out_and_long_files_are_read(tmp_path: Path) -> None:
+    row = json.dumps({"step": 3, "evaluation/accuracy": 0.5, "more": "x" * 1000})
+    deep = "[" * 100_000
+    (tmp_path / "metrics.jsonl").write_text("\n".join([deep, '{"step": 1e999}', *[row] * 5000]))
+    [block] = [block for block in learnt(tmp_path) if isinstance(block, TableData)]
+    assert len(block.rows) == 5000

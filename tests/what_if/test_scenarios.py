@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,14 @@ def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(
     assert (again.provenance.searched, again.provenance.from_cache) == (0, 1)
     fresh = design(asked(scenario, settings).points[0].request, explain=False, simple=False)
     assert again.points[0].plan == fresh.chosen
+
+
+def test_a_kept_design_that_is_no_file_is_searched_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert [store.recall(key) for key in ("pipe", "endless", "deep", "absent")] == [None] * 4
 
 
 def test_a_kept_design_equals_a_fresh_one(tmp_path: Path, planted: Planted) -> None:

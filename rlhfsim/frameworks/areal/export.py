@@ -24,6 +24,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     the_rollout,
 )
+from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -262,7 +263,7 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
             '    train_dataset.path="${DATASET}" cluster.fileroot="${FILEROOT}" "$@"',
         ]
     )
-    comments = "".join(f"# {line}\n" for line in head.splitlines())
+    comments = "".join(f"{comment(line)}\n" for line in head.splitlines())
     return {"config.yaml": comments + nested(written), "launch.sh": bash(head, NEEDS, body)}
 
 

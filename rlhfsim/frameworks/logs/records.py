@@ -186,7 +186,7 @@ def read_trainer_state(text: str, name: str) -> Log:
     """
     data = parse_json(text, name).data
     history = data.get("log_history") if isinstance(data, dict) else None
-    rows = [record_of(row) for row in history or () if isinstance(row, dict)]
+    rows = [record_of(row) for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     records = tuple(row for row in rows if row is not None)
     if not records:
         raise RlhfsimError(

@@ -31,13 +31,13 @@ def read_events(path: Path) -> Log:
     Raises:
         RlhfsimError: tensorboardX is not installed, or the file is no event file or cannot be read.
     """
-    event_type, content = _event_type(path), read_bytes(path, MAX_BYTES)
+    (event_type, undecodable), content = _event_type(path), read_bytes(path, MAX_BYTES)
     by_step: dict[int, dict[str, float]] = {}
     end = 0
     for message, after in _messages(content):
         try:
             event = event_type.FromString(message)
-        except ValueError:  # DecodeError: bytes were lost in the middle
+        except undecodable:  # bytes were lost in the middle
             break
         end = after
         for value in event.summary.value:
@@ -56,8 +56,10 @@ def read_events(path: Path) -> Log:
     return Log(records=tuple(Record(step=s, values=v) for s, v in sorted(by_step.items())), notes=notes)
 
 
-def _event_type(path: Path) -> Any:
+def _event_type(path: Path) -> tuple[Any, type[Exception]]:
+    """The message, and the error of bytes that are none."""
     try:
+        from google.protobuf.message import DecodeError
         from tensorboardX.proto.event_pb2 import Event
     except ImportError as error:
         raise RlhfsimError(
@@ -66,7 +68,7 @@ def _event_type(path: Path) -> Any:
             place=Place(file=str(path)),
             help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log",
         ) from error
-    return Event
+    return Event, DecodeError
 
 
 def _messages(content: bytes) -> Iterator[tuple[bytes, int]]:

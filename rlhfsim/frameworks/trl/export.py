@@ -28,6 +28,7 @@ from rlhfsim.frameworks.export import (
     scored_alike,
 )
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
+from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -250,7 +251,9 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """Configuration of TRL and of accelerate, and the script that starts them."""
     kind = command(plan)
-    head = f"# {headline(plan)}, TRL 1.16.0\n# {predicted(plan)}\n# {memory(plan)}\n"
+    head = "".join(
+        f"{comment(text)}\n" for text in (f"{headline(plan)}, TRL 1.16.0", predicted(plan), memory(plan))
+    )
     named = {
         f"{kind}.yaml": head + "\n".join(_lines(written)) + "\n",
         "accelerate.yaml": yaml.safe_dump(_accelerate_file(written), sort_keys=True),
@@ -266,10 +269,10 @@ def _lines(written: Written) -> Iterator[str]:
     for section in written.sections:
         if section.title == ACCELERATE:
             continue
-        yield f"# --- {section.title}"
+        yield comment(f"--- {section.title}")
         for setting in section.settings:
             if setting.why:
-                yield f"# {setting.why}"
+                yield comment(setting.why)
             yield yaml.safe_dump({setting.key: setting.value}).strip()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.frameworks.rlhfsim.run_folder import METRICS, SAMPLES
+from rlhfsim.frameworks.rlhfsim.run_folder import MAX_METRICS, METRICS, SAMPLES
 from rlhfsim.present.html.content import Block
 from rlhfsim.present.tables import Cell, number, table
 from rlhfsim.specs.loading import read_text
@@ -24,11 +24,11 @@ def lines(path: Path) -> Iterator[Line]:
     """Objects of a JSONL file of a run; lines that are not whole are left out."""
     if not path.is_file():
         return
-    for text in read_text(path).splitlines():
+    for text in read_text(path, MAX_METRICS).splitlines():
         try:
             line = json.loads(text)
             int(line["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue
         yield line
 

@@ -172,9 +172,9 @@ class Store:
     def recall(self, key: str) -> DesignResult | None:
         """The design of this key; None where there is none that is whole and as it was kept."""
         try:
-            kept = json.loads(self._path(key).read_bytes())
+            kept = json.loads(read_bytes(self._path(key)))
             return _read(kept["design"]) if kept["check"] == content_hash(key, kept["design"]) else None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (RlhfsimError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def keep(self, key: str, designed: DesignResult) -> None:
