@@ -36,14 +36,11 @@ from rlhfsim.outputs import PREFIX
 from rlhfsim.plan import write_plan
 from rlhfsim.specs.hardware.profiles import load_profile
 from tests.frameworks.log_forms import console_log
+from tests.what_if.small_scenarios import small
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "verl-grpo-deepseek-7b.yaml"
-SMALL: dict[str, Any] = {
-    "cluster": {"node_groups": [{"gpu": "h100", "gpus": 2}]},
-    "workload": {"algorithm": "grpo", "model": "0.5b", "prompts": 16, "samples": 2, "reward": {"rules": {}}},
-}
-SCENARIO = {"title": "small", "base": SMALL, "grid": {"workload.samples": [1, 2, 3, 4]}}
+SCENARIO = small(grid={"workload.samples": [1, 2, 3, 4]})
 CROWD = 4
 TOLD = "said.txt"
 """What a command printed, in the folder of its case."""

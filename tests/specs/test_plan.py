@@ -217,6 +217,8 @@ def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Pat
         (("models", 0, "params"), -7e9),
         (("hardware", 0, "gpus"), 0),
         (("gpu_map", 0, "nodes"), []),
+        (("gpu_map", 0, "role"), "REWARD"),
+        (("gpu_map",), []),
         (("oversubscription",), 0.5),
         (("workload", "prompts"), 10_000_000),
         (("placement", "schedule", "staleness"), -1),
