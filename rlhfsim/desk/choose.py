@@ -133,7 +133,9 @@ def asked_by(row: str, question: Question, base: Question) -> Asking:
 def table_view(known: Comparison | None, question: Question) -> Iterator[Component]:
     """How far the comparison is, then its table."""
     if known is None:
-        yield status("Every candidate is a search of its own: dozens take about a minute.", "")
+        yield status(
+            "Every candidate is a search of its own: dozens take about a minute, hundreds several.", ""
+        )
         return
     if known.trouble is not None:
         yield status(", ".join(filter(None, (known.trouble.message, known.trouble.help))), "bad")
@@ -173,12 +175,15 @@ def _table(known: Comparison, question: Question) -> Iterator[Component]:
     shown = table(known.options, listed, known.targets, known.steps)
     if listed:
         numbers = [str(title).startswith(">") for title in shown.head]
+        titles = [str(title).removeprefix(">") for title in shown.head]
         head = [
-            html.Th(str(title).removeprefix(">"), scope="col", className="n" if number else "")
-            for title, number in zip(shown.head, numbers, strict=True)
+            html.Th(title, scope="col", className="n" if number else "")
+            for title, number in zip(titles, numbers, strict=True)
         ]
         body = [
-            _row(option, [str(cell.text) for cell in cells], numbers, question)
+            _row(
+                option, {t: str(cell.text) for t, cell in zip(titles, cells, strict=True)}, numbers, question
+            )
             for option, cells in zip(listed, shown.rows, strict=True)
         ]
         yield html.Div(
@@ -189,12 +194,21 @@ def _table(known: Comparison, question: Question) -> Iterator[Component]:
         yield html.P(note, className="reading")
 
 
-def _row(option: ClusterOption, texts: list[str], numbers: list[bool], question: Question) -> Component:
-    """A row that asks for its plan; the one that is asked now is marked."""
+def _row(
+    option: ClusterOption, texts: Mapping[str, str], numbers: list[bool], question: Question
+) -> Component:
+    """A row that asks for its plan; the one that is asked now is marked.
+
+    `texts`: by the title of the column, which a phone shows in each cell.
+    """
     name = "|".join(str(getattr(option, field)) for field in CHOSEN)
     asked = all(question.get(field) == str(getattr(option, field)) for field in CHOSEN)
     label = f"show {option.gpus} x {option.gpu} {option.framework}"
-    shown: list[Component] = [texts[0], html.Button(texts[1], **spoken(label=label)), *texts[2:]]
-    cells = [html.Td(text, className="n" if n else "") for text, n in zip(shown, numbers, strict=True)]
+    front, gpus, *rest = texts.values()
+    shown: list[Component] = [front, html.Button(gpus, **spoken(label=label)), *rest]
+    cells = [
+        html.Td(cell, className="n" if number else "", **{"data-title": title})
+        for title, cell, number in zip(texts, shown, numbers, strict=True)
+    ]
     kind = " ".join(filter(None, ("front" if option.on_front else "", "now" if asked else "")))
     return html.Tr(cells, id={"row": name}, className=kind)

@@ -59,15 +59,18 @@ def state_of(answer: Answer) -> Component:
         return status("This question has no answer.", "bad")
     searched = answer.plan.choice.certificate if answer.plan and answer.plan.choice else None
     if answer.stage == "first":
-        left = f": a plan could be up to {searched.gap:.0%} faster" if searched and searched.gap > 0 else ""
+        left = (
+            f": a plan could be up to {words.percent(searched.gap)} faster"
+            if searched and searched.gap > 0
+            else ""
+        )
         return status(f"First answer, not yet proven{left}. The proof is running.", "busy")
     if searched is None:
         return status("Proven: nothing fits.", "bad")
     more = " Reasons and other numbers of GPUs follow." if answer.stage == "proven" else ""
     if searched.unexplored:
-        return status(
-            f"Not proven: the time limit ended the search; {searched.gap:.1%} could be left.{more}", "warn"
-        )
+        left = f"{words.percent(searched.gap)} could be left.{more}"
+        return status(f"Not proven: the time limit ended the search; {left}", "warn")
     return status(f"Proven: none of {words.count(searched.space)} possible plans is better.{more}", "good")
 
 
@@ -111,7 +114,7 @@ def targets(answer: Answer) -> Iterator[Component]:
 
 
 def _target(v: Verdict) -> str:
-    likely = "" if v.probability is None else f"; met with a probability of {words.percent(v.probability)}"
+    likely = "" if v.probability is None else f"; met with a probability of {words.likely(v.probability)}"
     kept = "Met" if v.met else "Missed"
     return f"{kept}: {v.requirement.text}; it is {shown(v.requirement, v.actual)}{likely}"
 
@@ -133,7 +136,7 @@ def figures_of(answer: Answer) -> Iterator[Block]:
 def _reasons(answer: Answer) -> Iterator[Block]:
     choice = answer.plan.choice if answer.plan else None
     if choice and choice.reasons:
-        reasons = tuple(words.capital(r) for r in choice.reasons)
+        reasons = tuple(words.capital(words.called(r)) for r in choice.reasons)
         yield Listing(title="Why this plan", items=reasons)
     if answer.sizes.notes:
         yield Listing(title="Other numbers of GPUs", items=answer.sizes.notes)
@@ -171,5 +174,5 @@ def _field(change: ChangedField) -> tuple[str, str]:
 
 def _outcome(figure: ChangedFigure) -> tuple[str, str]:
     by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
-    text = f"{figure.name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
+    text = f"{words.call(figure.name)}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
     return mark(figure.before, figure.after), text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlhfsim.present.tables import added
-from rlhfsim.present.words import signed, work_parts
+from rlhfsim.present.words import call, signed, work_parts
 from rlhfsim.units import format
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference
 
@@ -87,7 +87,7 @@ def summary(difference: Difference) -> str:
     calls = [row for row in difference.outcome if "." in row.name and (row.before or row.after)]
     if calls:
         most = max(calls, key=lambda row: abs(_more(row)))
-        said.append(f"most in {most.name}: {_more(most):+.3g} s")
+        said.append(f"most in {call(most.name)}: {_more(most):+.3g} s")
     return "; ".join(said)
 
 

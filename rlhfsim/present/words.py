@@ -11,6 +11,7 @@ from rlhfsim.search.explain import kind
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
 from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, format, significant
+from rlhfsim.what_if.risk.step import DRAWS
 
 # --- names ------------------------------------------------------------------------------------------
 
@@ -113,6 +114,7 @@ CALLS = {
     "waiting": "waiting",
     "controller": "controller",
 }
+_PHASES = re.compile(r"\b(?:\w+\.(?:generate|train|logprob|value|score|sync)(?:\.\w+)?|moves(?= [+-]))")
 ROLES = {
     "rollout": "generates",
     "actor": "is trained",
@@ -183,6 +185,11 @@ def call(phase: str) -> str:
     return CALLS.get(phase, phase)
 
 
+def called(text: str) -> str:
+    """A sentence with its phases in words."""
+    return _PHASES.sub(lambda found: call(found[0]), text)
+
+
 def is_move(phase: str) -> bool:
     """Whether a phase brings a role into GPU memory or out of it."""
     return phase.endswith((".load", ".unload"))
@@ -239,6 +246,11 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1 %"
     return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+def likely(probability: float) -> str:
+    """A probability from draws: every one of them, or none, is not certainty."""
+    return percent(min(max(probability, 1 / DRAWS), 1 - 1 / DRAWS))
 
 
 def signed(share: float, decimals: int = 0) -> str:

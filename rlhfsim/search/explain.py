@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.complexity import asks_more
-from rlhfsim.search.request import switches_of
+from rlhfsim.search.request import switches_of, switches_on
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
@@ -33,6 +33,12 @@ def kind(plan: Plan, asked: Workload | None = None) -> str:
     roles = "" if plan.role_placement == "colocated" else f", roles {plan.role_placement}"
     switches = "" if asked is None else ", ".join(switches_of(asked, plan.workload))
     return f"{plan.architecture}{roles}{switches and f' with {switches}'}"
+
+
+def own_kind(plan: Plan) -> str:
+    """The kind of a chosen plan, with those of the allowed switches that it uses."""
+    switches = ", ".join(switches_on(plan.workload, plan.choice.asked.allow)) if plan.choice else ""
+    return f"{kind(plan)}{switches and f' with {switches}'}"
 
 
 def best_name(objective: str) -> str:
@@ -87,7 +93,7 @@ def _against(chosen: Plan, rival: Plan, title: str, name: str) -> str:
     large = [t for t in terms(chosen, rival) if abs(t.more) > CLEAR * chosen.prediction.step_s]
     listed = ", ".join(f"{t.name} {t.more:+.1f} s" for t in large[:MOST_TERMS])
     if gap < CLEAR * chosen.prediction.step_s:
-        return f"{title} takes as long{name and f' as {name}'} within {CLEAR:.0%}" + (
+        return f"{title} takes as long{name and f' as {name}'} within {CLEAR:.0%}".replace("%", " %") + (
             f": {listed}" if listed else ""
         )
     share = f"{gap / chosen.prediction.step_s:.0%}".replace("%", " %")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -228,20 +228,28 @@ def switches_of(asked: Workload, workload: Workload) -> tuple[str, ...]:
     )
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "lora": {"lora": Lora(rank=LORA_RANK)},
+    "qlora": {"lora": Lora(rank=LORA_RANK, base="nf4")},
+    "fp8-training": {"train_precision": "fp8"},
+    "fp8": {"rollout_precision": "fp8"},
+    "fp8-kv": {"kv_precision": "fp8"},
+    "mxfp4": {"rollout_precision": "mxfp4"},
+    "adam8bit": {"optimizer": "adam8bit"},
+    "bf16-gradients": {"gradients": "bf16"},
+    FP32_SUMS: {"gradients": "fp32"},
+    "rollout-logprobs": {"old_logprobs": "rollout"},
+}
+"""Switch -> fields of the workload; `async` is a schedule."""
+
+
+def switches_on(workload: Workload, allowed: Iterable[str]) -> tuple[str, ...]:
+    """The allowed switches that a workload has."""
+    return tuple(n for n in allowed if n in CHANGES and switched(workload, frozenset({n})) == workload)
+
+
 def switched(workload: Workload, switches: Set[str]) -> Workload:
     """The workload with numerics-changing switches turned on."""
-    changes: dict[str, dict[str, Any]] = {
-        "lora": {"lora": Lora(rank=LORA_RANK)},
-        "qlora": {"lora": Lora(rank=LORA_RANK, base="nf4")},
-        "fp8-training": {"train_precision": "fp8"},
-        "fp8": {"rollout_precision": "fp8"},
-        "fp8-kv": {"kv_precision": "fp8"},
-        "mxfp4": {"rollout_precision": "mxfp4"},
-        "adam8bit": {"optimizer": "adam8bit"},
-        "bf16-gradients": {"gradients": "bf16"},
-        FP32_SUMS: {"gradients": "fp32"},
-        "rollout-logprobs": {"old_logprobs": "rollout"},
-    }
-    for switch in sorted(switches & set(changes)):  # qlora after lora
-        workload = replace(workload, **changes[switch])
+    for switch in sorted(switches & set(CHANGES)):  # qlora after lora
+        workload = replace(workload, **CHANGES[switch])
     return workload

@@ -23,7 +23,7 @@ from rlhfsim.present.pages.whatif import whatif_page
 from rlhfsim.present.sizes import Sizes, other_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
-from rlhfsim.specs.workload.lengths import Fixed, stats
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal, stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.design import design
@@ -44,12 +44,32 @@ BASE: dict[str, Any] = {
     "run": {"steps": 100},
 }
 
+LONG_TAIL = LogNormal(mean=2000, max=8192)
+
 
 @pytest.fixture(scope="session")
 def plan() -> Plan:
     """Searched, with rivals."""
     work = Workload(algorithm="grpo", model="0.5b", prompts=64, samples=2, response_len=Fixed(value=256))
     told = design(Request(cluster=parse_cluster(4), workload=work)).told
+    assert told is not None
+    return told
+
+
+@pytest.fixture(scope="session")
+def overlapping(plan: Plan) -> Plan:
+    """Asynchronous, with old log-probs of the rollout: two pools of a node each."""
+    work = Workload(algorithm="grpo", model="8b", prompts=64, samples=4, response_len=LONG_TAIL)
+    allowed = frozenset({"async", "rollout-logprobs"})
+    request = Request(
+        cluster=parse_cluster(16),
+        workload=work,
+        backend="megatron",
+        architecture="async",
+        allow=allowed,
+        max_staleness=2,
+    )
+    told = design(request).told
     assert told is not None
     return told
 
@@ -151,9 +171,12 @@ def hostile(plan: Plan) -> Page:
 
 
 @pytest.fixture(scope="session")
-def pages(plan: Plan, sizes: Sizes, run: SideBySide, result: WhatIf, hostile: Page) -> dict[str, Page]:
+def pages(
+    plan: Plan, overlapping: Plan, sizes: Sizes, run: SideBySide, result: WhatIf, hostile: Page
+) -> dict[str, Page]:
     return {
         "plan": plan_page(plan, sizes=sizes),
+        "async": plan_page(overlapping),
         "run": run_page(run, commands="rlhfsim report a"),
         "whatif": whatif_page(result, file="whatif.json"),
         "hostile": hostile,

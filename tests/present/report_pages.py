@@ -4,5 +4,5 @@ from __future__ import annotations
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 """What a model, a pool or a title may be called."""
-NAMES = ("plan", "run", "whatif", "hostile")
+NAMES = ("plan", "async", "run", "whatif", "hostile")
 """Pages that every check opens."""

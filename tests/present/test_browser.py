@@ -27,6 +27,13 @@ SCREENS = """
   .map(y => y / 800)
 """
 """Screens of 800 pixels that the verdict takes, and all that comes before the appendices."""
+COLUMNS = """
+() => [...document.querySelectorAll('.node')].map(n => [
+  [...n.querySelectorAll('.ids .cells > span')].flatMap(e => { const r = e.getBoundingClientRect(); return [Math.round(r.left), Math.round(r.right)]; }),
+  [...n.querySelectorAll('.lane:not(.ids)')[0].querySelectorAll('.piece')].flatMap(e => { const r = e.getBoundingClientRect(); return [Math.round(r.left), Math.round(r.right)]; }),
+])
+"""
+"""Left and right ends of the named GPUs of each node, and of the pieces of its first role."""
 WAITS = 50
 """Looks at a page, a tenth of a second apart, before a change counts as missing."""
 
@@ -123,6 +130,9 @@ def test_nothing_scrolls_sideways_on_a_phone(opened: Open, name: str) -> None:
         f"[...document.querySelectorAll('.plot, figure, .tile, .node')].filter(e => e.getBoundingClientRect().right > {PHONE['width']}).length"
     )
     assert outside == 0
+    for columns, pieces in page.evaluate(COLUMNS):
+        assert columns[0] == pieces[0]
+        assert columns[-1] == pieces[-1]
 
 
 def test_hovering_shows_a_label(opened: Open) -> None:

@@ -23,14 +23,16 @@ from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import meaning, node_groups
+from rlhfsim.present.figures.time import resources
 from rlhfsim.present.html import plots
-from rlhfsim.present.html.content import Listing, Page
+from rlhfsim.present.html.content import Figure, Listing, Page
 from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
 from rlhfsim.present.terminal.plan import header
 from rlhfsim.present.words import pools
+from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -371,3 +373,35 @@ def test_the_page_of_the_simplest_plan_shows_the_fastest_beside_it(plan: Plan) -
     assert "best: hybrid" in str(page.sections)
     assert "--fastest" not in design_arguments(simple)
     assert "--fastest" in design_arguments(replace(plan, choice=replace(plan.choice, fastest=True)))
+
+
+def test_a_page_has_phases_in_words_and_kinds_with_their_switches(overlapping: Plan) -> None:
+    assert overlapping.choice is not None
+    assert own_kind(overlapping) == "async with rollout-logprobs"
+    reasons = ("hybrid takes 9 s more: actor.train +4.6 s, moves +3 s, actor.generate.wait -1 s",)
+    moved = {"reward.score": "reward.score.load"}
+    ledger = tuple(replace(e, phase=moved.get(e.phase, e.phase)) for e in overlapping.prediction.ledger)
+    prediction = replace(overlapping.prediction, ledger=ledger)
+    choice = replace(overlapping.choice, reasons=reasons)
+    page = plan_page(replace(overlapping, prediction=prediction, choice=choice))
+    by_key = {item.key: item for s in page.sections for item in s.blocks if isinstance(item, Figure)}
+    memory = [figure for key, figure in by_key.items() if key.startswith("memory")]
+    drawn = {row for figure in memory for trace in (figure.plot or {})["data"] for row in trace["y"]}
+    assert {"Training of the policy", "Generation"} <= drawn
+    assert not [row for row in drawn if "." in row or row.startswith(("Load", "Unload"))]
+    numbers = [str(row[0].text) for figure in memory for row in figure.table.rows]
+    assert any(row.startswith("Load for ") for row in numbers)
+    told = "Hybrid takes 9 s more: training of the policy +4.6 s, loads and unloads +3 s, waiting for generation -1 s"
+    assert told in str(page.sections)
+    assert "response lognormal (mean 2,000, at most 8,192 tokens)" in page.subtitle
+    assert "100 %" not in " ".join(page.sure)
+
+
+def test_a_resource_that_takes_little_stands_in_the_numbers_alone(plan: Plan) -> None:
+    whole = sum(s for f in plan.prediction.phases for s in f.by_resource_s.values())
+    first, *rest = plan.prediction.phases
+    little = replace(first, by_resource_s={**first.by_resource_s, "storage": whole / 1000})
+    figure = resources(replace(plan, prediction=replace(plan.prediction, phases=(little, *rest))))
+    assert "Disks" not in [trace["name"] for trace in (figure.plot or {})["data"]]
+    assert "disks (s)" in [str(title).removeprefix(">") for title in figure.table.head]
+    assert "less than 1 % is in the numbers" in figure.how

@@ -12,11 +12,15 @@ from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.sizes import Sizes, cost_of
 from rlhfsim.present.tables import TableData, compact, number, rounded, table
-from rlhfsim.search.explain import kind, shares
+from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
 
 BEST = "best"
 """What the best plan is called where a simpler one is chosen."""
+BEYOND = 1.35
+"""Ends of the axis of time, as a factor of the shortest and the longest one."""
+ROOM = 0.25
+"""Ends of the axis of money, in times the range of what it shows."""
 TERMS = 8
 """Calls that the comparison with the runner-up shows."""
 
@@ -36,7 +40,8 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
         height=340,
         x="seconds per step (shorter is better)",
         y=f"{axis} (lower is better)",
-        xaxis=plots.logarithmic(times, 1.35, **_ticks(times)),
+        xaxis=plots.logarithmic(times, BEYOND, **_ticks(times)),
+        yaxis={"range": _room([own[2], *(c for *_, c in points), *(_cost(plan, r) for r in rivals)])},
     )
     data = [_sizes(plan, sizes), *_rivals(plan, rivals), _chosen(plan)]
     return Figure(
@@ -88,13 +93,25 @@ def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
         [cost_of(p) for p in plans],
         mode="lines+markers+text",
         text=["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
-        textposition="top right",
+        textposition=[_beside(i, len(plans)) for i in range(len(plans))],
         cliponaxis=False,
         line={"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
         marker={"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
-        hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(kind(p))}{_hover(p)}" for p in plans],
+        hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(own_kind(p))}{_hover(p)}" for p in plans],
         hoverinfo="text",
     )
+
+
+def _beside(i: int, count: int) -> str:
+    """Where the name of a size stands: the first and the last one's inside the figure."""
+    return "top right" if i == 0 else "top left" if i == count - 1 else "top center"
+
+
+def _room(costs: list[float]) -> list[float]:
+    """An axis with room for a name below and above every point."""
+    low, high = min(costs), max(costs)
+    more = ROOM * ((high - low) or high)
+    return [rounded(low - more), rounded(high + more)]
 
 
 def _hover(plan: Plan) -> str:
@@ -133,14 +150,15 @@ def _chosen(plan: Plan) -> plots.Trace:
         [cost_of(plan)],
         mode="markers+text",
         text=[f"chosen, {words.gpus(plan):,} GPUs"],
-        textposition="bottom left",
+        textposition="bottom center",
+        cliponaxis=False,
         marker={
             "color": theme.colour("red"),
             "size": 19,
             "symbol": "star",
             "line": {"color": theme.colour("text"), "width": 1},
         },
-        hovertext=[f"<b>chosen: {plots.text(kind(plan))}</b>, {words.gpus(plan):,} GPUs{_hover(plan)}"],
+        hovertext=[f"<b>chosen: {plots.text(own_kind(plan))}</b>, {words.gpus(plan):,} GPUs{_hover(plan)}"],
         hoverinfo="text",
     )
 
@@ -159,7 +177,9 @@ class CandidateRow(NamedTuple):
 
 def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
     def of(what: str, p: Plan) -> CandidateRow:
-        return CandidateRow(what, words.gpus(p), kind(p), *words.layout_labels(p), p.prediction, cost_of(p))
+        return CandidateRow(
+            what, words.gpus(p), own_kind(p), *words.layout_labels(p), p.prediction, cost_of(p)
+        )
 
     rivals = [
         CandidateRow(
@@ -205,7 +225,7 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
     rows = [(words.capital(words.call(c)), own.get(c, 0.0), theirs.get(c, 0.0), more[c]) for c in calls]
     names = [name for name, *_ in rows]
     data = [
-        plots.bars(f"chosen: {kind(plan)}", names, [row[1] for row in rows], ("red", "")),
+        plots.bars(f"chosen: {own_kind(plan)}", names, [row[1] for row in rows], ("red", "")),
         plots.bars(other.label, names, [row[2] for row in rows], ("blue", "/")),
     ]
     layout = plots.rows(names, "seconds of the step", each=32, margin=110, barmode="group")

@@ -12,6 +12,9 @@ from rlhfsim.present.memory import State, states
 from rlhfsim.present.tables import number, rounded, table
 from rlhfsim.units import GB
 
+ROOM = 1.2
+"""Length of the axis, in times what a process can use: its figure stands beyond the line."""
+
 
 def memory(basis: Basis) -> tuple[Figure, ...]:
     """One figure a pool."""
@@ -23,14 +26,15 @@ def memory(basis: Basis) -> tuple[Figure, ...]:
 def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
     capacity, peak = capacity_of(basis.plan, pool), max(rows, key=lambda state: state.bytes)
     several = len(basis.plan.placement.pools) > 1
-    names = [_name(state.phase) for state in rows]
+    drawn = [state for state in rows if state is peak or not words.is_move(state.phase)]
+    names = [_name(state.phase) for state in drawn]
     layout = plots.rows(
         names,
         "GB on the fullest GPU",
         each=26,
         margin=140,
         barmode="stack",
-        xaxis={"range": [0, rounded(max(capacity, peak.bytes) / GB * 1.12)]},
+        xaxis={"range": [0, rounded(max(capacity, peak.bytes) / GB * ROOM)]},
         shapes=[theme.upright(rounded(capacity / GB), "bad", "dash")],
         annotations=[_peak(peak), _capacity(capacity)],
     )
@@ -40,11 +44,11 @@ def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
         key=f"memory-{index}",
         title=findings.memory(pool if several else None, peak.bytes, capacity, peak.phase, largest),
         alt=f"Stacked bars of memory, one a phase, against a line at {full}: "
-        + "; ".join(f"{_name(state.phase)} {words.size(state.bytes)}" for state in rows),
+        + "; ".join(f"{_name(state.phase)} {words.size(state.bytes)}" for state in drawn),
         how=f"Each bar is what one GPU of {f'pool {pool}' if several else 'the cluster'} holds in a phase, "
-        "top to"
-        " bottom in the order of the step; the dashed line is what a process can use.",
-        plot=plots.spec(_bars(rows, names), layout),
+        "top to bottom in the order of the step; the dashed line is what a process can use. Its numbers have "
+        "the loads and unloads between phases too.",
+        plot=plots.spec(_bars(drawn, names), layout),
         table=table(
             f"GB on the fullest GPU, of {full}",
             rows,
@@ -60,7 +64,8 @@ def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
 
 
 def _name(phase: str) -> str:
-    return {"start": "before the step", "end": "after the step"}.get(phase, phase)
+    ends = {"start": "before the step", "end": "after the step"}
+    return words.capital(ends.get(phase) or words.call(phase))
 
 
 def _bars(rows: list[State], names: list[str]) -> Iterator[plots.Trace]:
@@ -75,6 +80,7 @@ def _peak(state: State) -> dict[str, object]:
         "text": "◀ peak",
         "showarrow": False,
         "xanchor": "left",
+        "bgcolor": theme.colour("bg"),
         "font": {"size": 12, "color": theme.colour("text")},
     }
 
@@ -85,8 +91,8 @@ def _capacity(capacity: float) -> dict[str, object]:
         "y": 0,
         "yref": "paper",
         "yanchor": "bottom",
-        "xanchor": "right",
-        "text": f"{words.size(capacity)} ",
+        "xanchor": "left",
+        "text": f" {words.size(capacity)}",
         "showarrow": False,
         "font": {"size": 12, "color": theme.colour("bad")},
     }

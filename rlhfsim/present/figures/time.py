@@ -11,6 +11,8 @@ from rlhfsim.search.explain import shares
 
 LABELLED = 0.07
 """Share of the step from which a bar carries its name."""
+LEAST = 0.01
+"""Share of the step from which a resource is drawn."""
 
 
 def role_of(phase: str) -> str:
@@ -121,6 +123,7 @@ def resources(plan: Plan) -> Figure:
     names = [name for name, _ in rows]
     total = added(item for _, row in rows for item in row.items())
     order = sorted(total, key=lambda r: -total[r])
+    drawn = [r for r in order if total[r] >= LEAST * sum(total.values())]
     data = [
         plots.bars(
             words.capital(words.bound_by(r)),
@@ -128,14 +131,19 @@ def resources(plan: Plan) -> Figure:
             [row.get(r, 0.0) for _, row in rows],
             theme.RESOURCES.get(r, ("grey", "+")),
         )
-        for r in order
+        for r in drawn
     ]
-    known = [words.RESOURCES[r] for r in order if r in words.RESOURCES]
+    known = [words.RESOURCES[r] for r in drawn if r in words.RESOURCES]
+    rest = (
+        "."
+        if len(drawn) == len(order)
+        else f". What takes less than {words.percent(LEAST)} is in the numbers."
+    )
     return Figure(
         key="resources",
         title=findings.resources(total),
         alt="Stacked bars, one a call: " + "; ".join(f"{n} {sum(row.values()):.3g} s" for n, row in rows),
-        how=words.capital("; ".join(f"{r.phrase}: {r.effect}" for r in known) + "."),
+        how=words.capital("; ".join(f"{r.phrase}: {r.effect}" for r in known) + rest),
         plot=plots.spec(data, plots.rows(names, "seconds of the step", each=26, margin=140, barmode="stack")),
         table=table(
             "Seconds that the step waits for, by call and by what bounds them",

@@ -20,6 +20,7 @@ from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.search.explain import best_name
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.workload.lengths import AnyLengths, Fixed
 from rlhfsim.units import significant
 from rlhfsim.what_if.simplest import CLOSE
 
@@ -61,10 +62,15 @@ def subtitle(plan: Plan) -> str:
     streams = f"; {words.STREAMING}" if plan.placement.schedule.streaming else ""
     return (
         f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of "
-        f"{words.lengths(w.prompt_len)}, responses of {words.lengths(w.response_len)}; {plan.architecture} "
+        f"{words.lengths(w.prompt_len)}, {_responses(w.response_len)}; {plan.architecture} "
         f"architecture, roles {plan.role_placement}{streams}, {BACKENDS[plan.placement.backend].title}"
         f"{cores(plan)}"
     )
+
+
+def _responses(lengths: AnyLengths) -> str:
+    text = words.lengths(lengths)
+    return f"responses of {text}" if isinstance(lengths, Fixed) else f"response {text}"
 
 
 # --- the verdict ------------------------------------------------------------------------------------
@@ -137,9 +143,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
         yield f"Proven: none of {words.count(c.space)} possible plans {aim}{limit}."
     if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
         yield (
-            f"{name} is {words.percent(choice.confidence)} likely to be really faster than the next kind "
-            "of plan "
-            f"({choice.runners_up[0].label}), given the doubts that the two do not share."
+            f"{name} is {words.likely(choice.confidence)} likely to be really faster than the next kind "
+            f"of plan ({choice.runners_up[0].label}), given the doubts that the two do not share."
         )
 
 
@@ -221,7 +226,7 @@ def _why(plan: Plan) -> Iterator[Block | None]:
         yield Listing(title="Why is not known", items=(GIVEN,))
         return
     yield figures_choice.rival(plan, plan.choice)
-    reasons = tuple(words.capital(r) for r in plan.choice.reasons)
+    reasons = tuple(words.capital(words.called(r)) for r in plan.choice.reasons)
     yield Listing(title="Why it won, and why not another", items=reasons)
 
 

@@ -13,10 +13,10 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, TableData, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn
-from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely, odds_dict
+from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, odds_dict
 from rlhfsim.present.terminal.plan import batch, trained
 from rlhfsim.present.verdict import assumed
-from rlhfsim.present.words import signed
+from rlhfsim.present.words import likely, signed
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
@@ -133,7 +133,7 @@ def notes(
         yield " ".join(_reading(listed[0], options, targets, steps))
     fitting = [x for x in options if x.plan is not None]
     if len(listed) < len(fitting):
-        yield f"{len(fitting) - len(listed)} slower or dearer candidates: add --json"
+        yield f"{len(fitting) - len(listed)} slower or dearer candidates: rlhfsim choose --json lists them"
     fits = {x.cluster for x in fitting}
     if none := dict.fromkeys(f"{x.gpus} x {x.gpu}" for x in options if x.cluster not in fits):
         yield f"nothing fits on {', '.join(none)}"

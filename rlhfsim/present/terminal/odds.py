@@ -10,11 +10,10 @@ from rich.text import Text
 
 from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.console import plain_grid
-from rlhfsim.present.words import percent
+from rlhfsim.present.words import likely
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.units import DAY, HOUR, format, significant
 from rlhfsim.what_if.risk.odds import Odds
-from rlhfsim.what_if.risk.step import DRAWS
 
 CERTAIN = ("oom", "staleness")
 """Targets without a probability."""
@@ -30,11 +29,6 @@ TITLES = {
 def chance_titles(quantities: Sequence[str]) -> list[str]:
     """A column for each target that has a probability."""
     return [f">{TITLES.get(name, name)}" for name in quantities if name not in CERTAIN]
-
-
-def likely(probability: float) -> str:
-    """Every draw, or none, is not certainty."""
-    return percent(min(max(probability, 1 / DRAWS), 1 - 1 / DRAWS))
 
 
 def targets(verdicts: Sequence[Verdict]) -> RenderableType:
@@ -58,7 +52,7 @@ def summary(odds: Odds, steps: int | None) -> str:
         low, _, high = odds.run_s
         scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
         time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
-        parts.append(f"failures and restarts counted {time}{_money(odds)}")
+        parts.append(f"with failures and restarts {time}{_money(odds)}")
     parts.append(f"it fits with a probability of {likely(odds.fits)}")
     asked = sum(v.probability is not None for v in odds.verdicts)
     parts += [f"and meets all targets with {likely(odds.together)}"] if asked else []

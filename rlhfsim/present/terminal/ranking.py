@@ -98,7 +98,7 @@ def considered(answer: Design) -> Text:
             "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
         )
     if answer.confidence is not None and answer.request.objective != "memory":
-        likely = words.percent(answer.confidence)
+        likely = words.likely(answer.confidence)
         lines.append(
             f"plan 1 is faster than plan 2 with a probability of {likely} (intervals of the coefficients)"
         )

@@ -15,7 +15,7 @@ from rlhfsim.present.terminal import odds as odds_view
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.terminal.console import drawn, indented, labelled
-from rlhfsim.present.words import layout_labels, percent
+from rlhfsim.present.words import layout_labels, likely, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
@@ -69,7 +69,7 @@ def _trials(answer: Sizing) -> RenderableType:
 def _least(trial: Trial) -> str:
     """Probability of the target that is the least likely."""
     chances = [v.probability for v in trial.odds.verdicts if v.probability is not None] if trial.odds else []
-    return odds_view.likely(min(chances)) if chances else ""
+    return likely(min(chances)) if chances else ""
 
 
 def _cells(trial: Trial) -> list[str]:

@@ -17,8 +17,8 @@ from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import NARROW, drawn, filled, indented, new_table
 from rlhfsim.present.terminal.diff import STYLES, percent
 from rlhfsim.present.terminal.first_screen import wants
-from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, likely
-from rlhfsim.present.words import layout_labels, signed, span, work_parts
+from rlhfsim.present.terminal.odds import CERTAIN, chance_titles
+from rlhfsim.present.words import layout_labels, likely, signed, span, work_parts
 from rlhfsim.what_if.scenarios.against_base import asked, by, chosen, comes_out, relative
 from rlhfsim.what_if.scenarios.points import short_names, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, PointTarget, WhatIf
