@@ -10,18 +10,27 @@ the other losses, these depend on how a step is cut. Legend: B sequences, T resp
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from executor.algorithms.kl import LOG_RATIO_LIMIT
+from executor.algorithms.metrics import Metrics, mean_of
 
 EntropyControl = Literal["none", "clip_cov", "kl_cov"]
 
 
+class ControlSettings(TypedDict, total=False):
+    """Keyword arguments of `controlled` that losses hand on; defaults stand there."""
+
+    entropy_control: EntropyControl
+    covariance_share: float
+    covariance_bounds: tuple[float, float]
+    covariance_kl: float
+
+
 def controlled(
-    kind: EntropyControl,
     loss: Tensor,
     advantages: Tensor,
     new: Tensor,
@@ -29,29 +38,41 @@ def controlled(
     mask: Tensor,
     *,
     clip: tuple[float, float],
-    share: float,
-    bounds: tuple[float, float],
-    coefficient: float,
-) -> tuple[Tensor, Tensor]:
-    """The loss (B, T) of the surrogate with its entropy controlled, and which tokens were chosen (B, T).
+    entropy_control: EntropyControl = "none",
+    covariance_share: float = 2e-4,
+    covariance_bounds: tuple[float, float] = (1.0, 5.0),
+    covariance_kl: float = 1.0,
+) -> tuple[Tensor, Metrics]:
+    """The loss (B, T) of the surrogate with its entropy controlled, and the share of tokens that were chosen.
 
     `clip`: how far below and above 1 the ratio goes before it is clipped; such tokens are not chosen.
     """
+    if entropy_control == "none":
+        return loss, {}
+    advantages = torch.where(mask > 0, advantages.float(), 0.0)
     log_ratio = new - old
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    cov, valid = _covariance(advantages, new.detach(), mask), mask > 0
-    count = int(valid.sum())
-    if kind == "clip_cov":
-        clipped = -advantages * ratio.clamp(1.0 - clip[0], 1.0 + clip[1]) > -advantages * ratio
-        able = valid & ~clipped & (cov > bounds[0]) & (cov < bounds[1])
-        chosen = _drawn(able, max(1, int(share * count)))
-        return torch.where(chosen, 0.0, loss), chosen
-    free = -advantages * ratio
-    if not count:
-        return free, torch.zeros_like(valid)
-    largest = cov.masked_fill(~valid, -torch.inf).flatten().topk(max(1, int(share * count))).indices
-    chosen = torch.zeros_like(valid).flatten().index_fill(0, largest, True).view_as(valid)
-    return torch.where(chosen, free + coefficient * log_ratio.abs(), free), chosen
+    cov, valid, free = _covariance(advantages, new.detach(), mask), mask > 0, -advantages * ratio
+    most = max(1, int(covariance_share * int(valid.sum())))
+    if entropy_control == "clip_cov":
+        clipped = -advantages * ratio.clamp(1.0 - clip[0], 1.0 + clip[1]) > free
+        low, high = covariance_bounds
+        chosen = _drawn(valid & ~clipped & (cov > low) & (cov < high), most)
+        return torch.where(chosen, 0.0, loss), {"policy/controlled_fraction": mean_of(chosen.float(), mask)}
+    chosen = _largest(cov, valid, most)
+    return torch.where(chosen, free + covariance_kl * log_ratio.abs(), free), {
+        "policy/controlled_fraction": mean_of(chosen.float(), mask),
+        "policy/clip_fraction": mean_of(torch.zeros_like(mask), mask),
+    }
+
+
+def _largest(cov: Tensor, valid: Tensor, most: int) -> Tensor:
+    """So many of the valid ones with the largest covariance; (B, T)."""
+    none = torch.zeros_like(valid)
+    if not valid.any():
+        return none
+    largest = cov.masked_fill(~valid, -torch.inf).flatten().topk(most).indices
+    return none.flatten().index_fill(0, largest, True).view_as(valid)
 
 
 def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from executor.algorithms.batch import Batch as Batch
 from executor.algorithms.batch import collate as collate
-from executor.algorithms.covariance import EntropyControl, controlled
+from executor.algorithms.covariance import ControlSettings, controlled
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
@@ -66,22 +66,19 @@ def policy_loss(
     kl_estimator: Estimator = "k3",
     kl_in: Literal["reward", "loss"] = "loss",
     entropy_coefficient: float = 0.0,
-    entropy_control: EntropyControl = "none",
-    covariance_share: float = 2e-4,
-    covariance_bounds: tuple[float, float] = (1.0, 5.0),
-    covariance_kl: float = 1.0,
     correction: Correction = "none",
     correction_cap: float = 2.0,
     correction_level: Level = "token",
     old_logprobs: Literal["recompute", "rollout"] = "recompute",
     aggregation: Aggregation = "token",
     max_tokens: int | None = None,
+    **control: Unpack[ControlSettings],
 ) -> tuple[Tensor, Metrics]:
     """Clipped surrogate with importance correction, KL and entropy terms.
 
         loss = sum(w surrogate + kl_coefficient KL - entropy_coefficient H) / normaliser
 
-    The entropy is also held up by the covariance of single tokens (`entropy_control`, covariance.py).
+    The entropy is also held up by the covariance of single tokens (`control`, covariance.py).
 
     `old_logprobs` rollout: the ratio is taken against the rollout engine's log-probs (two policies), which
     leaves nothing to correct. Source: Schulman et al. 2017, arXiv 1707.06347.
@@ -89,23 +86,11 @@ def policy_loss(
     new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
     old, rollout = _behaviour(batch, new, old_logprobs)
     surrogate, metrics = _surrogate(policy_loss, batch, new, old, clip_low, clip_high, dual_clip)
-    if entropy_control != "none":
-        assert batch.advantages is not None
-        surrogate, chosen = controlled(
-            entropy_control,
-            surrogate,
-            torch.where(mask > 0, batch.advantages.float(), 0.0),
-            new,
-            old,
-            mask,
-            clip=(clip_low, clip_high),
-            share=covariance_share,
-            bounds=covariance_bounds,
-            coefficient=covariance_kl,
-        )
-        metrics["policy/controlled_fraction"] = mean_of(chosen.float(), mask)
-        if entropy_control == "kl_cov":
-            metrics["policy/clip_fraction"] = mean_of(torch.zeros_like(mask), mask)
+    assert batch.advantages is not None
+    surrogate, more = controlled(
+        surrogate, batch.advantages, new, old, mask, clip=(clip_low, clip_high), **control
+    )
+    metrics |= more
     if rollout is not None:
         trained = new.detach() if old_logprobs == "rollout" else old
         metrics |= _mismatch(trained, rollout, mask)
