@@ -456,11 +456,12 @@ def test_a_set_without_a_prompt_says_what_it_has_and_what_to_map(
 def test_a_name_on_the_hub_without_a_network_is_refused_and_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started = threading.Event()
+    started, ended = threading.Event(), threading.Event()
 
     def hangs(*_: Any, **__: Any) -> None:
         started.set()
-        threading.Event().wait(30)
+        ended.wait(30)
+        raise TimeoutError  # as a connection that is never answered
 
     monkeypatch.setattr("socket.create_connection", hangs)
     monkeypatch.setattr(hub, "CONNECT_S", 0.05)
@@ -468,6 +469,7 @@ def test_a_name_on_the_hub_without_a_network_is_refused_and_does_not_wait(
         open_source(Data(path="nobody/no-such-data"), "grpo", 0)
     assert caught.value.code == "data-hub"
     assert started.is_set()
+    ended.set()
 
 
 def test_the_held_out_share_is_settable(tmp_path: Path) -> None:
