@@ -6,6 +6,7 @@ constants and learning rates, and for how long.
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -99,6 +100,13 @@ class Judge:
         """Refuse what is no HTTP address, and an empty range."""
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url {self.url!r} does not begin with http:// or https://")
+        try:
+            address = urllib.parse.urlsplit(self.url)
+            reached = address.hostname and address.port != 0
+        except ValueError as error:
+            raise ValueError(f"url {self.url!r} is no address: {error}") from None
+        if not reached:
+            raise ValueError(f"url {self.url!r} names no host, or port 0")
         if not self.range[0] < self.range[1]:
             raise ValueError(f"range {self.range} has no room between its ends")
 

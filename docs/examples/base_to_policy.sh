@@ -13,17 +13,12 @@ model=${MODEL:-$out/base} data=${DATA:-$out/data.jsonl}
 
 [ -e "$model" ] || python -c "from executor.tasks import tiny; tiny.build('$model')"
 [ -e "$data" ] || python - "$data" <<'PY'
-import json, random, sys
+import json, sys
 from executor.tasks.prompts import Generated
 
-drawn = random.Random(0)  # rejected answers as the policy could write them: the other number, any of its length
-task = Generated(task="comparison", difficulty=2, preference="pairs")
 with open(sys.argv[1], "w") as file:
-    for problem in task.batch(0, 6000):
-        wrong = [problem.meta["rejected"], str(drawn.randrange(10, 100))]
-        row = {"prompt": problem.prompt, "answer": problem.answer, "chosen": problem.answer, "rejected": drawn.choice(wrong)}
-        if row["rejected"] != row["chosen"]:
-            file.write(json.dumps(row) + "\n")
+    for problem in Generated(task="comparison", difficulty=2).batch(0, 6000):
+        file.write(json.dumps({"prompt": problem.prompt, "answer": problem.answer}) + "\n")
 PY
 
 # stage NAME START ITERATIONS RATE [options of design] -- [options of launch]
@@ -39,9 +34,24 @@ stage() {
 }
 
 stage sft "$model" 200 2e-3 --algorithm sft --prompts 32 --
-stage reward_model "$out/sft/model" 200 1e-3 --algorithm reward_model --prompts 32 --
-stage ppo "$out/sft/model" 40 2e-4 --algorithm ppo --prompts 128 --mini-batches 4 -- \
-  --set reward_model="$out/reward_model/model" --set algorithm.kl_coefficient=1.0 \
-  --set evaluation.problems=200 --set evaluation.every=10
+
+# What the SFT model itself answers to training prompts, and which of it is right: one iteration that learns nothing.
+stage samples "$out/sft/model" 1 1e-12 --algorithm grpo --prompts 4096 --samples 4 --rules seconds_per_sample=10us -- \
+  --set tracking.samples=16384
+python - "$out/samples/samples.jsonl" "$out/pairs.jsonl" <<'PY'
+import json, sys
+
+lines = [json.loads(line) for line in open(sys.argv[1])]
+wrong = {(line["prompt"], line["answer"], line["response"]) for line in lines if line["response"] and not line["reward"]}
+with open(sys.argv[2], "w") as file:
+    for prompt, answer, response in sorted(wrong):
+        file.write(json.dumps({"prompt": prompt, "chosen": answer, "rejected": response}) + "\n")
+PY
+
+stage reward_model "$out/sft/model" 400 1e-3 --algorithm reward_model --prompts 64 -- \
+  --set data.path="$out/pairs.jsonl" --set optimizer.schedule=linear --set evaluation.problems=300 --set evaluation.every=100
+stage ppo "$out/sft/model" 60 5e-4 --algorithm ppo --prompts 256 --mini-batches 4 -- \
+  --set reward_model="$out/reward_model/model" --set algorithm.reward_scale=0.2 --set algorithm.kl_coefficient=0.1 \
+  --set evaluation.problems=400 --set evaluation.every=15
 stage grpo "$out/sft/model" 40 5e-4 --algorithm grpo --prompts 32 --samples 4 --mini-batches 2 --rules seconds_per_sample=10us -- \
-  --set evaluation.problems=200 --set evaluation.every=10
+  --set evaluation.problems=400 --set evaluation.every=10

@@ -6,9 +6,11 @@ infinity: such a value is null there and its name stands in "non_finite" with th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -23,6 +25,8 @@ from rlhfsim.outputs import write_atomically
 logger = logging.getLogger(__name__)
 STEP = "step"
 NON_FINITE = "non_finite"
+_REFUSED_BY_MLFLOW = re.compile(r"[^\w\-. :/]")
+"""In names of metrics, such as pass@4 and format#2."""
 IDS = "tracking.json"
 """Service -> the id of the run there: one of its own, and the same when it is resumed."""
 
@@ -154,6 +158,8 @@ def _mlflow(experiment: str, config: Mapping[str, Any], ids: dict[str, str], nam
     """MLFLOW_TRACKING_URI says where; a resumed run goes on under its id."""
     module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
     module.set_experiment(experiment)
+    if module.active_run() is not None:  # of an attempt that did not end
+        module.end_run()
     if "mlflow" in ids:
         module.start_run(run_id=ids["mlflow"])
     else:
@@ -167,7 +173,10 @@ def _mlflow(experiment: str, config: Mapping[str, Any], ids: dict[str, str], nam
             text = "".join(json.dumps(line) + "\n" for line in lines)
             module.log_text(text, f"samples/{lines[0]['part']}-{step:06d}.jsonl")
 
-    return Sink("MlFlow", lambda step, row: module.log_metrics(dict(row), step=step), show, module.end_run)
+    def log(step: int, row: Mapping[str, float]) -> None:
+        module.log_metrics({_REFUSED_BY_MLFLOW.sub("_", name): v for name, v in row.items()}, step=step)
+
+    return Sink("MlFlow", log, show, module.end_run)
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -222,6 +231,8 @@ class Trackers:
             except Exception as error:  # network, quota, login: none of it is worth a training run
                 logger.warning("%s failed and gets no more metrics: %s", sink.name, error)
                 self._others.remove(sink)
+                with contextlib.suppress(Exception):
+                    sink.close()
 
 
 def open_trackers(
@@ -242,10 +253,33 @@ def open_trackers(
     others: list[Sink] = []
     if tracking.tensorboard:
         others.append(_tensorboard(tensorboard, first_step))
-    if tracking.wandb_project is not None:
-        others.append(_weights_and_biases(tracking.wandb_project, metrics.parent, config, ids))
-    if tracking.mlflow_experiment is not None:
-        others.append(_mlflow(tracking.mlflow_experiment, config, ids, metrics.parent.name))
+    if (project := tracking.wandb_project) is not None:
+        others += _opened(
+            "W&B", ids.get("wandb"), lambda: _weights_and_biases(project, metrics.parent, config, ids)
+        )
+    if (experiment := tracking.mlflow_experiment) is not None:
+        others += _opened(
+            "MLflow", ids.get("mlflow"), lambda: _mlflow(experiment, config, ids, metrics.parent.name)
+        )
     if ids:
         write_atomically(kept, json.dumps(ids, indent=1) + "\n")
     return Trackers(MetricsFile(metrics, first_step), others)
+
+
+def _opened(service: str, before: str | None, open_it: Callable[[], Sink]) -> list[Sink]:
+    """The service's sink; none where it fails and the run has begun with it (its id `before`)."""
+    try:
+        return [open_it()]
+    except RlhfsimError:
+        raise
+    except Exception as error:  # network, login, a server's refusal
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if before is not None:
+            logger.warning("%s cannot be opened again and gets no more metrics: %s", service, reason)
+            return []
+        raise RlhfsimError(
+            "tracking-service",
+            f"{service} cannot be opened: {reason}",
+            help="log in or name a server that can be reached (WANDB_MODE=offline, MLFLOW_TRACKING_URI), or "
+            "leave it out of tracking",
+        ) from error

@@ -187,6 +187,13 @@ def test_what_cannot_work_is_refused_at_the_start(server: Server, monkeypatch: p
         with pytest.raises(RlhfsimError) as caught:
             Scorer([rule(server, pattern=pattern)])
         assert caught.value.code == "judge-pattern"
-    for wrong in ({"url": "file:///etc/passwd"}, {"range": (1, 1)}):
+    urls = (
+        "file:///etc/passwd",
+        "http://",
+        "http://[::1/v1",
+        "http://judge:99999/v1",
+        "http://judge:port/v1",
+    )
+    for wrong in (*({"url": url} for url in urls), {"range": (1, 1)}):
         with pytest.raises(ValueError, match=r"http|no room"):
             rule(server, **wrong)

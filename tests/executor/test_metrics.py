@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -313,6 +314,7 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
         log_params=lambda row: calls.append(("params", row)),
         log_metrics=lambda row, step: calls.append(("mlflow", step, row)),
         end_run=lambda: calls.append(("mlflow end",)),
+        active_run=lambda: None,
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
@@ -343,6 +345,72 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
             ("mlflow end",),
         ]
     assert ids[0] == ids[2] != ids[1], "a run has an id of its own, and goes on under it"
+
+
+class StrictMlflow:
+    """As MLflow 3.9 is: refuses names with other signs, and a run beside one that has not ended."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.active: str | None = None
+        self.down = False
+
+    def set_experiment(self, name: str) -> None:
+        if self.down:
+            raise ConnectionError("no route to host\nmore")
+
+    def active_run(self) -> str | None:
+        return self.active
+
+    def start_run(self, **_: str) -> types.SimpleNamespace:
+        if self.active:
+            raise Exception(f"Run with UUID {self.active} is already active")
+        self.active = "m1"
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="m1"))
+
+    def end_run(self) -> None:
+        self.active = None
+
+    def log_dict(self, *_: object) -> None: ...
+
+    def log_params(self, *_: object) -> None: ...
+
+    def log_metrics(self, row: dict[str, float], step: int) -> None:
+        if any(re.search(r"[^\w\-. :/]", name) for name in row):
+            raise ValueError("Names may only contain alphanumerics")
+        self.metrics |= row
+
+
+def test_mlflow_gets_names_that_it_takes_and_a_restarted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = StrictMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    tracking = Tracking(tensorboard=False, mlflow_experiment="e")
+    for step in range(2):  # the first attempt ends without closing anything
+        trackers = open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", first_step=step)
+        trackers.log(step, {"evaluation/pass@4": 0.5 + step, "reward/format#2": 1.0})
+    assert mlflow.metrics == {"evaluation/pass_4": 1.5, "reward/format_2": 1.0}
+    assert [set(row) - {"step"} for row in read_metrics(tmp_path / "m.jsonl")] == [
+        {"evaluation/pass@4", "reward/format#2"}
+    ] * 2
+
+
+def test_a_service_that_cannot_be_opened_ends_a_new_run_and_no_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = StrictMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    tracking = Tracking(tensorboard=False, mlflow_experiment="e")
+    mlflow.down = True
+    with pytest.raises(RlhfsimError, match=r"MLflow cannot be opened: no route to host\nhelp") as caught:
+        open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb")
+    assert caught.value.code == "tracking-service"
+    mlflow.down = False
+    open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb").close()
+    mlflow.down = True
+    open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", first_step=1).log(1, {"a": 1.0})
+    assert mlflow.metrics == {}
 
 
 def test_a_service_that_fails_is_said_once_and_the_file_goes_on(
