@@ -68,7 +68,7 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
     emit(
         given["as_json"],
         lambda: choose_dict(options, given["confidence"]),
-        lambda: report(options, targets, given["steps"]),
+        lambda: report(options, targets, given["steps"], console().width),
     )
     ctx.exit(0 if options[0].meets else 1)
 

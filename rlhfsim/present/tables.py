@@ -51,12 +51,20 @@ class TableData:
     styles: tuple[str, ...]
     """Of the rows."""
     notes: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    """Titles of columns for which a narrow terminal may have no room, the first to go first."""
     kind: Literal["table"] = "table"
 
     @property
     def numbers(self) -> set[float]:
         """Every number in it."""
         return {cell.value for row in self.rows for cell in row if cell.value is not None}
+
+    def without(self, title: str) -> TableData:
+        """The table without a column."""
+        kept = [i for i, known in enumerate(self.head) if known != title]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows)
 
 
 def table(
@@ -83,6 +91,7 @@ def grid(
     fit: Mapping[Any, Fit] | None = None,
     styles: Sequence[str] = (),
     notes: Iterable[str] = (),
+    spare: Sequence[str] = (),
 ) -> TableData:
     """Rows of texts, cells or bars under titles; without styles all rows are plain."""
     cells = tuple(tuple(_cell(shown) for shown in row) for row in rows)
@@ -92,6 +101,7 @@ def grid(
         fit=fit or {},
         styles=tuple(styles) or ("",) * len(cells),
         notes=tuple(notes),
+        spare=tuple(spare),
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
 from rlhfsim.plan import Plan
 from rlhfsim.present.words import listed, plural
 from rlhfsim.specs.model.context import longest, stretched
@@ -57,6 +58,10 @@ def assumed(plan: Plan) -> Iterator[str]:
         yield f"{answers}, on {tools.workers:,} CPU workers"
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
+    if plan.placement.rollout is not None and plan.framework is not None:
+        runs = framework(plan.framework)
+        if runs.engine != PRICED_ENGINE:
+            yield f"{runs.engine}, with which {runs.title} generates, is priced as {PRICED_ENGINE}"
 
 
 def learning(plan: Plan) -> str:

@@ -55,6 +55,7 @@ def test_the_table_is_no_wider_than_the_terminal_and_one_framework_has_its_train
     assert "megatron" not in result.output
     assert "step kept" in result.output
     assert "others" not in result.output
+    assert "another framework" not in result.output
     asked, batch, *_ = result.output.splitlines()
     assert asked == "GRPO of qwen2.5-0.5b"
     assert batch.startswith("32 prompts x 4 responses; prompt 1,024 tokens")
@@ -79,3 +80,28 @@ def test_what_no_framework_runs_is_said() -> None:
 )
 def test_bad_input_is_one_clear_error(arguments: tuple[str, ...]) -> None:
     assert isinstance(run(*arguments).exception, RlhfsimError)
+
+
+@pytest.mark.parametrize("width", [100, 80, 40])
+def test_memory_of_hosts_what_is_learnt_and_what_is_assumed_stand_in_every_table(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = run("--gpu", "h100", "--framework", "slime", "--gpus", "1", "--steps", "10", "--deadline", "1d")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= max(60, width)
+    text = " ".join(result.output.split())
+    assert "every sample comes from the policy that trains on it" in text
+    assert "SGLang, with which slime generates, is priced as vLLM" in text
+    table = result.output[: result.output.index("assumed:")]
+    assert "\u2026" not in table  # no figure is cut
+    if width >= 80:
+        assert all(title in table for title in ("host", "fits"))
+
+
+def test_machines_read_what_is_learnt_and_assumed() -> None:
+    result = run("--gpu", "h100", "--gpus", "1", "--framework", "slime", "--json")
+    plan = json.loads(result.output)["candidates"][0]["plan"]
+    assert plan["learning"].startswith("every sample comes from the policy")
+    assert any("SGLang" in text for text in plan["assumed"])
+    assert plan["host_peak_bytes"] > 0

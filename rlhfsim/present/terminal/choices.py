@@ -12,6 +12,7 @@ from rich.text import Text
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, each, fields, grid, table
 from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import Point
@@ -184,6 +185,8 @@ def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
         **fields(
             p, "step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "capacity_bytes"
         ),
+        "learning": learning(plan),
+        "assumed": list(assumed(plan)),
         "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
         **fields(p, "probability_out_of_memory", "host_peak_bytes"),
         **fields(p, "usd_per_step", "kwh_per_step", "kg_co2e_per_step"),

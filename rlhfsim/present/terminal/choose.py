@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
@@ -9,14 +10,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, TableData, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.terminal.console import WIDTH, drawn, within
 from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, odds_dict
 from rlhfsim.present.terminal.plan import batch, trained
-from rlhfsim.present.verdict import assumed
-from rlhfsim.present.words import likely, signed
+from rlhfsim.present.verdict import assumed, learning
+from rlhfsim.present.words import likely, percent, plural, signed, size
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
@@ -24,31 +24,33 @@ from rlhfsim.what_if.choose import ClusterOption
 SCHEMA = "rlhfsim.choose/2"
 NAMED = 1
 """Other frameworks that a row names."""
+SPARE = ("others", ">P10-P90", ">memory", "backend", ">host", ">fits")
+"""Columns for which a terminal may have no room, the first to go first."""
 MOST = 24
 """Rows of the table; the rest stands in --json."""
 
 
 def report(
-    options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None
+    options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None, width: int = WIDTH
 ) -> Iterator[RenderableType]:
     """One line a candidate, the front marked; then what fits nowhere."""
-    if options and options[0].plan is not None:
-        yield from _asked(options[0].plan)
-    if trouble := warning(options, targets):
-        yield Text(trouble, style="bold red")
     listed = rows(options)
     if listed:
-        yield drawn(table(options, listed, targets, steps), None)
+        yield from _asked(listed)
+    if trouble := warning(options, targets):
+        yield Text(trouble, style="bold red")
+    if listed:
+        yield drawn(within(table(options, listed, targets, steps), width), None)
     for note in notes(options, listed, targets, steps):
         yield Text(note)
 
 
-def _asked(plan: Plan) -> Iterator[RenderableType]:
-    """The work that all candidates do, and what is assumed of it."""
+def _asked(listed: Sequence[ClusterOption]) -> Iterator[RenderableType]:
+    """The work that all candidates do."""
+    plan = listed[0].plan
+    assert plan is not None
     yield Text(trained(plan), style="bold")
     yield Text(batch(plan))
-    if taken := "; ".join(assumed(plan)):
-        yield Text(f"assumed: {taken}")
 
 
 def warning(options: Sequence[ClusterOption], targets: Sequence[Requirement]) -> str | None:
@@ -77,15 +79,34 @@ def table(
     steps: int | None,
 ) -> TableData:
     """The candidates that are listed, each beside the other frameworks on its GPUs."""
-    chances = chance_titles([t.quantity for t in targets]) or [">fits"]
+    chances = chance_titles([t.quantity for t in targets])
     money = "USD/step" if steps is None else "USD"
     several = len({x.framework for x in options}) > 1
+    stale = any(_lag(x) for x in listed)
     head = ["", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}", *chances]
-    cells = [[*_row(x, len(chances)), *([_others(x, options)] if several else [])] for x in listed]
-    head += ["others"] if several else []
-    return grid(
-        head, cells, fit={"others": WORDS}, styles=["bold green" if _best(x, options) else "" for x in listed]
-    )
+    head += [">lag"] * stale + [">memory", ">host", ">fits", *["others"] * several]
+    cells = [
+        [*_row(x, len(chances)), *[_lag(x)] * stale, *_memory(x), *[_others(x, options)] * several]
+        for x in listed
+    ]
+    styles = ["bold green" if _best(x, options) else "" for x in listed]
+    return grid(head, cells, fit=dict.fromkeys(("others", *chances), WORDS), styles=styles, spare=SPARE)
+
+
+def _lag(option: ClusterOption) -> str:
+    """Policy versions by which samples may be old when they are trained on; empty where by none."""
+    assert option.plan is not None
+    lag = option.plan.placement.schedule.staleness
+    return f"{lag:g}" if lag else ""
+
+
+def _memory(option: ClusterOption) -> tuple[str, str, str]:
+    """Share of the fullest GPU, bytes of the fullest host, probability that they suffice."""
+    assert option.plan is not None
+    assert option.odds is not None
+    p = option.plan.prediction
+    share = percent(p.peak_memory_bytes / p.capacity_bytes)
+    return share, size(p.host_peak_bytes), likely(option.odds.fits)
 
 
 def _best(option: ClusterOption, options: Sequence[ClusterOption]) -> bool:
@@ -107,19 +128,19 @@ def _row(option: ClusterOption, chances: int) -> tuple[str, ...]:
         format(p.step_s, "s"),
         f"{significant(p.low_s)}-{significant(p.high_s)}",
         "unknown" if known.usd is None else f"{_usd(known.usd[0])}-{_usd(known.usd[2])}",
-        *((likelihoods or [likely(known.fits)])[:chances]),
+        *likelihoods[:chances],
     )
 
 
-def _others(option: ClusterOption, options: Sequence[ClusterOption]) -> str:
+def _others(option: ClusterOption, options: Sequence[ClusterOption], most: int = NAMED) -> str:
     """The next frameworks on the same GPUs, each by its own best plan, and how many more."""
     least: dict[str, float] = {}
     for x in options:
         if x.cluster == option.cluster and x.framework != option.framework and x.plan is not None:
             least[x.framework] = min(x.values[0], least.get(x.framework, inf))
     near = sorted(least, key=lambda name: least[name])
-    named = [f"{name} {signed(least[name] / option.values[0] - 1)}" for name in near[:NAMED]]
-    return ", ".join(named) + (f", {len(near) - NAMED} more" if len(near) > NAMED else "") or "none"
+    named = [f"{name} {signed(least[name] / option.values[0] - 1)}" for name in near[:most]]
+    return ", ".join(named) + (f", {len(near) - most} more" if len(near) > most else "") or "none"
 
 
 def notes(
@@ -130,6 +151,7 @@ def notes(
 ) -> Iterator[str]:
     """How to read the table, and what it leaves out: that stands in --json."""
     if listed:
+        yield from _hidden(options, listed)
         yield " ".join(_reading(listed[0], options, targets, steps))
     fitting = [x for x in options if x.plan is not None]
     if len(listed) < len(fitting):
@@ -137,6 +159,17 @@ def notes(
     fits = {x.cluster for x in fitting}
     if none := dict.fromkeys(f"{x.gpus} x {x.gpu}" for x in options if x.cluster not in fits):
         yield f"nothing fits on {', '.join(none)}"
+
+
+def _hidden(options: Sequence[ClusterOption], listed: Sequence[ClusterOption]) -> Iterator[str]:
+    """What is assumed of any candidate, and what those that are listed change of learning."""
+    if taken := dict.fromkeys(text for x in options if x.plan is not None for text in assumed(x.plan)):
+        yield f"assumed: {'; '.join(taken)}"
+    plans = [x.plan for x in listed if x.plan is not None]
+    changes = Counter(learning(plan) for plan in plans)
+    for text, count in changes.items():
+        of = "" if len(changes) == 1 else f", {count} of {plural(len(plans), 'row')}"
+        yield f"learning{of}: {text}"
 
 
 def _reading(
@@ -148,9 +181,12 @@ def _reading(
     run = f"{steps:,} steps, failures counted" if steps else "a step"
     yield f"USD: P10 to P90 over step and price of {run}."
     chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
-    yield f"Percentages: probability of {chance}." if chance else "fits: probability that memory suffices."
+    if chance:
+        yield f"Percentages: probability of {chance}."
+    yield "memory, host: of the fullest GPU and the fullest node; fits: probability that memory suffices."
     if any(x.framework != option.framework for x in options):
-        yield "others: how much longer a step takes with the best plan of another framework."
+        longer = _others(option, options, most=len(options))
+        yield f"How much longer a step takes with another framework, in the first row: {longer}."
 
 
 def _usd(value: float) -> str:

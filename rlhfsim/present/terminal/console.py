@@ -22,6 +22,8 @@ WIDTH = 100
 """Columns that no output exceeds."""
 LABEL = 8
 """Width of the labels of header and summary."""
+GAP = 2
+"""Between two columns of `new_table`."""
 NARROW = 90
 """Below this many columns tables leave out what the bars show."""
 COLOURS = {
@@ -91,6 +93,26 @@ def filled(table: Table, data: TableData) -> Table:
     for row, style in zip(data.rows, data.styles, strict=True):
         table.add_row(*(cell.text for cell in row), style=style)
     return table
+
+
+def within(data: TableData, width: int) -> TableData:
+    """The table without the spare columns for which there is no room: no figure is cut for them."""
+    for title in data.spare:
+        if _needed(data) <= width:
+            break
+        data = data.without(title)
+    return data
+
+
+def _needed(data: TableData) -> int:
+    """Columns of a terminal that the text of a table takes, with two between its columns."""
+    widest = 0
+    for i, title in enumerate(data.head):
+        texts = [str(title).removeprefix(">"), *(str(row[i].text) for row in data.rows)]
+        breaks = data.fit.get(title, NEVER).overflow == "words"
+        words = [word for text in texts for word in (text.split() if breaks else [text])]
+        widest += max(map(len, words), default=0) + GAP
+    return widest - GAP
 
 
 def labelled(rows: Mapping[str, str]) -> Table:
