@@ -13,6 +13,7 @@ from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.cluster_jobs import FILES, job
+from rlhfsim.frameworks.launch_script import bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_workload
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
@@ -158,6 +159,14 @@ def export(
     return Exported(framework=name, version=way.version, written=written, files=files, start=start)
 
 
+def unsaid_of(plan: Plan, name: str) -> tuple[str, ...]:
+    """What of a plan the newest release of a framework has no key for; the reason where it is not written."""
+    try:
+        return tuple(unsaid.what for unsaid in exporter(name).write(plan).unsaid)
+    except RlhfsimError as error:
+        return (error.message,)
+
+
 def of_version(way: Exporter, name: str, version: str | None) -> Exporter:
     """The exporter of a release.
 
@@ -232,11 +241,6 @@ def check_runs(plan: Plan, name: str, vendors: frozenset[str]) -> None:
             f"{runs.title} does not run this plan: {'; '.join(lacking)}",
             help=f"design for it: rlhfsim design ... --framework {name} --out plan.json",
         )
-
-
-def read_by(script: str, needs: Mapping[str, str]) -> Mapping[str, str]:
-    """Those of the variables that a script reads."""
-    return {name: what for name, what in needs.items() if f"${{{name}" in script}
 
 
 def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mapping[str, str]) -> str:
@@ -371,13 +375,6 @@ def of_old_logprobs(plan: Plan) -> Iterator[Unsaid]:
             nearest=with_workload(plan, old_logprobs="reused" if plan.workload.one_update else "recompute"),
             of=("workload.old_logprobs",),
         )
-
-
-def bash(head: str, needs: Mapping[str, str], body: str) -> str:
-    """A script that ends at once where a variable that its body reads is not set."""
-    lines = ["#!/usr/bin/env bash", *map(comment, head.splitlines()), "set -euo pipefail", ""]
-    lines += [f': "${{{name}:?{what}}}"' for name, what in read_by(body, needs).items()]
-    return "\n".join([*lines, "", body]) + "\n"
 
 
 def script(

@@ -102,6 +102,17 @@ def test_the_rest_stands_behind_detail(tmp_path: Path) -> None:
     assert "certificate" not in one
 
 
+def test_what_a_framework_cannot_be_told_stands_in_the_answer(tmp_path: Path) -> None:
+    """SkyRL has no reward model: what it runs of the plan is not all of it."""
+    result = run(*SMALL, "--framework", "skyrl", out=tmp_path / "plan.json")
+    assert "but what its keys cannot say: a reward model" in " ".join(result.output.split())
+    ruled = run(
+        *SMALL, "--framework", "verl", "--rules", "seconds_per_sample=1ms", out=tmp_path / "plan.json"
+    )
+    assert ruled.exit_code == 0, ruled.output
+    assert "cannot say" not in ruled.output
+
+
 def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> None:
     result = run(*SMALL, "--backend", "megatron", out=tmp_path / "plan.json")
     assert "NeMo-RL: its users run all of it on GPUs" in result.output

@@ -13,7 +13,6 @@ from rlhfsim.frameworks.export import (
     Section,
     Setting,
     Written,
-    bash,
     call,
     headline,
     held,
@@ -24,6 +23,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     the_rollout,
 )
+from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout

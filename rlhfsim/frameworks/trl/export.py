@@ -15,7 +15,6 @@ from rlhfsim.frameworks.export import (
     Setting,
     Unsaid,
     Written,
-    bash,
     call,
     headline,
     held,
@@ -27,6 +26,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     scored_alike,
 )
+from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan

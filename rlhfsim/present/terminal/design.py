@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rlhfsim.frameworks.export import exporters
+from rlhfsim.frameworks.export import exporters, unsaid_of
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present.known import known, nearest_short
@@ -138,7 +138,17 @@ def _runner(answer: Design) -> str:
         how = "all of it has run on CPUs, nothing on GPUs yet"
     else:
         how = "its users run all of it on GPUs"
+    if unsaid := _unsaid(answer):
+        return f"{runs.title}: {how}, but what its keys cannot say: {'; '.join(unsaid)} (rlhfsim export)"
     return f"{runs.title}: {how} (rlhfsim frameworks)"
+
+
+def _unsaid(answer: Design) -> tuple[str, ...]:
+    """What of the chosen plan the keys of its framework cannot say."""
+    runs = answer.request.runs
+    if runs is None or answer.chosen is None or runs.name not in exporters():
+        return ()
+    return unsaid_of(answer.chosen, runs.name)
 
 
 def _known(answer: Design) -> Mapping[str, Known]:
@@ -254,6 +264,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "break_evens": each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
+        "unsaid": list(_unsaid(answer)),
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "shortage": answer.shortage,
         "remedy": answer.remedy,
