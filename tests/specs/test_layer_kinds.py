@@ -122,6 +122,30 @@ def test_an_image_becomes_tokens_and_flop():
     assert preset("gemma-3-4b").vision.tokens(4000, 3000) == 256
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "tiles"), [(448, 448, 1), (1024, 1024, 10), (1920, 1080, 9), (640, 480, 13)]
+)
+def test_an_image_is_cut_into_the_grid_of_its_aspect(width, height, tiles):
+    """3 x 3 and 4 x 2 tiles with a thumbnail, by hand; 640 x 480 is exactly 4 x 3."""
+    vision = preset("internvl3-8b").vision
+    assert vision.tokens(width, height) == 256 * tiles
+    assert vision.flop(256) == pytest.approx(2 * 1024 * vision.num_params, rel=0.3)
+    assert vision.flop(2560) == pytest.approx(10 * vision.flop(256))  # a tile does not see another
+
+
+def test_a_tower_says_its_size_once_or_twice():
+    """The config of transformers has sides as pairs and other names."""
+    theirs = {"model_type": "internvl_vision", "patch_size": [14, 14], "image_size": [448, 448]}
+    theirs |= {"attention_bias": True, "use_qk_norm": False, "norm_type": "layer_norm"}
+    text = {"model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14}
+    text |= {"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151674}
+    config = {"model_type": "internvl", "text_config": text, "vision_config": theirs}
+    config |= {"tie_word_embeddings": False}
+    assert read_config(Source("x", "", config), "x").num_params == preset("internvl3-1b").num_params
+    whole = {**config, "dynamic_image_size": False}
+    assert read_config(Source("x", "", whole), "x").vision.tokens(1024, 1024) == 256
+
+
 def test_a_pattern_with_an_unknown_letter_is_refused_with_its_place():
     config = {"model_type": "nemotron_h", "hybrid_override_pattern": "MX", "hidden_size": 64}
     with pytest.raises(RlhfsimError, match="'X', which is no kind of layer"):

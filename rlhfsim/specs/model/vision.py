@@ -1,6 +1,7 @@
 """The vision tower of a multi-modal model: its parameters, its FLOP, and the tokens that an image becomes.
 
-Source of shapes: huggingface/transformers, modeling files of qwen2_5_vl, qwen3_vl, qwen3_5 and siglip.
+Source of shapes: huggingface/transformers, modeling files of qwen2_5_vl, qwen3_vl, qwen3_5, siglip and
+internvl.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Vision(Hashed):
     tokens_per_image: int | None = None
     """Tokens of every image, where the tower resizes them to one size (Gemma 3: 256)."""
     image_size: int | None = None
-    """Pixels on a side to which every image is resized."""
+    """Pixels on a side to which every image, or every tile of one, is resized."""
+    max_tiles: int | None = None
+    """Tiles into which an image is cut at most, a thumbnail beside them (InternVL: 12); absent: whole."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -59,8 +62,27 @@ class Vision(Hashed):
         """Tokens of an image: one for `merge` x `merge` patches, sides rounded up to whole ones."""
         if self.tokens_per_image is not None:
             return self.tokens_per_image
+        if self.max_tiles is not None and self.image_size is not None:
+            tile = (self.image_size // self.patch // self.merge) ** 2
+            return self.tiles(width, height) * tile
         side = self.patch * self.merge
         return math.ceil(width / side) * math.ceil(height / side)
+
+    def tiles(self, width: int, height: int) -> int:
+        """Tiles of an image: the grid whose aspect is the nearest, the larger one where the image fills half.
+
+        Source: OpenGVLab/InternVL, `dynamic_preprocess` (`find_closest_aspect_ratio`).
+        """
+        assert self.max_tiles is not None
+        assert self.image_size is not None
+        sides = range(1, self.max_tiles + 1)
+        grids = sorted((i * j, i, j) for i in sides for j in sides if i * j <= self.max_tiles)
+        best, nearest = 1, math.inf
+        for count, columns, rows in grids:
+            off = abs(width / height - columns / rows)
+            if off < nearest or (off == nearest and 2 * width * height > self.image_size**2 * count):
+                best, nearest = count, off
+        return best + (best > 1)
 
     def flop(self, tokens: float) -> float:
         """Forward FLOP for one image that becomes `tokens` tokens: 2 a parameter and patch, and attention."""

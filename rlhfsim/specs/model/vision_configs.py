@@ -9,6 +9,9 @@ from rlhfsim.specs.model.vision import Vision
 
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_vision", "qwen3_vl_vision")
 _QWEN2 = ("qwen2_5_vl", "qwen2_5_vl_vision")
+_INTERN = ("intern_vit_6b", "internvl_vision")
+_TILES = 12
+"""Tiles of an image at most in `max_dynamic_patch` of every InternVL 2, 2.5, 3 and 3.5."""
 
 
 def vision(data: Any, whole: Mapping[str, Any], width: int) -> Vision | None:
@@ -20,6 +23,8 @@ def vision(data: Any, whole: Mapping[str, Any], width: int) -> Vision | None:
         return _qwen2(data, width)
     if kind in _QWEN3:
         return _qwen3(data, width)
+    if kind in _INTERN:
+        return _intern(data, whole, width)
     return _siglip(data, whole, width) if kind == "siglip_vision_model" else None
 
 
@@ -84,3 +89,35 @@ def _siglip(data: Mapping[str, Any], whole: Mapping[str, Any], width: int) -> Vi
         tokens_per_image=_number(whole, "mm_tokens_per_image", 256),
         image_size=size,
     )
+
+
+def _intern(data: Mapping[str, Any], whole: Mapping[str, Any], width: int) -> Vision:
+    """InternViT before InternVL: tiles of one size, a class token, layer scales, 2 x 2 patches a token."""
+    h, f, merge = _number(data, "hidden_size", 1024), _number(data, "intermediate_size", 4096), 2
+    patch, size = _side(data, "patch_size", 14), _side(data, "image_size", 448)
+    query_bias = data.get("qkv_bias", data.get("attention_bias", True)) is not False
+    query_norm = data.get("qk_normalization", data.get("use_qk_norm", False)) is True
+    norms = (2 if str(data.get("norm_type")) == "rms_norm" else 4) + 2 * query_norm
+    joined = h * merge**2
+    tiled = whole.get("dynamic_image_size", True) is not False
+    return Vision(
+        num_layers=_number(data, "num_hidden_layers", 24),
+        hidden=h,
+        ffn=f,
+        num_heads=_number(data, "num_attention_heads", 16),
+        patch=patch,
+        patch_params=(3 * patch**2 + 1 + 1 + (size // patch) ** 2 + 1) * h,
+        layer_params=(norms + 2) * h + 4 * h * h + (3 * query_bias + 1) * h + 2 * h * f + f + h,
+        merger_params=2 * joined + width * (joined + 1) + width * (width + 1),
+        merge=merge,
+        window=(size // patch) ** 2,  # patches of a tile see each other
+        tokens_per_image=None if tiled else (size // patch // merge) ** 2,
+        image_size=size,
+        max_tiles=_number(whole, "max_dynamic_patch", _TILES) if tiled else None,
+    )
+
+
+def _side(data: Mapping[str, Any], key: str, default: int) -> int:
+    """A side that may be written twice: `448` or `[448, 448]`."""
+    value = data.get(key)
+    return _number({key: value[0]} if isinstance(value, list) and value else data, key, default)
