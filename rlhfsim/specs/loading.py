@@ -128,15 +128,16 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(mode := state.st_mode):
                 raise _unreadable("is a directory" if stat.S_ISDIR(mode) else "not a regular file", place)
-            content = file.read(limit + 1)
+            content = file.read(limit + 1) if state.st_size <= limit else None
     except RlhfsimError:
         raise
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "").lower() or "not a path"
         raise _unreadable(reason, place) from error
-    if len(content) > limit:
+    if content is None or len(content) > limit:
         raise RlhfsimError(
             "file-too-large",
             f"file is larger than {limit // 2**20} MiB",

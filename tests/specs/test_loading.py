@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,16 @@ import pytest
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.forms import of_files
-from rlhfsim.specs.loading import MAX_DEPTH, Source, checked, convert, parse_json, parse_yaml, read_text
+from rlhfsim.specs.loading import (
+    MAX_DEPTH,
+    Source,
+    checked,
+    convert,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    read_text,
+)
 from rlhfsim.specs.scenario import load_scenario
 
 
@@ -96,3 +106,14 @@ def test_an_error_cannot_drive_a_terminal_and_stays_short() -> None:
     shown = str(RlhfsimError("bad", "name \x1b]0;x\x07 " + "y" * 10_000, place=place, help="\u202ehelp"))
     assert all(c.isprintable() or c == "\n" for c in shown)
     assert len(shown) < 2000
+
+
+def test_a_file_beyond_a_large_limit_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)
+    tracemalloc.start()
+    try:
+        assert "larger than 2048 MiB" in refused(lambda: read_bytes(tmp_path / "huge", 2 * 2**30))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
