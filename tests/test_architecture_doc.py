@@ -65,3 +65,31 @@ def test_every_module_that_a_document_names_exists(page: Path) -> None:
             assert stands(words), f"{page.name} names {quoted}"
         elif words[0] in FOLDERS and (ROOT / "rlhfsim" / words[0]).is_dir() and "/" in quoted:
             assert stands(["rlhfsim", *words]), f"{page.name} names {quoted}"
+
+
+READERS = re.compile(r"\b(read_text|read_bytes|parse_json|parse_yaml|load)\(")
+OWN = {
+    "rlhfsim/specs/loading.py": "the readers themselves",
+    "rlhfsim/cli/report.py": "looks which of the formats a file is",
+    "rlhfsim/cli/export.py": "copies the plan that was read",
+    "rlhfsim/cli/planned.py": "the hash of a plan that was read",
+    "rlhfsim/cli/params.py": "words of an option",
+    "rlhfsim/cli/inputs.py": "words of options",
+    "rlhfsim/cli/launch.py": "settings: executor/settings.py",
+    "rlhfsim/cli/whatif.py": "words of an option",
+    "rlhfsim/specs/hardware/clusters.py": "a part of a scenario",
+    "rlhfsim/specs/model/presets.py": "a shipped file",
+    "rlhfsim/validation/cases/training.py": "a shipped file",
+    "rlhfsim/validation/assumptions.py": "a shipped file",
+    "executor/launch.py": "settings: executor/settings.py",
+}
+"""Modules that read no format of their own, and what instead."""
+
+
+def test_every_door_of_a_format_stands_in_the_table() -> None:
+    found = set()
+    for path in [*(ROOT / "rlhfsim").rglob("*.py"), *(ROOT / "executor").rglob("*.py")]:
+        text = path.read_text()
+        if "from rlhfsim.specs.loading import" in text and READERS.search(text):
+            found.add(path.relative_to(ROOT).as_posix())
+    assert {name for name in found - OWN.keys() if f"`{name}`" not in TEXT} == set()
