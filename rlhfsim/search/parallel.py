@@ -44,6 +44,18 @@ def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     return [results[i] for i in range(len(items))]
 
 
+def beside(here: Callable[[], T], there: Callable[[], R]) -> tuple[T, R]:
+    """`(here(), there())`, the second meanwhile in a process of its own where one can be forked safely."""
+    if cores() < 2 or not may_fork():
+        return here(), there()
+    worker = _Worker(lambda task: task(), [there])
+    try:
+        worker.give(range(1))
+        return here(), worker.result()[1]
+    finally:
+        worker.end()
+
+
 def forked(
     function: Callable[[T], R], items: Sequence[T], workers: int, *, run: int = 1, tick: float = TICK
 ) -> Iterator[tuple[int, R] | None]:

@@ -13,6 +13,7 @@ from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
+from rlhfsim.search.parallel import beside
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request
@@ -122,56 +123,89 @@ def design(
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     searches = list(answers(Question(request=request, rivals=rivals)))
-    certificate = reduce(lambda whole, more: whole.plus(more), (f.certificate for _, f in searches))
-    refused = sum((f.refused for _, f in searches), Counter())
-    ranked = _ranked(request, searches, prove=explain and rivals)
-    if not ranked:
-        found = remedies(request) if explain else ()
-        return Design(
-            request=request,
-            chosen=None,
-            best=None,
-            certificate=certificate,
-            refused=refused,
-            missing=missing_bytes(Question(request=request)) if explain and certificate.space else None,
-            shortage=next(rules_broken(request), None) or shortage(searches[0][1]),
-            remedies=found,
-            remedy=found[0].change if found else None,
-        )
-    plans = [
-        plan_of(r.candidate, r.workload, models_of(r.workload), request.cluster, request.price)
-        for r in ranked[: RUNNERS_UP + 1]
-    ]
-    workload, best = ranked[0].workload, ranked[0].candidate
-    prices = Prices(
-        request=replace(request, workload=workload),
-        pricer=next(f.pricer for w, f in searches if w == workload),
-        variants={w: f.pricer for w, f in searches},
-    )
-    whynots = tuple(why_not(a, plans[0], best, prices) for a in instead)
-    same_work = [r.candidate for r in ranked if r.workload == workload]
-    chosen = plans[0]
-    close = simple and certificate.proven
-    if close:
-        chosen = _simpler(best, prices, at_most) or chosen
-    return Design(
+    found = Design(
         request=request,
-        chosen=chosen,
-        best=plans[0],
+        chosen=None,
+        best=None,
         simple=simple,
-        runners_up=tuple(_exact(plan, request, whynots) or plan for plan in plans[1:]),
-        gaps=tuple(r.gap for r in ranked[1 : RUNNERS_UP + 1]),
-        certificate=certificate,
-        refused=refused,
-        confidence=_confidence(plans, [r.candidate for r in ranked[:2]]),
-        reasons=tuple(_reasons(prices.request, request.workload, chosen, plans, close=close))
-        if explain
-        else (),
-        break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
-        gains=tuple(gains(prices, best, chosen.prediction.step_s)) if left_out else (),
-        elsewhere=elsewhere(prices, best, chosen.prediction.step_s) if explain and not left_out else None,
-        fewer=fewer_gpus(prices.request, best) if explain else None,
-        whynots=whynots,
+        certificate=reduce(Certificate.plus, (f.certificate for _, f in searches)),
+        refused=sum((f.refused for _, f in searches), Counter()),
+    )
+    met = _met(request, searches)
+    if not met:
+        return _nothing(found, searches[0][1], explain=explain)
+    first, prices = met[0], _prices(request, met[0].workload, searches)
+    best = _plan(request, first)
+
+    def others() -> Sequence[Rival]:
+        return _proven(request, searches, first) if explain and rivals else met[1:]
+
+    def recommended() -> _Recommended:
+        close = simple and found.certificate.proven
+        chosen = _simpler(first.candidate, prices, at_most) if close else None
+        step_s = (chosen or best).prediction.step_s
+        return _Recommended(
+            chosen=chosen,
+            close=close,
+            gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
+            elsewhere=elsewhere(prices, first.candidate, step_s) if explain and not left_out else None,
+            fewer=fewer_gpus(prices.request, first.candidate) if explain else None,
+        )
+
+    behind, ours = beside(others, recommended) if explain and rivals else (others(), recommended())
+    found = replace(
+        found, best=best, whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead)
+    )
+    return _compared(found, ours, [first, *behind], prices.request, explain=explain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recommended:
+    """The plan to run, and what choices that do not compete would bring."""
+
+    chosen: Plan | None
+    """None: the best one."""
+    close: bool
+    """Whether the plans close to the best were looked at."""
+    gains: tuple[Gain, ...]
+    elsewhere: Gain | None
+    fewer: FewerGpus | None
+
+
+def _nothing(found: Design, result: SearchResult, *, explain: bool) -> Design:
+    """The answer where no plan fits."""
+    request = found.request
+    helps = remedies(request) if explain else ()
+    return replace(
+        found,
+        missing=missing_bytes(Question(request=request)) if explain and found.certificate.space else None,
+        shortage=next(rules_broken(request), None) or shortage(result),
+        remedies=helps,
+        remedy=helps[0].change if helps else None,
+    )
+
+
+def _compared(
+    found: Design, ours: _Recommended, ranked: Sequence[Rival], variant: Request, *, explain: bool
+) -> Design:
+    """The answer with the plan to run and the best of every other kind; `variant`: with the switches of the
+    best."""
+    request, best, shown = found.request, found.best, ranked[1 : RUNNERS_UP + 1]
+    assert best is not None
+    chosen, plans = ours.chosen or best, [best, *(_plan(request, rival) for rival in shown)]
+    same_work = [rival.candidate for rival in ranked if rival.workload == variant.workload]
+    why = _reasons(variant, request.workload, chosen, plans, close=ours.close) if explain else ()
+    return replace(
+        found,
+        chosen=chosen,
+        runners_up=tuple(_exact(plan, request, found.whynots) or plan for plan in plans[1:]),
+        gaps=tuple(rival.gap for rival in shown),
+        confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
+        reasons=tuple(why),
+        break_evens=tuple(break_evens(variant, same_work)) if explain else (),
+        gains=ours.gains,
+        elsewhere=ours.elsewhere,
+        fewer=ours.fewer,
     )
 
 
@@ -226,23 +260,36 @@ def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
     return plan_of(simple, workload, models_of(workload), request.cluster, request.price)
 
 
-def _ranked(
-    request: Request, searches: Sequence[tuple[Workload, SearchResult]], *, prove: bool
-) -> list[Rival]:
-    """The best plan first, then the best of every other kind: proven, or those that were met."""
+def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) -> list[Rival]:
+    """The best plan first, then the best of every other kind that was met."""
     met = [
         Rival(workload=workload, candidate=c, gap=None)
         for workload, result in searches
         for c in (result.best, *result.rivals)
         if c is not None
     ]
-    ranked = sorted(met, key=lambda plan: _value(request, plan.candidate))
-    if not prove or not ranked:
-        return ranked
-    best = ranked[0]
+    return sorted(met, key=lambda plan: _value(request, plan.candidate))
+
+
+def _proven(request: Request, searches: Sequence[tuple[Workload, SearchResult]], best: Rival) -> list[Rival]:
+    """The proven best plan of every other kind."""
     others = Rivals(request=request, searches=searches).all(best.workload, best.candidate)
     once = {(r.workload, r.candidate.placement): r for r in others}
-    return [best, *sorted(once.values(), key=lambda plan: _value(request, plan.candidate))]
+    return sorted(once.values(), key=lambda plan: _value(request, plan.candidate))
+
+
+def _prices(
+    request: Request, workload: Workload, searches: Sequence[tuple[Workload, SearchResult]]
+) -> Prices:
+    """Roles as they were priced, for each workload; first of all for that of the best plan."""
+    variants = {w: f.pricer for w, f in searches}
+    request = replace(request, workload=workload)
+    return Prices(request=request, pricer=variants[workload], variants=variants)
+
+
+def _plan(request: Request, rival: Rival) -> Plan:
+    models = models_of(rival.workload)
+    return plan_of(rival.candidate, rival.workload, models, request.cluster, request.price)
 
 
 def _value(request: Request, candidate: Candidate) -> tuple[float, float]:

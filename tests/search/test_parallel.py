@@ -13,7 +13,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import parallel
-from rlhfsim.search.parallel import forked, mapped, may_fork, serial
+from rlhfsim.search.parallel import beside, forked, mapped, may_fork, serial
 
 AFTER_RAY = """
 import ray
@@ -101,3 +101,19 @@ def test_a_thread_that_ends_meanwhile_does_not_count(threads: Path) -> None:
 def test_nothing_is_forked_once_ray_has_run() -> None:
     pytest.importorskip("ray")
     subprocess.run([sys.executable, "-c", AFTER_RAY], check=True, timeout=120)
+
+
+def test_two_tasks_side_by_side_are_one_here_and_one_in_a_process_of_its_own(two: None) -> None:
+    here, there = beside(os.getpid, os.getpid)
+    assert here == os.getpid() != there
+    with serial():
+        assert beside(os.getpid, os.getpid) == (here, here)
+
+
+def test_an_error_in_either_of_two_tasks_is_raised(two: None) -> None:
+    def fails() -> int:
+        raise RlhfsimError("planted", "on purpose")
+
+    for tasks in ((fails, os.getpid), (os.getpid, fails)):
+        with pytest.raises(RlhfsimError, match="on purpose"):
+            beside(*tasks)
