@@ -162,6 +162,8 @@ class _Merge:
         group = subproblem.group
         self.order = sorted(range(len(group)), key=lambda i: MERGE.index(group[i]))
         self.roles = [each[i] for i in self.order]
+        self.frees = [subproblem.tables[i].frees for i in self.order]
+        """Options that the label may not allow, role after role."""
         self.counts: Counter[str] = Counter()
         self.shortfall = np.inf
         self.rows = np.empty((0, len(group)), np.int64)
@@ -222,6 +224,8 @@ class _Merge:
             two = np.tile(np.arange(len(role)), len(one) // max(1, len(role)))
             placed = self._placed(part.rows[one], order)
             possible = agree(self.subproblem.agreement, placed, self._placed(role.rows[two], order[-1:])[0])
+            if self.subproblem.frees == "must not":
+                possible &= ~self.frees[place][two]
             self.counts["infeasible"] += weight * int(len(one) - possible.sum())
             one, two = one[possible], two[possible]
             both = Combinations(
@@ -336,11 +340,11 @@ def _fits(subproblem: Subproblem, part: Combinations, held: Floats, host: Floats
 
 
 def _labelled(subproblem: Subproblem, rows: Ints) -> Bools:
-    """Combinations that may carry a label which the request allows."""
-    if subproblem.frees == "any" or (subproblem.frees == "must" and not subproblem.whole):
+    """Combinations that take something out of GPU memory, where the allowed label asks for it."""
+    if subproblem.frees != "must" or not subproblem.whole:
         return np.ones(len(rows), dtype=np.bool_)
     freed = [t.frees[rows[:, i]] for i, t in enumerate(subproblem.tables)]
-    return np.asarray(np.logical_or.reduce(freed) == (subproblem.frees == "must"))
+    return np.asarray(np.logical_or.reduce(freed))
 
 
 def _classes(

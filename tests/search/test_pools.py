@@ -188,6 +188,24 @@ def test_a_beam_keeps_few_parts_and_never_finds_better_ones() -> None:
             assert float(seconds(quick.numbers).min()) >= float(seconds(exact.numbers).min())
 
 
+def test_where_nothing_may_leave_the_gpu_a_beam_is_of_roles_that_stay() -> None:
+    c = subproblem(np.random.default_rng(0), frees="must not")
+    lean_tables = [replace(t, bytes=np.zeros_like(t.bytes), host=np.zeros(len(t))) for t in c.tables]
+    actor, critic, rollout = lean_tables
+    awake: Any = [replace(role, sleep=0) for role in rollout.options]  # type: ignore[call-arg]
+    others = [critic, replace(rollout, options=tuple(awake))]
+    actor = actor.only(np.array([0, 0]))
+    leaves: Any = replace(actor.options[1], offload_between=True)  # type: ignore[call-arg]
+    actor = replace(actor, options=(leaves, actor.options[1]))
+    actor.times.values[1] += 1.0  # the one that stays is slower
+    c = replace(c, tables=(actor, *others), originals=(actor, *others))
+    for beam in (1, None):
+        table = pool_table(c, seconds, inf, beam=beam)
+        assert len(table)
+        assert set(table.rows[:, 0].tolist()) == {1}
+    assert adds_up(table, prod(map(len, c.tables)))
+
+
 def test_where_the_other_end_sits_elsewhere_every_class_of_the_sync_keeps_its_best() -> None:
     for seed in range(400, 410):
         free = subproblem(np.random.default_rng(seed), sync_seconds=None)
