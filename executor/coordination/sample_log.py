@@ -1,7 +1,8 @@
 """Samples as people read them: samples.jsonl, and what trackers and the report of a run show of it.
 
 Each line: step, part (training or evaluation), prompt, response, answer, reward, rewards (each rule),
-prompt_tokens, response_tokens, finish.
+prompt_tokens, response_tokens, finish; of conversations `environment`: turns, seconds, observed (what it
+said, in order), fault.
 """
 
 from __future__ import annotations
@@ -46,10 +47,29 @@ class SampleLog:
         chosen = [samples[int(place)] for place in places] if samples else []
         prompts = self._decode([s.prompt for s in chosen])
         responses = self._decode([s.response for s in chosen])
-        lines = [_line(part, step, *texts) for texts in zip(chosen, prompts, responses, strict=True)]
+        lines = [
+            _line(part, step, *texts) | self._environment(texts[0])
+            for texts in zip(chosen, prompts, responses, strict=True)
+        ]
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         return lines
+
+    def _environment(self, sample: Sample) -> Line:
+        talk = sample.conversation
+        if talk is None:
+            return {}
+        told = np.flatnonzero(~sample.sampled)
+        runs = np.split(told, np.flatnonzero(np.diff(told) > 1) + 1) if len(told) else []
+        observed = self._decode([sample.response[places] for places in runs])
+        return {
+            "environment": {
+                "turns": talk.turns,
+                "seconds": talk.seconds,
+                "observed": [text[:MOST_CHARACTERS] for text in observed],
+                "fault": None if talk.fault is None else f"{talk.fault.kind}: {talk.fault.what}",
+            }
+        }
 
 
 def _line(part: str, step: int, sample: Sample, prompt: str, response: str) -> Line:

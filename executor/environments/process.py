@@ -24,6 +24,8 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from executor.environments.server i
 START_S = 60.0
 GRACE_S = 5.0
 """After the time limit of a call, until the process counts as stuck."""
+END_S = 5.0
+"""Until a process that is asked to end is killed."""
 
 
 class Answered(NamedTuple):
@@ -37,7 +39,10 @@ class Answered(NamedTuple):
 
 
 class EnvironmentProcess:
-    """Calls go out at most `concurrency` at a time, in the order they came; answers come back in any."""
+    """Calls go out at most `concurrency` at a time, in the order they came; answers come back in any.
+
+    Of a class with `at_once` no more than so many go out: time limits count work, not waiting for a place.
+    """
 
     def __init__(self, settings: EnvironmentSettings, folder: str | None = None) -> None:
         """Start the process; modules are looked for in `folder` first, by default the working directory.
@@ -80,7 +85,15 @@ class EnvironmentProcess:
         return got
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; what it made is cleared away by itself, unless it hangs."""
+        assert self._process.stdin
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -100,14 +113,14 @@ class EnvironmentProcess:
     def _lost(self, fault: Fault) -> list[Answered]:
         """A new process; the calls that ran failed, and so will the next of its other conversations."""
         lost = [Answered(number, None, fault, 0.0) for number in self._asked]
-        self.close()
+        self._end()
         self._asked.clear()
         self._alive.clear()
         self._start()
         return lost
 
     def _send(self) -> None:
-        while self._waiting and len(self._asked) < self.settings.concurrency:
+        while self._waiting and len(self._asked) < self._at_once:
             number, method, argument = self._waiting.popleft()
             if method == "reset":
                 self._alive.add(number)
@@ -137,14 +150,15 @@ class EnvironmentProcess:
         assert self._process.stdout
         try:
             protocol.write_message(self._process.stdin, pickle.dumps(self.settings))
-            refused = pickle.loads(protocol.receive(self._process.stdout.fileno(), START_S, "environments"))
+            said = pickle.loads(protocol.receive(self._process.stdout.fileno(), START_S, "environments"))
         except (OSError, EOFError, TimeoutError) as error:
-            refused = f"its process did not start: {error}"
-        if refused is not None:
-            self.close()
+            said = f"its process did not start: {error}"
+        if isinstance(said, str):
+            self._end()
             raise RlhfsimError(
-                "environment-class", refused, help="try it: python -c 'import MODULE; MODULE.CLASS()'"
+                "environment-class", said, help="try it: python -c 'import MODULE; MODULE.CLASS()'"
             )
+        self._at_once = min(self.settings.concurrency, said)
         reader = threading.Thread(target=_read, args=(self._process.stdout, self._replies), daemon=True)
         reader.start()
 

@@ -41,7 +41,10 @@ class Observed:
 
 
 class AgentEnvironment(Protocol):
-    """One conversation's environment."""
+    """One conversation's environment.
+
+    A class attribute `at_once` says how many answers of all its conversations are worked on together.
+    """
 
     async def reset(self, task: Task) -> Prompt | None:
         """The conversation begins; a prompt in place of the task's, or None."""

@@ -5,7 +5,9 @@ A turn without a program is the final one. The tool gives no reward: rules judge
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 from functools import cache
 
 from executor.environments.protocol import Observed
@@ -13,15 +15,28 @@ from executor.rewards.rules import FENCE
 from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Task
 
+_CPUS = len(os.sched_getaffinity(0))
+_starting = threading.Lock()
+
 
 @cache
+def _started() -> Sandbox:
+    sandbox = Sandbox(_CPUS)
+    atexit.register(sandbox.close)
+    return sandbox
+
+
 def _sandbox() -> Sandbox:
-    """Of this process, for all conversations."""
-    return Sandbox(len(os.sched_getaffinity(0)))
+    """Of this process, for all conversations; those that begin together wait for one."""
+    with _starting:
+        return _started()
 
 
 class PythonTool:
     """Runs programs; each starts anew, nothing is kept between turns."""
+
+    at_once = _CPUS
+    """Programs that run: one a worker of the sandbox."""
 
     def __init__(
         self, wall_s: float = 5.0, memory_bytes: float = 256 * 2**20, characters: float = 2000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ KINDS: Mapping[str, str] = {
 """Kind -> module:Class."""
 
 
-def environment_class(kind: str, options: Mapping[str, Any]) -> Callable[[], AgentEnvironment]:
+def environment_class(kind: str, options: Mapping[str, Any]) -> partial[AgentEnvironment]:
     """What makes the environment of one conversation.
 
     Raises:

@@ -91,7 +91,10 @@ async def _serve(server: _Server, requests: Any) -> None:
 
 
 def serve() -> None:
-    """Answer until stdin closes. What environments print goes to stderr."""
+    """Answer until stdin closes. What environments print goes to stderr.
+
+    Threads that hang do not hold up the end: the other side kills the process after a while.
+    """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     settings = pickle.loads(protocol.read_message(requests) or b"")
@@ -100,6 +103,6 @@ def serve() -> None:
     except Exception as error:
         protocol.write_message(replies, pickle.dumps(str(error)))
         sys.exit(1)
-    protocol.write_message(replies, pickle.dumps(None))
+    at_once = getattr(make.func, "at_once", settings.concurrency)
+    protocol.write_message(replies, pickle.dumps(int(at_once)))
     asyncio.run(_serve(_Server(make, settings.timeout_s, replies), requests))
-    os._exit(0)  # threads may hang

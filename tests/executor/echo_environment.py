@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -35,3 +36,15 @@ class Echo:
         return Observed(text=f"[{response}]", reward=0.25, done=response.startswith("end"))
 
     async def close(self) -> None: ...
+
+
+class Counter(Echo):
+    """Serves one conversation at a time."""
+
+    at_once = 1
+    _serving = threading.Lock()
+
+    def step(self, response: str) -> Any:
+        with self._serving:
+            time.sleep(0.3)
+        return Observed(done=True)

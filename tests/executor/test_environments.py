@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from executor.algorithms.batch import collate
 from executor.algorithms.iteration import Loop
 from executor.coordination.batching import optimizer_steps
 from executor.coordination.metrics import sample_metrics
+from executor.coordination.sample_log import SampleLog
 from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.environments.python import PythonTool
@@ -139,6 +141,36 @@ def test_faults_end_their_conversation_alone() -> None:
         c.conversation.fault.what if c.conversation and c.conversation.fault else "" for c in died.values()
     ]
     assert "its process ended" in kinds
+
+
+def answers(process: EnvironmentProcess, method: str, argument: Any, count: int) -> list[Fault | None]:
+    """Of so many conversations that ask together."""
+    for number in range(count):
+        process.ask(number, method, argument)
+    said: list[Fault | None] = []
+    while len(said) < count:
+        said += [answer.fault for answer in process.answers(0.1)]
+    return said
+
+
+def test_waiting_for_a_place_is_no_time_out() -> None:
+    process = EnvironmentProcess(EnvironmentSettings(kind="echo_environment:Counter", timeout_s=1.2))
+    try:
+        answers(process, "reset", Task(prompt=""), 6)
+        assert answers(process, "step", "x", 6) == [None] * 6, "1.8 s together, 0.3 s each"
+    finally:
+        process.close()
+
+
+def test_conversations_share_one_sandbox_that_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = EnvironmentProcess(EnvironmentSettings(kind="python"))
+    answers(process, "reset", Task(prompt=""), 8)
+    assert len(list(tmp_path.iterdir())) == len(os.sched_getaffinity(0)), "one worker a CPU"
+    process.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_environment_that_cannot_be_made_is_named() -> None:
@@ -306,3 +338,20 @@ def test_a_plan_and_its_settings_agree_on_the_environment() -> None:
     for asked, words in (((turns, None), "do not say which"), ((None, game), "the plan's workload has none")):
         with pytest.raises(RlhfsimError, match=words):
             refusals.check_environment(job(*asked))
+
+
+def test_logged_conversations_say_what_they_were_told(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "samples.jsonl", ByteText().decode, number=1, every=1)
+    spoken = TEXT.encode("ask[told]so[again]end")
+    mask = np.array([c not in "[]toldagain" for c in "ask[told]so[again]end"])
+    mask[:3], mask[9:11], mask[-3:] = True, True, True
+    talked = Conversation(sampled=mask, turns=3, seconds=0.5, fault=Fault("timeout", "slow"))
+    [line] = log.add(
+        "training", 0, [Sample(id=0, group=0, prompt=spoken, response=spoken, conversation=talked)]
+    )
+    assert line["environment"] == {
+        "turns": 3,
+        "seconds": 0.5,
+        "observed": ["[told]", "[again]"],
+        "fault": "timeout: slow",
+    }
