@@ -148,6 +148,8 @@ class Runs:
     """A reference beside the actor has no other residency than swapped."""
     reuses_logprobs: Callable[[Workload], bool] = lambda work: False
     """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
+    rules_ahead: Callable[[Workload], bool] = lambda work: False
+    """Whether rules score responses as they arrive, while others are decoded."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE

@@ -4,9 +4,11 @@ Proof, for every schedule: a call cannot run before its inputs exist and a pool 
 time, in the simulation as here; a link that is shared only makes calls longer. With a, R, F, X of
 `search.pools` and S the weight sync:
 
-    scored  >=  a + max(rules, max_p R_p)                 synchronous: scoring waits for generation
+    scored  >=  max(a + max_p R_p, u)                     synchronous: scoring waits for generation
     scored  >=  max_k (c_k + (K-k+1)/K R_p)               streaming: piece k of K is generated at a_k <= a
-    c_k      =  max_(j<=k) (a_j + (k-j+1)/K rules)        where scoring waits for rules, else a_k
+    u        =  a + rules, or where rules score while others are decoded
+                max(max_k (a_k + (K-k+1)/K rules), a + t)      t of one response
+    c_k      =  max(max_(j<=k) (a_j + (k-j+1)/K rules), a_k + t)   where scoring waits for rules, else a_k
     end_p   >=  max(scored + C, a + F_p) + X_p            a pool that trains; C is the controller's work
     T       >=  max_p end_p,   max(end_actor, end_rollout) + S
 
@@ -29,7 +31,7 @@ from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import rules_cost
+from rlhfsim.step.calls import rules_ahead, rules_cost, rules_latency
 from rlhfsim.step.framework_overhead import controller, trains_pieces
 
 
@@ -70,12 +72,28 @@ def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers],
     if partition.schedule.streaming:
         return _streaming(partition, request, own, pools, sync)
     a = _most([p.a for p in pools])
-    scored = a + np.maximum(_most([p.r for p in pools]), rules)
+    scored = np.maximum(a + _most([p.r for p in pools]), _most([p.u for p in pools]))
     ends = [
         np.maximum(scored + own, a + p.f) + p.x if _trains(group) else a + p.f
         for group, p in zip(partition.groups, pools, strict=True)
     ]
     return _joined(partition, [*ends], sync, scored + own)
+
+
+def rules_streamed(partition: Partition, request: Request) -> bool:
+    """Whether rules score samples as they are generated."""
+    schedule = partition.schedule
+    ahead = rules_ahead(request.workload, request.cluster.framework) and not schedule.asynchronous
+    return schedule.streaming or ahead
+
+
+def ruled(workload: Workload, pieces: Floats, *, streamed: bool) -> Floats:
+    """When rules have scored the last response of each row of (n, pieces), whose last is the end."""
+    whole, work = pieces[..., -1], rules_seconds(workload)
+    if not streamed or not work:
+        return np.asarray(whole + work)
+    taken = _after([pieces[..., k] for k in range(pieces.shape[-1])], np.asarray(work))
+    return np.asarray(np.maximum(taken, whole + rules_latency(workload)))
 
 
 def _streaming(
@@ -88,17 +106,18 @@ def _streaming(
     pieces, head = pools[rollout].pieces, head_seconds(workload)
     streams = trains_pieces(workload, request.backend)
     count, whole = len(pieces), pieces[-1]
-    ruled = _passed(pieces, head)
+    passed = _passed(pieces, head)
+    if head:
+        passed = [np.maximum(p, at + rules_latency(workload)) for p, at in zip(passed, pieces, strict=True)]
     scores = [np.maximum(p.r - head, 0.0) for p in pools]
-    last = _after(pieces, np.asarray(rules_seconds(workload)))
-    scored = np.maximum(_most([_after(ruled, r) for r in scores]), last)
+    scored = np.maximum(_most([_after(passed, r) for r in scores]), pools[rollout].u)
     ready = scored + own / count
     ends = []
     for group, p, r in zip(partition.groups, pools, scores, strict=True):
         if not _trains(group):
-            ends.append(np.maximum(whole, _after(ruled, r)))
+            ends.append(np.maximum(whole, _after(passed, r)))
         elif streams:
-            ends.append(np.maximum(_after(ruled, r + p.x), ready + p.x / count))
+            ends.append(np.maximum(_after(passed, r + p.x), ready + p.x / count))
         else:
             ends.append(ready + p.x)
     return _joined(partition, ends, sync, ready)

@@ -72,7 +72,7 @@ class Sums(Columns):
     """
 
     __slots__ = ()
-    FIXED = 6
+    FIXED = 7
     generate = column(0)
     unload = column(1)
     """Of the engine."""
@@ -81,6 +81,8 @@ class Sums(Columns):
     score_and_unload = column(3)
     train = column(4)
     host = column(5)
+    ruled = column(6)
+    """Until rules have scored the last sample."""
 
     @property
     def pieces(self) -> Floats:
@@ -95,7 +97,7 @@ class Numbers(Columns):
     """
 
     __slots__ = ()
-    FIXED = 6
+    FIXED = 7
     a = column(0)
     r = column(1)
     f = column(2)
@@ -104,6 +106,7 @@ class Numbers(Columns):
     """Bytes of host memory on a node."""
     peak = column(5)
     """Most bytes on a GPU of the pool."""
+    u = column(6)
 
     @classmethod
     def of(cls, shape: tuple[int, ...] = (), pieces: Any = (), **columns: Any) -> Numbers:

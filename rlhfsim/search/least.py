@@ -8,7 +8,7 @@ from math import inf, prod
 
 import numpy as np
 
-from rlhfsim.search.bound import head_seconds
+from rlhfsim.search.bound import head_seconds, ruled
 from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.options import OptionTable
 from rlhfsim.specs.workload.workload import Workload
@@ -26,7 +26,9 @@ class Least:
     """Those whose roles fit by themselves."""
 
 
-def least(tables: Sequence[OptionTable], workload: Workload, *, continuous: bool) -> Least:
+def least(
+    tables: Sequence[OptionTable], workload: Workload, *, continuous: bool, rules_streamed: bool
+) -> Least:
     """What a pool of these roles contributes at least."""
     legal, fitting = prod(t.legal for t in tables), prod(map(len, tables))
     if not fitting:
@@ -45,6 +47,8 @@ def least(tables: Sequence[OptionTable], workload: Workload, *, continuous: bool
     for table in tables:
         if table.key.role == "rollout":
             numbers.a[...] = generating(table, continuous=continuous).min()
+            if not continuous:
+                numbers.u[...] = ruled(workload, table.pieces, streamed=rules_streamed).min()
             numbers.values[Numbers.FIXED :] = table.pieces.min(axis=0)
     return Least(numbers=numbers, legal=legal, fitting=fitting)
 

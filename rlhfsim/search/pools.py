@@ -26,6 +26,7 @@ from rlhfsim.memory.components import SyncBytes
 from rlhfsim.memory.residency import peak_moments
 from rlhfsim.memory.risk import fitting
 from rlhfsim.search.agreement import Agreement, Placed, agree, open_classes
+from rlhfsim.search.bound import ruled
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums, together
 from rlhfsim.search.dominance import undominated
 from rlhfsim.search.options import OptionTable
@@ -104,6 +105,8 @@ class Subproblem:
     """Whether other pools sit on the same node."""
     pace: Pace
     """What counts of a rollout: its batches, the pieces that it hands on, or its rate."""
+    rules_streamed: bool
+    """Whether rules score samples as they are generated."""
     wants_memory: bool
     """Whether bytes are the objective."""
     frees: Literal["any", "must", "must not"]
@@ -290,7 +293,7 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
         score = times.of_call(train=False).sum(axis=0)
         last = times.unload if [role] == subproblem.scoring[-1:] else none
         columns = [none, none, score - last, score, times.training]
-    columns.append(table.host * each)
+    columns += [table.host * each, _ruled(subproblem, table) if role == "rollout" else none]
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
         columns += list((table.pieces if role == "rollout" else np.zeros_like(table.pieces)).T)
     workload = subproblem.workload
@@ -303,6 +306,12 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
         sums=Sums(np.stack(columns, axis=1)),
         bytes=np.stack(moments, axis=1),
     )
+
+
+def _ruled(subproblem: Subproblem, table: OptionTable) -> Floats:
+    if subproblem.pace == "continuous":  # whose rules are the learner's
+        return np.zeros(len(table))
+    return ruled(subproblem.workload, table.pieces, streamed=subproblem.rules_streamed)
 
 
 def _add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) -> None:
@@ -324,6 +333,7 @@ def _numbers(subproblem: Subproblem, sums: Sums) -> Numbers:
         r=begin + sums.score if scores else 0.0,
         f=begin + sums.score_and_unload,
         x=sums.train,
+        u=sums.ruled,
         host=sums.host,
     )
 
@@ -368,7 +378,7 @@ def _classes(
 
 def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floats, Ints]:
     """(n, columns) what dominance compares of combinations, and (n,) the class within which it does."""
-    times = [numbers.a, numbers.r, numbers.f, numbers.x, *numbers.pieces]
+    times = [numbers.a, numbers.r, numbers.f, numbers.x, numbers.u, *numbers.pieces]
     columns = [numbers.peak] if subproblem.wants_memory else times
     columns += [numbers.host] if subproblem.shares_host else []
     if subproblem.pace == "pieces" and not subproblem.wants_memory:

@@ -13,7 +13,7 @@ import numpy as np
 from rlhfsim.memory.components import NO_SYNC, SyncBytes
 from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.search.agreement import Agreement, agree_apart, agreements
-from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
+from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound, rules_streamed
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.least import Least, generating, least
@@ -109,10 +109,13 @@ class Subproblems:
     def least(self, partition: Partition, index: int, gpus: int) -> Least:
         """Bounds of one pool from the fastest options of its roles."""
         continuous = partition.pace == "continuous"
-        name = _pool(partition, index, gpus), continuous
+        streamed = rules_streamed(partition, self.request)
+        name = _pool(partition, index, gpus), continuous, streamed
         if name not in self._least:
             tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
-            self._least[name] = least(tables, self.request.workload, continuous=continuous)
+            self._least[name] = least(
+                tables, self.request.workload, continuous=continuous, rules_streamed=streamed
+            )
         return self._least[name]
 
     # --- the weight path ----------------------------------------------------------------------------
@@ -262,6 +265,7 @@ class Subproblems:
             whole=len(skeleton.sizes) == 1,
             shares_host=self._shares_host(skeleton),
             pace=partition.pace,
+            rules_streamed=rules_streamed(partition, self.request),
             wants_memory=self.request.objective == "memory",
             agreement=agreement,
         )

@@ -140,7 +140,8 @@ class Draws:
         """A call as it runs in a step: a collective call waits for its slowest rank."""
         cost = call.cost
         if self.noise.reward_spread and call.name in ("rules.score", "reward.score"):
-            cost = cost.scaled(self.reward_factor(call.name, step))
+            factor = self.reward_factor(call.name, step)
+            cost, call = cost.scaled(factor), replace(call, latency_s=call.latency_s * factor)
         slow = max((self.pace(pool) for pool in call.pools), default=1.0)
         if slow > 1:
             cost = stretched(cost, slow)

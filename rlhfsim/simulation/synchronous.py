@@ -2,7 +2,7 @@
 
 The program of `step.iteration` on the clock. A call starts when its inputs are there and all calls
 before it in its pools have left; a step starts when the one before has ended everywhere. Calls that
-can take samples as they arrive (`step.timetable.streaming_steps`) run in `STREAM_CHUNKS` pieces,
+take samples as they arrive (`step.timetable.streaming_steps`) run in `STREAM_CHUNKS` pieces,
 each when generation has finished its samples; a pool takes all its calls for one piece before the
 next. With an environment generation runs in turns, and with two buffers they alternate.
 
@@ -109,8 +109,8 @@ class _Launch:
         program = ran.program
         finish = program.generation.finish if program.generation else None
         streamed: list[Step] = []
-        if schedule.streaming and finish:
-            streamed = streaming_steps(list(program.steps))
+        if finish:
+            streamed = streaming_steps(list(program.steps), schedule)
         ran.streamed = frozenset(s.name for s in streamed)
         self.finish = finish if streamed else None
         self.arrived = [simulator.env.event() for _ in range(STREAM_CHUNKS)]
@@ -160,9 +160,12 @@ class _Launch:
             yield self.simulator.all_of([turn.ready, self.arrived[piece], *needs])
             ran = yield from self.simulator.work(share, self.number, version=self.number, piece=piece)
             turn.leave()
-            before = self.ran.done.get(step.name, Done(start=ran.start, end=ran.end, cost=step.cost))
+            soonest = self.arrived[piece].value + step.latency_s
+            yield self.simulator.env.timeout(max(0.0, soonest - ran.end))
+            end = max(ran.end, soonest)
+            before = self.ran.done.get(step.name, Done(start=ran.start, end=end, cost=step.cost))
             waited = Cost(parts=ran.cost.parts[len(share.cost.parts) :])
-            self.ran.done[step.name] = replace(before, end=ran.end, cost=before.cost + waited)
+            self.ran.done[step.name] = replace(before, end=end, cost=before.cost + waited)
 
         return self._launch(process())
 
@@ -170,7 +173,7 @@ class _Launch:
         """Pieces up to this share of the samples are there."""
         for piece, event in enumerate(self.arrived):
             if not event.triggered and (piece + 1) / STREAM_CHUNKS <= share * (1 + 1e-9):
-                event.succeed()
+                event.succeed(self.simulator.env.now)
 
     # --- generation -----------------------------------------------------------------------------------
 

@@ -191,8 +191,17 @@ def _generate(
 def steps_of(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
     """A call with the moves around it, in order."""
     if call.role == "rules":
-        rules = rules_cost(setting.workload)
-        return [Step(name=call.name, pools=(CPU_POOL,), cost=rules, needs=call.needs, streams=True)]
+        return [
+            Step(
+                name=call.name,
+                pools=(CPU_POOL,),
+                cost=rules_cost(setting.workload),
+                needs=call.needs,
+                streams=True,
+                ahead=rules_ahead(setting.workload, setting.cluster.framework),
+                latency_s=rules_latency(setting.workload),
+            )
+        ]
     if call.kind == "sync":
         return _sync_steps(setting, call)
     if call.kind == "generate":
@@ -210,6 +219,18 @@ def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
     params = setting.models.params_of(phase)
     known = bias(phase, params, setting.placement, setting.workload, setting.cluster, pool)
     return 1.0 if known is None else known.factor.value
+
+
+def rules_ahead(workload: Workload, name: str | None) -> bool:
+    """Whether rules score responses while the framework decodes others."""
+    return not workload.rules_first and name is not None and framework(name).rules_ahead(workload)
+
+
+def rules_latency(workload: Workload) -> float:
+    """Seconds of one response."""
+    rules = workload.reward.rules
+    assert rules is not None
+    return rules.seconds_per_sample
 
 
 def rules_cost(workload: Workload) -> Cost:

@@ -28,6 +28,10 @@ class Step:
     needs: tuple[str, ...] = ()
     streams: bool = False
     """Can take samples one by one as they finish: its role stays in GPU memory meanwhile."""
+    ahead: bool = False
+    """Takes them so under every schedule."""
+    latency_s: float = 0.0
+    """Of one sample: no piece is done sooner after it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +62,9 @@ def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] |
     """Each step as soon as its pools are free and its inputs are there; then the critical chain.
 
     `finish`: seconds, from the start of generation, until equal shares of the samples are done;
-    read where samples stream.
+    read by calls that take samples as they finish.
     """
-    ends = streamed_ends(steps, finish) if schedule.streaming and finish else {}
+    ends = streamed_ends(steps, schedule, finish) if finish else {}
     free: dict[str, int] = {}
     index: dict[str, int] = {}
     phases: list[Phase] = []
@@ -83,14 +87,15 @@ def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] |
     return tuple(phases), chain(phases)
 
 
-def streamed_ends(steps: list[Step], finish: tuple[float, ...]) -> dict[str, float]:
+def streamed_ends(steps: list[Step], schedule: Schedule, finish: tuple[float, ...]) -> dict[str, float]:
     """When each call that works on samples as they arrive has done the last of them.
 
     Max-plus over pieces of the batch: a piece waits for its samples (or for the calls it needs) and
-    for its pool, which takes all its calls for one piece before the next (StreamRL, arXiv 2504.15930).
+    for its pool, which takes all its calls for one piece before the next (StreamRL, arXiv 2504.15930);
+    it is done its call's latency after it arrived at the soonest.
     A call streams if it can (`Step.streams`), shares no GPU with generation, and what it needs streams.
     """
-    streamed = streaming_steps(steps)
+    streamed = streaming_steps(steps, schedule)
     begin = _generation_start(steps)
     free: dict[str, float] = {}
     done: dict[str, float] = {}
@@ -100,13 +105,13 @@ def streamed_ends(steps: list[Step], finish: tuple[float, ...]) -> dict[str, flo
         for step in streamed:
             inputs = [done[n] for n in step.needs if n in done]
             start = max(arrived, *inputs, *(free.get(p, 0.0) for p in step.pools))
-            done[step.name] = start + each[step.name]
-            free |= dict.fromkeys(step.pools, done[step.name])
+            free |= dict.fromkeys(step.pools, start + each[step.name])
+            done[step.name] = max(start + each[step.name], arrived + step.latency_s)
     return done
 
 
-def streaming_steps(steps: list[Step]) -> list[Step]:
-    """Calls that can take samples as they arrive, in order.
+def streaming_steps(steps: list[Step], schedule: Schedule) -> list[Step]:
+    """Calls that take samples as they arrive, in order: all that can, or those that always do.
 
     A pool keeps the order of its calls: behind one that waits for the whole batch none streams.
     """
@@ -115,7 +120,8 @@ def streaming_steps(steps: list[Step]) -> list[Step]:
     for step in steps:
         sources = {ROLLOUT, *(s.name for s in streaming)}
         waits = bool(step.needs) and set(step.needs) <= sources
-        if step.streams and waits and not busy & set(step.pools):
+        taken = step.ahead or (schedule.streaming and step.streams)
+        if taken and waits and not busy & set(step.pools):
             streaming.append(step)
         else:
             busy |= set(step.pools)

@@ -64,7 +64,7 @@ def warm(folder: Path, said: Mapping[str, str]) -> Path:
     return folder / "warm"
 
 
-def settings(kind: str, model: Path, rows: Path, **options: Any) -> Settings:
+def settings(kind: str, model: Path, rows: Path, options: dict[str, Any]) -> Settings:
     """The page's, for a tiny model and these rows."""
     [text] = [t for t in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if f"kind: {kind}" in t]
     said: Settings = convert(Settings, parse_yaml(text, "docs"), yaml.safe_load(text))
@@ -82,12 +82,12 @@ def settings(kind: str, model: Path, rows: Path, **options: Any) -> Settings:
     )
 
 
-def trained(folder: Path, kind: str, said: Mapping[str, str], address: str, **options: Any) -> Any:
+def trained(folder: Path, kind: str, said: Mapping[str, str], address: str, options: dict[str, Any]) -> Any:
     """Rows of the metrics, sampled lines, the trace."""
     model, rows = warm(folder, said), folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": p, "answer": "42"}) + "\n" for p in said))
     made = runs.plan("hybrid", "grpo", model, workload=WORKLOAD)
-    outcome, heard = runs.run(made, settings(kind, model, rows, **options), folder / "run", address)
+    outcome, heard = runs.run(made, settings(kind, model, rows, options), folder / "run", address)
     for row in heard.rows:
         assert row["mismatch/max_abs_dlogp"] < 1e-3, "the trainer reads the tokens that were sampled"
         assert row["environment/tokens_mean"] > 5, "what the tool said is in the response"
@@ -105,20 +105,20 @@ def observed(lines: list[dict[str, Any]], prompt: str) -> str:
 
 
 def test_a_model_trains_with_programs_in_the_cage(tmp_path: Path, ray_address: str) -> None:
-    rows, lines = trained(tmp_path, "python", PROGRAMS, ray_address, wall_s=1.0)
+    rows, lines = trained(tmp_path, "python", PROGRAMS, ray_address, {"wall_s": 1.0})
     assert "42" in observed(lines, "6*7=")
     assert "timeout" in observed(lines, "wait"), "an endless program is told so, and the run goes on"
     assert "not permitted" in observed(lines, "call"), "no network in the cage"
     assert max(row["environment/seconds_max"] for row in rows) > 0.9
     assert all(row["environment/turns_mean"] > 1.5 for row in rows)
     sampled = [line["response"] for line in lines if line["prompt"] == "6*7="]
-    assert all(text.startswith("```\nprint(6*7)\n```\n```output\n42") for text in sampled), sampled
+    assert all(text.startswith("```\nprint(6*7)\n```\n```output\n") for text in sampled), sampled
 
 
 def test_a_model_trains_with_a_search(tmp_path: Path, ray_address: str) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "animals.md").write_text("the dog ran\n\nthe zebra sleeps here")
-    _, lines = trained(tmp_path, "search", QUERIES, ray_address, folder=str(texts))
+    _, lines = trained(tmp_path, "search", QUERIES, ray_address, {"folder": str(texts)})
     assert "1. the zebra sleeps here" in observed(lines, "who sleeps?")
     assert observed(lines, "hi") == "", "a turn without a query is the last"

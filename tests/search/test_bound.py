@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.search.bound import objective_bound, step_bound
+from rlhfsim.search.bound import objective_bound, ruled, step_bound
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import simulated
 from rlhfsim.search.columns import Numbers
@@ -21,6 +21,7 @@ from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.specs.workload.workload import Reward, Rules
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import closed_form, program
 
@@ -180,6 +181,18 @@ def test_streamed_samples_are_scored_while_others_generate(plain: Any) -> None:
     assert step(streams, plain, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.75)
     # 1 + 2 s a piece: from the first piece on there is work without a gap
     assert step(streams, plain, numbers(r=8, f=8, x=16), made) == pytest.approx(1 + 24)
+
+
+def test_rules_wait_for_their_last_piece_and_at_least_a_response(plain: Any) -> None:
+    pieces = np.array([[7.5 * k for k in range(1, 9)], [60.0] * 8])
+    work = replace(
+        plain.workload, prompts=2, samples=8, reward=Reward(rules=Rules(seconds_per_sample=4, workers=4))
+    )
+    assert ruled(work, pieces, streamed=True).tolist() == [64, 76]  # 16 s of work, 4 s of a response
+    assert ruled(work, pieces, streamed=False).tolist() == [76, 76]
+    one = partition(("actor", "reference", "rollout"))
+    made = Numbers.of(a=60, r=1, f=1, x=5, u=64)
+    assert step(one, replace(plain, workload=work), made) == 64 + 5
 
 
 def test_one_step_off_is_the_slower_side_and_the_sync(plain: Any) -> None:

@@ -101,6 +101,7 @@ def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
         "sync_seconds": between,
         "shares_host": False,
         "pace": "batches",
+        "rules_streamed": False,
         "wants_memory": False,
         "frees": "any",
         "whole": True,

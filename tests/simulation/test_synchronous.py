@@ -201,6 +201,30 @@ def test_streaming_hides_all_but_the_last_piece_when_training_keeps_up() -> None
     ]
 
 
+RULES = Step(
+    name="rules.score", pools=("cpu",), cost=seconds(16), needs=(G,), streams=True, ahead=True, latency_s=4
+)
+"""On CPU workers, while others are decoded; a response takes 4 s."""
+
+
+def test_rules_that_score_ahead_leave_their_last_piece_and_at_least_a_response() -> None:
+    scores = step("actor.logprob", "b", 1, G), step("actor.train", "b", 5, "actor.logprob", RULES.name)
+    found = same(program(step(G, "b", 60), RULES, *scores))
+    # 8 pieces arrive 7.5 s apart and take 2 s each; the last response is there at 60 s and takes 4
+    assert table(found)[RULES.name] == (60, 64)
+    assert found.seconds == pytest.approx(64 + 5)
+    assert spans(found, "cpu")[:2] == [(RULES.name, 7.5, 9.5), (RULES.name, 15, 17)]
+    # too slow to keep up: 8 pieces of 10 s, from the first on
+    slow = same(program(step(G, "b", 60), replace(RULES, cost=seconds(80)), *scores))
+    assert slow.seconds == pytest.approx(7.5 + 80 + 5)
+    # all responses end together, the tail leaves nothing to hide behind
+    together = same(program(step(G, "b", 60), RULES, *scores, finish=(60.0,) * 64))
+    assert together.seconds == pytest.approx(60 + 16 + 5)
+    # a framework that scores the whole batch
+    whole = same(program(step(G, "b", 60), replace(RULES, ahead=False), *scores))
+    assert whole.seconds == pytest.approx(60 + 16 + 5)
+
+
 def test_streamed_work_that_is_too_slow_keeps_its_pool_busy_from_the_first_piece() -> None:
     steps = (
         step(G, "b", 10),
@@ -210,7 +234,7 @@ def test_streamed_work_that_is_too_slow_keeps_its_pool_busy_from_the_first_piece
     found = same(program(*steps), STREAMING)
     assert found.seconds == pytest.approx(10 / 8 + 16)
     finish = tuple(10 * (i + 1) / 64 for i in range(64))
-    assert found.seconds == pytest.approx(streamed_ends(list(steps), finish)["y.score"])
+    assert found.seconds == pytest.approx(streamed_ends(list(steps), STREAMING, finish)["y.score"])
 
 
 def test_behind_a_call_that_waits_for_the_whole_batch_none_streams() -> None:
@@ -431,7 +455,9 @@ def programs(draw: st.DrawFn) -> Program:
         needs = draw(st.sets(st.sampled_from([s.name for s in steps]), max_size=3))
         pools = draw(st.sampled_from(["a", "b", "c", "cpu", "a+b", "a+c"]))
         streams = draw(st.booleans()) and "+" not in pools
-        steps.append(step(f"x{i}.score", pools, draw(COSTS), *sorted(needs), streams=streams))
+        made = step(f"x{i}.score", pools, draw(COSTS), *sorted(needs), streams=streams)
+        ahead, latency_s = streams and draw(st.booleans()), draw(st.sampled_from([0.0, 3.0]))
+        steps.append(replace(made, ahead=ahead, latency_s=latency_s))
     cuts = draw(st.lists(st.floats(0, 1), min_size=STREAM_CHUNKS - 1, max_size=STREAM_CHUNKS - 1))
     generated = next(s.cost.seconds for s in steps if s.name == G)
     return program(*steps, finish=tuple(generated * c for c in [*sorted(cuts), 1.0]))
@@ -440,13 +466,7 @@ def programs(draw: st.DrawFn) -> Program:
 def unshared(priced: Program) -> Program:
     """The same without anything that two pools share."""
     steps = tuple(
-        Step(
-            name=s.name,
-            pools=s.pools,
-            cost=Cost(parts=tuple(part(p.resource, p.seconds, "x") for p in s.cost.parts)),
-            needs=s.needs,
-            streams=s.streams,
-        )
+        replace(s, cost=Cost(parts=tuple(part(p.resource, p.seconds, "x") for p in s.cost.parts)))
         for s in priced.steps
     )
     return program(*steps, finish=priced.generation.finish if priced.generation else None)
@@ -483,16 +503,7 @@ def test_without_shared_links_a_faster_call_never_makes_the_step_longer(
     slow = unshared(priced)
     i = data.draw(st.integers(0, len(slow.steps) - 1))
     factor = data.draw(st.floats(0.1, 1))
-    steps = [
-        Step(
-            name=s.name,
-            pools=s.pools,
-            cost=s.cost.scaled(factor if j == i else 1.0),
-            needs=s.needs,
-            streams=s.streams,
-        )
-        for j, s in enumerate(slow.steps)
-    ]
+    steps = [replace(s, cost=s.cost.scaled(factor if j == i else 1.0)) for j, s in enumerate(slow.steps)]
     assert slow.generation is not None
     shrunk = factor if slow.steps[i].name == G else 1.0
     fast = program(*steps, finish=tuple(f * shrunk for f in slow.generation.finish))
@@ -503,10 +514,10 @@ def test_without_shared_links_a_faster_call_never_makes_the_step_longer(
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.floats(0.1, 1))
 def test_everything_faster_by_a_factor_is_faster_by_that_factor(priced: Program, factor: float) -> None:
-    steps = [
-        Step(name=s.name, pools=s.pools, cost=s.cost.scaled(factor), needs=s.needs) for s in priced.steps
-    ]
-    assert ran(program(*steps)).seconds == pytest.approx(ran(priced).seconds * factor, rel=1e-6)
+    steps = [replace(s, cost=s.cost.scaled(factor), latency_s=s.latency_s * factor) for s in priced.steps]
+    assert priced.generation is not None
+    fast = program(*steps, finish=tuple(f * factor for f in priced.generation.finish))
+    assert ran(fast).seconds == pytest.approx(ran(priced).seconds * factor, rel=1e-6)
 
 
 def test_a_faster_call_can_delay_another_on_a_shared_link() -> None:

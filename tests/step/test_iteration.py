@@ -142,6 +142,23 @@ def test_disaggregated_synchronous_is_serial() -> None:
     assert found.seconds == 60 + 8 + 20 + 5
 
 
+@pytest.mark.parametrize(
+    ("framework", "left"), [(None, 8), ("trl", 8), ("nemo-rl", 8), ("rlhfsim", 1), ("slime", 1)]
+)
+def test_rules_are_hidden_behind_generation_where_the_framework_begins_them(
+    framework: str | None, left: float
+) -> None:
+    rules = Workload(algorithm="grpo", reward=Reward(rules=Rules(seconds_per_sample=0.5, workers=128)))
+    pools = placed(dict.fromkeys(("rollout", "actor", "reference"), "all"))
+    made = replace(cluster(), framework=framework)
+    found = iteration(models_of(rules), pools, rules, made)
+    assert table(found)["rules.score"] == (60, 60 + left)  # 8 s for all, in 8 pieces
+    slow = replace(rules, reward=Reward(rules=Rules(seconds_per_sample=3, workers=1024)))
+    assert table(iteration(models_of(slow), pools, slow, made))["rules.score"][1] == 60 + max(left, 3)
+    held = replace(rules, reward=replace(rules.reward, overlapped=False))
+    assert table(iteration(models_of(held), pools, held, made))["rules.score"] == (60, 68)
+
+
 def test_rules_that_do_not_overlap_come_before_the_models() -> None:
     workload = replace(GRPO, reward=Reward(rules=Rules(), overlapped=False))
     found = priced(workload, placed({"rollout": "r", "actor": "t", "reference": "t"}))
@@ -267,7 +284,7 @@ def test_streamed_calls_of_one_pool_share_it() -> None:
     ]
     finish = tuple(10 * (i + 1) / STREAM_CHUNKS for i in range(STREAM_CHUNKS))
     # 16 s of work that cannot begin before the first piece at 1.25 s
-    assert streamed_ends(steps, finish)["b"] == pytest.approx(1.25 + 16)
+    assert streamed_ends(steps, Schedule(streaming=True), finish)["b"] == pytest.approx(1.25 + 16)
     phases, chain = timetable(steps, Schedule(streaming=True), finish)
     assert phases[chain[-1]].end == pytest.approx(17.25)
 

@@ -60,6 +60,7 @@ RUNS = Runs(
             "flash-attn on BF16 logits, their BF16 gradient; entropy in chunks of logprobs_chunk_size",
         )
     },
+    rules_ahead=lambda work: True,  # agent_loop of skyrl_gym_generator.py, generator.batched: false
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),

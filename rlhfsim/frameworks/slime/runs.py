@@ -48,6 +48,7 @@ RUNS = Runs(
         whole_updates=True,
     ),
     reuses_logprobs=reuses_logprobs,
+    rules_ahead=lambda work: True,  # generate_and_rm of rollout/sglang_rollout.py, without --group-rm
     always_swaps=True,  # _switch_model of backends/megatron_utils/actor.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),

@@ -43,6 +43,7 @@ RUNS = Runs(
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={"fsdp2": UNPADDED},
     padded_heads={"fsdp2": PADDED},
+    rules_ahead=lambda work: not work.has_reward_model,  # enable_agent_reward_loop of ray_trainer.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),
