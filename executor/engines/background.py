@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 from torch import Tensor
 
-SHARE = 0.5
-"""Of the host memory that is available: the most that copies of all ranks of a host may take."""
+from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 
 
 class Background:
@@ -28,7 +27,7 @@ class Background:
     def fits(self, size: int) -> bool:
         """Whether a copy of so many bytes leaves the other ranks and the run their host memory."""
         available = float(psutil.virtual_memory().available)
-        return size <= SHARE * available / self._ranks
+        return size <= CHECKPOINT_COPIES * available / self._ranks
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run it after those before it."""

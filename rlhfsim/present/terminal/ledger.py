@@ -10,8 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlhfsim.frameworks.runs import OWN
+from rlhfsim.memory.checkpoints import beside, copied_bytes
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.present.basis import capacity_of
+from rlhfsim.present.basis import capacity_of, profile_under
 from rlhfsim.present.tables import added, each, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, filled, labelled, new_table
@@ -19,6 +21,8 @@ from rlhfsim.present.terminal.estimate import verdict, verdict_data
 from rlhfsim.present.terminal.first_screen import host_capacity
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.words import component_text, size
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 from rlhfsim.units import GB
 from rlhfsim.what_if.planned import Planned
 
@@ -31,7 +35,7 @@ def report(answer: Planned) -> Iterator[RenderableType]:
     if (plan := answer.plan) is None:
         return
     yield view.header(plan)
-    yield labelled({"peak": view.peak_text(plan), "host": _host_text(plan)})
+    yield labelled({"peak": view.peak_text(plan), "host": _host_text(plan), **_checkpoint_text(plan)})
     yield ""
     yield memory_chart(plan, console().width)
     for pool in plan.placement.pools:
@@ -48,6 +52,29 @@ def _host_text(plan: Plan) -> str:
     limit = host_capacity(plan)
     offered = f" of {size(limit)}" if limit else ""
     return f"{size(plan.prediction.host_peak_bytes)}{offered} host memory on the fullest node"
+
+
+def _checkpoint_text(plan: Plan) -> dict[str, str]:
+    """What copies of a checkpoint take, and whether they are made."""
+    copies, limit = copied_beside(plan), host_capacity(plan)
+    if not copies or not limit:
+        return {}
+    if beside(copies, plan.prediction.host_peak_bytes, limit):
+        return {"saving": f"{size(copies)} more of the node while a checkpoint is written beside the steps"}
+    return {
+        "saving": f"in the foreground: copies of {size(copies)} would take more than "
+        f"{CHECKPOINT_COPIES:.0%} of the node's free host memory"
+    }
+
+
+def copied_beside(plan: Plan) -> float:
+    """Bytes on the fullest node while our executor saves; 0 for others and where nothing is copied."""
+    pool = plan.placement.pool(plan.placement.actor.pool)
+    profile = profile_under(plan, pool.name)
+    if plan.framework != OWN or plan.placement.backend == "fsdp2" or profile is None:
+        return 0.0
+    each = plan.hardware[pool.hardware].gpus_per_node
+    return copied_bytes(models_of(plan.workload), plan.placement, plan.workload, profile, each)
 
 
 def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
@@ -102,7 +129,11 @@ def as_data(answer: Planned) -> dict[str, Any]:
             "capacity_bytes": p.capacity_bytes,
             "probability_out_of_memory": p.probability_out_of_memory,
         },
-        "host": {"bytes": p.host_peak_bytes, "capacity_bytes": host_capacity(plan)},
+        "host": {
+            "bytes": p.host_peak_bytes,
+            "capacity_bytes": host_capacity(plan),
+            "checkpoint_bytes": copied_beside(plan),
+        },
         "pools": [_pool(plan, pool.name, pool.gpus) for pool in plan.placement.pools],
     }
 

@@ -50,6 +50,10 @@ LOGIT_CHUNK_BYTES = int(256 * MIB)
 LOGIT_CHUNK_ROWS = 16
 """Places that a chunk has at least."""
 
+CHECKPOINT_COPIES = 0.5
+"""Of the host memory that is free: the most that copies of states may take while a checkpoint is written
+beside the steps (executor/engines/background.py)."""
+
 DEEPSPEED = DeepSpeedNumbers()
 VLLM = VllmNumbers()
 SYNC_BUCKET_BYTES = int(GIB)
