@@ -222,7 +222,9 @@ def evaluation_prompter(
             own = replace(own, held_out=1.0)
         answers = workload.generates and _need_answers(asked.rewards or job.rules)
         say("evaluation on data of its own:")
-        mine.source = open_source(own, workload.algorithm, job.settings.seed, answers=answers, say=say)
+        mine.source = open_source(
+            own, workload.algorithm, job.settings.seed, answers=answers, training=False, say=say
+        )
         if isinstance(mine.text, Text):
             mine.text = Text(job.model, chat=own.chat_template)
         config = model_config(job.model) if isinstance(mine.text, Text) else {}

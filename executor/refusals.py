@@ -149,12 +149,14 @@ def check_environment(job: Job) -> None:
 
 def _unused(job: Job) -> Iterator[tuple[str, str, str]]:
     settings, workload = job.settings, job.plan.workload
-    if settings.rewards and workload.reward.rules is None and not settings.evaluation.problems:
-        yield (
-            "rewards-unused",
-            "the settings have rewards, but the plan scores with a reward model alone",
-            "plan with both (reward: {model: ..., rules: {}}) or leave rewards out",
-        )
+    scored = workload.generates and (workload.reward.rules is not None or settings.evaluation.problems > 0)
+    if settings.rewards and not scored:
+        if workload.generates:
+            found = "the plan scores with a reward model alone"
+            remedy = "plan with both (reward: {model: ..., rules: {}}) or leave rewards out"
+        else:
+            found, remedy = f"{workload.algorithm} learns from the data alone", "leave rewards out"
+        yield "rewards-unused", f"the settings have rewards, but {found}", remedy
     for key, there in (("reward", workload.has_reward_model), ("critic", workload.has_critic)):
         if getattr(settings, f"{key}_model") and not there:
             yield (

@@ -71,7 +71,10 @@ class Columns:
                 raise BadRow(f"column {name!r} holds {name}, which no model here reads: take a set of texts")
         prompt, answer = self._prompt(values)
         if "answer_column" in self.used:
-            answer = _plain(values.pop(self.used["answer_column"], None), self.used["answer_column"])
+            column = self.used["answer_column"]
+            answer = _plain(values.pop(column, None), column)
+            if not answer.strip():
+                raise BadRow(f"column {column!r} is empty here")
         meta = self._given(values, answer)
         return Problem(prompt=prompt, answer=answer or "", meta=meta)
 
@@ -275,7 +278,7 @@ def _plain(value: Any, column: str) -> str:
     """A text or number as text; verl's {"ground_truth": ...} counts by what it holds."""
     if isinstance(value, dict) and "ground_truth" in value:
         value = value["ground_truth"]
-    if value is None:
+    if value is None or value != value:  # NaN: how Parquet has what is missing among numbers
         raise BadRow(f"column {column!r} has no value here")
     if not isinstance(value, (str, int, float)):
         raise BadRow(f"column {column!r} must be text")

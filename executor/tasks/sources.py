@@ -23,9 +23,12 @@ def open_source(
     seed: int,
     *,
     answers: bool = True,
+    training: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> ProblemSource:
     """Where problems come from, with what the algorithm needs of each. `answers`, `say`: see `FileSource`.
+
+    `training`: some of them are to be trained on.
 
     Raises:
         RlhfsimError: task `file` without a path, or a file that cannot be used.
@@ -55,4 +58,10 @@ def open_source(
         return Generated(task=task, difficulty=data.difficulty, seed=seed, preference=preference, share=share)
     if not data.path:
         raise RlhfsimError("data-missing", "task 'file' needs data.path", help="name a file or folder")
+    if training and data.held_out == 1.0:
+        raise RlhfsimError(
+            "nothing-to-train-on",
+            f"data.held_out: {data.held_out:g} leaves no row to train on",
+            help="hold out a smaller share",
+        )
     return FileSource(data, seed=seed, preference=preference, answers=answers, say=say)

@@ -134,8 +134,8 @@ class Quiet:
 
 
 def run(made: Plan, wanted: Settings, out: Path, address: str, **options: Any) -> tuple[FinishedRun, Quiet]:
-    """A launch on the test cluster; rules only where the plan has some."""
-    if made.workload.reward.rules is None:
+    """A launch on the test cluster; rules only where the plan scores with some."""
+    if made.workload.reward.rules is None or not made.workload.generates:
         wanted = replace(wanted, rewards=None)
     heard = Quiet()
     return launch(made, wanted, LaunchOptions(out=out, address=address, **options), heard), heard

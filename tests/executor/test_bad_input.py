@@ -187,6 +187,9 @@ def test_settings_that_the_plan_has_no_use_for_are_refused(
     model_alone = {"reward": {"model": "same"}}
     made = runs.plan("naive", "grpo", tiny_model, layout={"dp": 2, "zero": 2}, workload=model_alone)
     assert _refused(made, tmp_path, tiny_model).code == "rewards-unused"
+    pairs = runs.plan("naive", "dpo", tiny_model)
+    error = _refused(pairs, tmp_path, tiny_model)
+    assert (error.code, "dpo learns from the data alone" in str(error)) == ("rewards-unused", True)
     for key in ("reward", "critic"):
         error = _refused(plan, tmp_path, tiny_model, **{f"{key}_model": str(tiny_model)})
         assert error.code == f"{key}-model-unused"

@@ -472,6 +472,33 @@ def test_a_name_on_the_hub_without_a_network_is_refused_and_does_not_wait(
     ended.set()
 
 
+def test_all_rows_are_held_out_only_where_nothing_is_trained(tmp_path: Path) -> None:
+    data = Data(path=str(_jsonl(tmp_path / "d.jsonl", _rows(20)).path), held_out=1.0)
+    with pytest.raises(RlhfsimError, match="leaves no row to train on"):
+        open_source(data, "grpo", 0)
+    assert len(open_source(data, "grpo", 0, training=False).held_out(50)) == 20
+
+
+def test_an_answer_that_is_missing_or_empty_is_a_bad_row(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "d.parquet"
+    rows = {"prompt": ["a", "b", "c"], "answer": [1.0, float("nan"), None]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    table = tmp_path / "d.csv"
+    table.write_text("prompt,answer\na,1.0\nb,\nc, \n")
+    for file, why in (
+        (path, "2 column 'answer' has no value here"),
+        (table, "2 column 'answer' is empty here"),
+    ):
+        said: list[str] = []
+        source = FileSource(Data(path=str(file), on_bad_row="drop"), say=said.append)
+        assert [(p.prompt, p.answer) for p in source.batch(0, 1)] == [("a", "1.0")]
+        assert len(source) == 1
+        assert why in said[0]
+
+
 def test_the_held_out_share_is_settable(tmp_path: Path) -> None:
     data = _jsonl(tmp_path / "d.jsonl", _rows(20))
     for share, held in ((0.0, 0), (0.25, 5), (1.0, 20)):
