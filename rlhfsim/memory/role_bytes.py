@@ -295,9 +295,24 @@ def _calls(
     `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
     allocator reserves for each byte of tensors that come and go.
     """
-    software = kind.software
-    score_length = 0.0 if software.flash else batch.max_tokens
     standing = _standing(kind, memory.cut(layout), stage)
+    forward, backward = _activations(kind, memory.passed(layout), stage, batch, imbalance, standing.layers)
+    score = _extra(standing.gathered, 0.0, forward, waste)
+    if backward is None:
+        return standing, score, Extra()
+    buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
+    if standing.step > standing.gathered + buffers + backward.peak:
+        return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
+    return standing, score, _extra(standing.gathered, buffers, backward, waste)
+
+
+@lru_cache(maxsize=65536)
+def _activations(
+    kind: RoleKind, fields: tuple[Any, ...], stage: Stage, batch: BatchLengths, imbalance: float, layers: int
+) -> tuple[Activations, Activations | None]:
+    """Of scoring, and of training where the role is trained, wherever its states lie."""
+    software, layout = kind.software, Layout(**dict(zip(memory.PASSED, fields, strict=True)))
+    score_length = 0.0 if software.flash else batch.max_tokens
     forward = activations.forward_activations(
         kind.model,
         layout,
@@ -307,9 +322,8 @@ def _calls(
         score_length=score_length,
         head=software.head,
     )
-    score = _extra(standing.gathered, 0.0, forward, waste)
     if not kind.trained:
-        return standing, score, Extra()
+        return forward, None
     backward = activations.training_activations(
         kind.model,
         layout,
@@ -324,12 +338,9 @@ def _calls(
         frozen=kind.lora is not None,
         compiled=software.stack == "compiled",
     )
-    if (share := _share_kept(kind, layout, standing.layers)) != 1.0:
+    if (share := _share_kept(kind, layout, layers)) != 1.0:
         backward = backward._replace(saved=backward.saved * share)
-    buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
-    if standing.step > standing.gathered + buffers + backward.peak:
-        return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
-    return standing, score, _extra(standing.gathered, buffers, backward, waste)
+    return forward, backward
 
 
 _ACTIVATION = ("mlp_activation_input", "mlp_activation")

@@ -10,7 +10,7 @@ that a framework keeps by mistake, and parameters that a hybrid state-space laye
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -90,8 +90,11 @@ CUT = (
     "offload_fraction",
     "offload_params",
 )
-"""Fields of a layout that decide states and buffers; the others decide activations."""
+"""Fields of a layout that decide states and buffers."""
 cut = attrgetter(*CUT)
+PASSED = tuple(field.name for field in fields(Layout) if not field.name.startswith("offload"))
+"""Those that decide passes, their activations and seconds: all but what lies on the host."""
+passed = attrgetter(*PASSED)
 
 
 def stages(layout: Layout) -> tuple[Stage, ...]:

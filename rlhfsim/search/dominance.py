@@ -37,6 +37,12 @@ def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> In
     return np.asarray(rows[np.argsort(columns[rows].sum(axis=1), kind="stable")])
 
 
+def distinct(columns: Floats) -> Floats:
+    """The columns in which rows differ, equal ones once: the same rows are dominated."""
+    varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(columns) else columns
+    return np.unique(varied, axis=1) if varied.size else columns[:, :1]
+
+
 def _front(columns: Floats, tie: Floats | None) -> Ints:
     """Rows that are not dominated.
 
@@ -83,7 +89,7 @@ def lean(
     for column in agreed:
         assert table.agreed is not None
         classes = mixed(classes, table.agreed[:, column])
-    return np.sort(undominated(columns, classes))
+    return np.sort(undominated(distinct(columns), classes))
 
 
 # --- plans whose rollout never drains ---------------------------------------------------------------

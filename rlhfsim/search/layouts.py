@@ -84,8 +84,7 @@ def role_layouts(
     request: Request, role: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
-    rules = request.rules(role)
-    fixed = request.fix.get(role, {})
+    rules, fixed = request.rules(role), request.fix.get(role, {})
     batch = batch_lengths(request.workload)
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
     dropped: Counter[str] = Counter()

@@ -28,7 +28,7 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.search.agreement import Agreement, Placed, agree, open_classes
 from rlhfsim.search.bound import ruled
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums, together
-from rlhfsim.search.dominance import undominated
+from rlhfsim.search.dominance import distinct, undominated
 from rlhfsim.search.options import OptionTable
 from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -276,9 +276,7 @@ class _Merge:
         values += [part.sums.host[:, None] if subproblem.wants_memory else part.sums.values]
         if subproblem.pace == "pieces" and not subproblem.wants_memory:
             values += [table.times.values[rows] for _, table, rows in placed]
-        columns = np.concatenate(values, axis=1)
-        varied = columns[:, columns.min(axis=0) < columns.max(axis=0)]
-        return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
+        return undominated(distinct(np.concatenate(values, axis=1)), classes)
 
 
 def _role(subproblem: Subproblem, index: int) -> Combinations:

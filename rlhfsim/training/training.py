@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.memory.states import cut
+from rlhfsim.memory.states import PASSED, cut, passed
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
@@ -33,25 +32,6 @@ from rlhfsim.training.work import Work
 BF16 = 2.0
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "gb300")
 """Beginnings of profile names of GPUs whose tables hold attention kernels newer than FlashAttention-2."""
-
-
-BESIDE_UPDATE = (
-    "tp",
-    "pp",
-    "dp",
-    "cp",
-    "ep",
-    "etp",
-    "vp",
-    "zero",
-    "shards",
-    "sequence_parallel",
-    "micro_batch",
-    "pack_tokens",
-    "recompute",
-)
-"""Fields of a layout that decide all but the optimizer step and what lies on the host."""
-beside_update = attrgetter(*BESIDE_UPDATE)
 
 
 class _Asked(NamedTuple):
@@ -113,7 +93,7 @@ def train(
         pack_len,
         software or default_software(backend),
     )
-    through, count = _passed(asked, beside_update(layout))
+    through, count = _passed(asked, passed(layout))
     parts = (*through, *_update(asked, layout, optimizer, count))
     cost = Cost(parts=tuple([x for x in parts if x.seconds > 0]))
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
@@ -122,7 +102,7 @@ def train(
 @lru_cache(maxsize=8192)
 def _passed(asked: _Asked, fields: tuple[Any, ...]) -> tuple[tuple[Part, ...], int]:
     """One optimizer step before its update, and its micro-batches: the same wherever states lie."""
-    layout = Layout(**dict(zip(BESIDE_UPDATE, fields, strict=True)))
+    layout = Layout(**dict(zip(PASSED, fields, strict=True)))
     device, model, lengths, steps, packs = (
         asked.device,
         asked.model,
