@@ -30,7 +30,8 @@ _MINUS_SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
 
 
 def is_right(response: str, answer: str) -> bool:
-    """Whether the response's final answer is `answer`."""
+    """Whether the response's final answer is that of `answer`."""
+    answer = final(answer)
     response = response[-LOOKED_AT:].translate(_MINUS_SIGNS)
     if CODE.fullmatch(answer.strip()):
         inside = _boxed(response)
@@ -42,6 +43,19 @@ def is_right(response: str, answer: str) -> bool:
     if _normal(response) == wanted:
         return True
     return isinstance(wanted, Decimal) and _last_number(_unwrapped(response)) == wanted
+
+
+def final(answer: str) -> str:
+    """What a data set's answer comes to: after its last `####` (GSM8K), in its last box (MATH), or all of it.
+
+    Sources: Cobbe et al. 2021, arXiv 2110.14168, and Hendrycks et al. 2021, arXiv 2103.03874, whose answers
+    are whole solutions.
+    """
+    _, mark, last = answer.rpartition("####")
+    if mark:
+        return last.strip()
+    inside = _boxed(answer)
+    return answer if inside is None else inside
 
 
 def joined(text: str) -> str:

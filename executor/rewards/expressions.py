@@ -18,7 +18,7 @@ import logging
 import re
 from typing import Any
 
-from executor.rewards.answers import CODE, LOOKED_AT, joined
+from executor.rewards.answers import CODE, LOOKED_AT, final, joined
 
 _library: Any = importlib.import_module("math_verify")
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of missing time limits at every call
@@ -28,7 +28,7 @@ _PERCENT = re.compile(r"([-+]?\d[\d.,]*)\s*\\?%")
 
 def is_equal(response: str, answer: str) -> bool:
     """Whether the response's last expression equals `answer`; a code such as `01` is text only."""
-    answer = answer.strip().strip("$")
+    answer = final(answer).strip().strip("$")
     if CODE.fullmatch(answer):
         return False
     # whole: outside a box only the last number of (x+1)^2 would count

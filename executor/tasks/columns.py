@@ -198,6 +198,13 @@ def _column(
     names = [name for name in USUAL[setting] if name in first and name not in taken]
     if wanted != default or not names:
         return None
+    if names[:2] == ["instruction", "input"]:
+        raise RlhfsimError(
+            "data-column",
+            "a question stands in two columns, 'instruction' and 'input'",
+            place=Place(file=str(data.path)),
+            help="write both into one column, or name one with data.prompt_column: the other would be lost",
+        )
     say(f"data: there is no column {wanted!r}, {names[0]!r} is used (data.{setting})")
     return names[0]
 

@@ -87,6 +87,11 @@ def _text(response: str, answer: str = "", **meta: object) -> SampleText:
         (r"\boxed{\text{2:30 PM}}", "2:30 PM", True),
         (r"\textbf{Answer: 5}", "5", True),
         ("12,34,567", "1234567", True),
+        ("so 1234", "48 and 6 are 54\n#### 1,234", True),
+        (r"\boxed{\text{B}}", "first A, then B\n#### B", True),
+        ("54", "48 and 6 are 54\n#### 1,234", False),
+        (r"\boxed{7}", r"We add 3 and 4: \boxed{3 + 4} is $\boxed{7}$.", True),
+        ("4", r"We add 3 and 4: \boxed{3 + 4} is $\boxed{7}$.", False),
         ("the answer is 3/4", "4", False),
         (r"it is $\frac{3}{4}$", "4", False),
         ("so x^2", "2", False),
@@ -163,6 +168,8 @@ EQUAL = [
     (r"\boxed{\text{B}}", "B"),
     (r"\boxed{1\,234 \text{ cm}}", "1234"),
     (r"\boxed{1 234}", "1234"),
+    (r"\boxed{0.75}", "three of four\n#### 3/4"),
+    (r"so $\frac{3}{4}$", r"Three of four, hence $\boxed{\frac34}$."),
 ]
 DIFFERENT = [
     (r"\boxed{50\%}", "5"),

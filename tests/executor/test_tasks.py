@@ -479,6 +479,15 @@ def test_all_rows_are_held_out_only_where_nothing_is_trained(tmp_path: Path) -> 
     assert len(open_source(data, "grpo", 0, training=False).held_out(50)) == 20
 
 
+def test_a_question_in_two_columns_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    row = {"instruction": "translate", "input": "ja", "output": "yes"}
+    data = _jsonl(tmp_path / "d.jsonl", [row] * 3)
+    with pytest.raises(RlhfsimError, match="two columns, 'instruction' and 'input'"):
+        open_source(data, "sft", 0)
+    named = open_source(replace(data, prompt_column="instruction"), "sft", 0)
+    assert named.batch(0, 1)[0].prompt == "translate"
+
+
 def test_an_answer_that_is_missing_or_empty_is_a_bad_row(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
