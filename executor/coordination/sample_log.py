@@ -94,6 +94,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             lines.append(line | {"step": int(line["step"])})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue
     return lines

@@ -95,7 +95,7 @@ def _row(line: str) -> dict[str, float] | None:
         row: dict[str, Any] = json.loads(line)
         odd = {name: float(word) for name, word in row.pop(NON_FINITE, {}).items()}
         return row | {STEP: int(row[STEP])} | odd
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, OverflowError):
         return None
 
 

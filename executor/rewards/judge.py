@@ -132,7 +132,7 @@ class RemoteJudge:
             if isinstance(reason, TimeoutError):
                 raise JudgeError(f"no reply within {timeout_s:g} s") from None
             raise JudgeError(f"{type(error).__name__}: {self._without_key(str(reason))}") from None
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise JudgeError("the reply is no chat completion") from None
 
     def _refused(self, error: urllib.error.HTTPError) -> JudgeError:
@@ -166,7 +166,7 @@ class RemoteJudge:
         try:
             reply = json.loads(self._place(name).read_text())["reply"] if self._settings.cache else None
             return str(reply) if reply is not None else None
-        except (OSError, RlhfsimError, ValueError, KeyError, TypeError):
+        except (OSError, RlhfsimError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _keep(self, name: str, reply: str) -> None:
@@ -200,7 +200,7 @@ def _of_json(reply: str, key: str) -> float | None:
         try:
             value = json.loads(found[0])[key]
             return float(value) if isinstance(value, (int, float, str)) else None
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError, OverflowError):
             continue
     return None
 

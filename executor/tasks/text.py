@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from executor.samples import Tokens
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.loading import convert, parse_json, read_text
 
 Message = Mapping[str, str]
 """One turn of a conversation: `role` and `content`."""
@@ -20,6 +21,16 @@ Prompt = str | tuple[Message, ...]
 _ANSWER = "@@answer@@"
 """Stands for an answer in a conversation that is only shown."""
 TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
+
+
+STOPS = "eos_token_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopKeys:
+    """What is read of a generation config."""
+
+    eos_token_id: int | tuple[int, ...] | None = None
 
 
 def shown(prompt: Prompt) -> str:
@@ -133,12 +144,19 @@ def _turns(prompt: Prompt) -> Sequence[Message]:
 
 
 def _stops(folder: Path) -> list[int]:
-    """End-of-sequence ids; the generation config goes before the model's."""
+    """End-of-sequence ids; the generation config goes before the model's.
+
+    Raises:
+        RlhfsimError: one of them is no JSON object, or its ids are no whole numbers.
+    """
     for name in CONFIGS:
         path = folder / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return [int(i) for i in (ids if isinstance(ids, list) else [ids])]
+        if path.is_file():
+            source = parse_json(read_text(path), str(path))
+            data = convert(dict[str, Any], source)
+            ids = convert(StopKeys, source, {k: v for k, v in data.items() if k == STOPS}).eos_token_id
+            if ids is not None:
+                return [ids] if isinstance(ids, int) else list(ids)
     return []
 
 

@@ -56,6 +56,17 @@ def test_model_folder_without_tokenizer_is_refused(plan: Plan, tiny_model: Path,
     assert _refused(plan, tmp_path, model).code == "no-tokenizer"
 
 
+@pytest.mark.parametrize("text", ['{"eos_token_id": "x"}', '{"eos_token_id": [1, [2]]}', "[]", "[" * 100_000])
+def test_a_generation_config_whose_stops_are_none_is_refused(
+    text: str, plan: Plan, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "generation_config.json").write_text(text)
+    place = _refused(plan, tmp_path, model).place
+    assert place is not None
+    assert place.file == str(model / "generation_config.json")
+
+
 def test_model_folder_without_weights_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     assert _refused(plan, tmp_path, model).code == "no-weights"

@@ -111,6 +111,8 @@ def test_a_judge_is_asked_with_the_sample_and_its_last_score_counts(server: Serv
         ("Score: 0", {}, 0.0),
         ("I like it", {}, None),
         ('{"grade": null}', {"json_key": "grade"}, None),
+        ('{"grade": ' + "[" * 100_000 + "}", {"json_key": "grade"}, None),
+        ('{"grade": 1' + "0" * 400 + "}", {"json_key": "grade"}, None),
     ],
 )
 def test_a_score_is_read_as_the_settings_say(
@@ -118,6 +120,11 @@ def test_a_score_is_read_as_the_settings_say(
 ) -> None:
     server.answer = lambda n, text: says(reply)
     assert scores(rule(server, retries=0, on_error="drop", **changes), "r") == [value]
+
+
+def test_a_reply_nested_deep_is_no_score_and_no_crash(server: Server) -> None:
+    server.answer = lambda n, text: (200, {}, "[" * 100_000)
+    assert scores(rule(server, retries=0, on_error="drop"), "r") == [None]
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_is_not(

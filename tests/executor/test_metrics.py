@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from executor.algorithms.iteration import Learned
+from executor.coordination import sample_log
 from executor.coordination.metrics import (
     critical_share,
     engine_metrics,
@@ -217,6 +218,14 @@ def test_lines_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     file.log(0, {"reward/mean": 0.5})
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 0, "reward/mean": 0.5}]
     file.close()
+
+
+def test_lines_that_no_parser_reads_are_left_out(tmp_path: Path) -> None:
+    whole = '{"step": 1, "a": 2}'
+    bad = ["[" * 100_000, '{"step": 1e999}', '{"step": [1]}', "7", '{"step": 2, "nonfinite": {"a": []}}', "{"]
+    (tmp_path / "lines.jsonl").write_text("\n".join([*bad[:3], whole, *bad[3:]]))
+    assert [row["a"] for row in read_metrics(tmp_path / "lines.jsonl") if "a" in row] == [2]
+    assert [line["a"] for line in sample_log.read(tmp_path / "lines.jsonl") if "a" in line] == [2]
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path: Path) -> None:
