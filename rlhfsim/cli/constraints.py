@@ -40,6 +40,7 @@ from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Architecture, Residency
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.units import DAY, Dimension, format
+from rlhfsim.what_if.framework_rules import elsewhere
 from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
@@ -280,7 +281,9 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
     check_layouts(request, models)
     shared = [p for work in workloads for p in partitions(replace(request, workload=work), models)]
     if not shared:
-        raise bad_option(f"{_narrowed_by(request)} leave no way to share the GPUs", _why_empty(request))
+        raise bad_option(
+            f"no way to share the GPUs is left by {_narrowed_by(request)}", _why_empty(request, models)
+        )
     if any(len(splits(request, partition)) for partition in shared):
         return
     free = replace(
@@ -290,7 +293,8 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
     sizes = pool_sizes(free, models, of)
     listed = ", ".join(map(str, sizes[:12])) + (", ..." if len(sizes) > 12 else "")
     raise bad_option(
-        f"{_narrowed_by(request)} leave no split of the GPUs", f"the pool of the {of} may have {listed} GPUs"
+        f"no split of the GPUs is left by {_narrowed_by(request)}",
+        f"the pool of the {of} may have {listed} GPUs",
     )
 
 
@@ -304,10 +308,10 @@ def _narrowed_by(request: Request) -> str:
     return " and ".join(parts) or "these choices"
 
 
-def _why_empty(request: Request) -> str:
+def _why_empty(request: Request, models: Models) -> str:
     path = request.weight_path
     if path is None:
-        return "drop one of them"
+        return elsewhere(request, models) or "drop one of these"
     rules = WEIGHT_PATHS[path]
     if rules.adapters_only and request.workload.lora is None:
         return f"weight path {path} moves adapters only: add --allow lora"
@@ -318,7 +322,7 @@ def _why_empty(request: Request) -> str:
         return f"weight path {path} needs actor and rollout on the same GPUs"
     if rules.pools == "two":
         return f"weight path {path} needs actor and rollout on GPUs of their own"
-    return "drop one of them"
+    return elsewhere(request, models) or "drop one of these"
 
 
 # --- targets ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
-from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.framework_rules import elsewhere, rules_broken
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
@@ -278,7 +278,8 @@ def _refusal(alternative: Alternative, pricer: Pricer) -> str:
         if alternative.question.request.fix.get(role) and counts:
             return counts.most_common(1)[0][0]
         return f"no layout of the {role} on these GPUs is like that"
-    return "no way to share these GPUs allows it"
+    question = alternative.question
+    return elsewhere(question.request, question.models) or "no way to share these GPUs allows it"
 
 
 def _nothing(

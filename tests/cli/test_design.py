@@ -73,6 +73,32 @@ def test_the_first_screen_is_the_answer(tmp_path: Path) -> None:
     assert "certificate" not in result.output
 
 
+def test_every_kind_of_plan_is_on_the_first_screen_and_none_is_cut_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--allow", "async,rollout-logprobs", "--steps", "100", "--deadline", "1d", "--budget", "1MUSD")
+    machine = json.loads(tiny(*asked, "--json", out=tmp_path).output)
+    kinds = [other["kind"] for other in machine["runners_up"]]
+    assert len(kinds) > 2
+    for width in (100, 80, 40):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = tiny(*asked, out=tmp_path).output
+        assert width < 100 or len(shown.splitlines()) <= MOST
+        words = " ".join(shown.split())
+        for kind in kinds:
+            assert kind.replace(", roles", ",").replace(" with ", ", ") in words
+
+
+@pytest.mark.parametrize("how", [("--architecture", "naive"), ("--why-not", "naive")], ids=" ".join)
+def test_a_kind_that_the_framework_does_not_run_names_those_that_do(
+    tmp_path: Path, how: tuple[str, str]
+) -> None:
+    result = tiny("--framework", "nemo-rl", *how, out=tmp_path)
+    text = f"{result.output} {getattr(result.exception, 'help', '')}"
+    said = " ".join(text.split())
+    assert "NeMo-RL runs no such plan; these do: --framework rlhfsim --backend deepspeed" in said
+
+
 def test_what_changes_learning_stands_in_the_verdict_and_the_screen_stays_one(tmp_path: Path) -> None:
     asked = ("--allow", "async,rollout-logprobs", "--architecture", "async", "--max-staleness", "2")
     more = ("--steps", "100", "--require", "step_time<1h", "--require", "oom<50%")

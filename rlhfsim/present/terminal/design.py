@@ -23,7 +23,7 @@ from rlhfsim.present.terminal.choices import front_dict, missing_dict, missing_t
 from rlhfsim.present.terminal.console import LABEL, labelled, put
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, summary, targets
-from rlhfsim.present.terminal.ranking import proof, ranked, rounded
+from rlhfsim.present.terminal.ranking import proof, ranked, rounded, unlisted
 from rlhfsim.present.words import gpus
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
@@ -32,8 +32,13 @@ from rlhfsim.what_if.fewer_gpus import FewerGpus
 from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
-LEANER = ((6, True), (5, True), (4, True), (3, True), (3, False), (2, False), (0, False))
-"""Rows of the table of plans on the first screen, and whether the nearest run is named."""
+LEANER = (
+    *((rows, True, True) for rows in (6, 5, 4, 3)),
+    (3, False, True),
+    *((rows, False, False) for rows in (4, 3, 2, 0)),
+)
+"""Rows of the table of plans on the first screen, whether the nearest run is named, and whether lines stay
+blank between tables. What the table leaves out is named in a line."""
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -64,13 +69,16 @@ def show_first(
     goals = [targets(extras.verdicts)] if extras.verdicts else []
     tables = [first.roles(plan, width), first.phases(plan, width)]
     fixed = first.lines(console, [*head, *goals, *tables]) + len(following)
-    for rows, measured in LEANER:
+    for rows, measured, spaced in LEANER:
         says = labelled({label: text for label, text in verdict.items() if measured or label != "measured"})
         plans = [first.tight(ranked(answer, width, rows), None)] if rows else []
-        blank: list[RenderableType] = [""] * bool(rows)
-        if fixed + (len(tables) + 1) * len(blank) + first.lines(console, [says, *plans]) <= first.MOST:
+        left_out = unlisted(answer, rows)
+        rest = [labelled({"others": left_out})] if left_out else []
+        blank: list[RenderableType] = [""] * spaced
+        blanks = (len(tables) + len(plans)) * len(blank)
+        if fixed + blanks + first.lines(console, [says, *plans, *rest]) <= first.MOST:
             break
-    for part in [*head, says, *goals, *chain.from_iterable((*blank, x) for x in [*tables, *plans])]:
+    for part in [*head, says, *goals, *chain.from_iterable((*blank, x) for x in [*tables, *plans]), *rest]:
         console.print(part, highlight=False)
     for line in following:
         put(console, line)

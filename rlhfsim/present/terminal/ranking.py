@@ -12,7 +12,6 @@ from rlhfsim.present import words
 from rlhfsim.present.tables import WORDS, TableData, grid
 from rlhfsim.present.terminal.choices import short_kind
 from rlhfsim.present.terminal.console import NARROW, WIDTH, filled
-from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.rivals import TOLERANCE
@@ -35,7 +34,6 @@ def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
     """
     assert answer.chosen is not None
     assert answer.best is not None
-    plans, asked = [answer.best, *answer.runners_up], answer.request.workload
     wide = width >= NARROW
     titles = [
         ">#",
@@ -47,24 +45,41 @@ def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
         ">memory",
         ">USD",
     ]
-    rows = [(str(i), *_row(plan, asked, wide=wide)) for i, plan in enumerate(plans, start=1)]
-    for i, gap in enumerate(answer.gaps, start=1):
-        if _open(gap):
-            number, name, *figures = rows[i]
-            rows[i] = number, f"{name} {UNPROVEN}", *figures
-    if answer.simpler:
-        rows.insert(0, ("*", *_row(answer.chosen, asked, wide=wide)))
-        if most is not None and short_kind(answer.best, asked) == short_kind(answer.chosen, asked):
-            del rows[1]
-    rows = rows[:most]
+    rows: list[tuple[str, ...]] = []
+    for number, plan, name in _listed(answer, short=most is not None)[:most]:
+        rows.append((number, name, *_row(plan, wide=wide)))
     styles = ["bold green", *[""] * (len(rows) - 1)] if rows else []
     return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
 
 
-def _row(plan: Plan, asked: Workload, *, wide: bool) -> list[str]:
+def unlisted(answer: Design, most: int) -> str:
+    """Kinds of plans that `most` rows leave out, each with its step: none is without a word."""
+    rest = _listed(answer, short=True)[max(1, most) :]
+    return "; ".join(f"{name} {format(plan.prediction.step_s, 's')}" for _, plan, name in rest)
+
+
+def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
+    """Number, plan and name of each, the chosen one first.
+
+    Without the best in `short` where that is of the kind of the chosen one.
+    """
+    assert answer.chosen is not None
+    assert answer.best is not None
+    asked, gaps = answer.request.workload, [0.0, *answer.gaps]
+    rows = [
+        (str(i), plan, short_kind(plan, asked) + f" {UNPROVEN}" * _open(gap))
+        for i, (plan, gap) in enumerate(zip([answer.best, *answer.runners_up], gaps, strict=True), start=1)
+    ]
+    if answer.simpler:
+        name = short_kind(answer.chosen, asked)
+        same = short and short_kind(answer.best, asked) == name
+        rows = [("*", answer.chosen, name), *rows[same:]]
+    return rows
+
+
+def _row(plan: Plan, *, wide: bool) -> list[str]:
     p = plan.prediction
     return [
-        short_kind(plan, asked),
         *words.layout_labels(plan),
         format(p.step_s, "s"),
         *[f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu)] * wide,
