@@ -31,8 +31,8 @@ from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import rules_ahead, rules_cost, rules_latency
 from rlhfsim.step.framework_overhead import controller, trains_pieces
+from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 
 
 def objective_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:

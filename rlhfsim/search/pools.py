@@ -26,7 +26,7 @@ from rlhfsim.memory.components import SyncBytes
 from rlhfsim.memory.residency import peak_moments
 from rlhfsim.memory.risk import fitting
 from rlhfsim.search.agreement import Agreement, Placed, agree, open_classes
-from rlhfsim.search.bound import ruled
+from rlhfsim.search.bound import head_seconds, ruled
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums, together
 from rlhfsim.search.dominance import distinct, undominated
 from rlhfsim.search.options import OptionTable
@@ -97,8 +97,6 @@ class Subproblem:
     doubt: float = 1.0
     max_memory: float
     """Most bytes on a GPU that the user wants."""
-    head: float
-    """Seconds between generation and the first forward call: rules that are not overlapped."""
     sync_seconds: SyncSeconds | None
     """Of the weight path, where actor and rollout both sit here."""
     shares_host: bool
@@ -284,14 +282,17 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     table, role = subproblem.tables[index], subproblem.group[index]
     times, none = table.times, np.zeros(len(table))
     each = min(subproblem.gpus, subproblem.hardware.gpus_per_node)
-    if role == "rollout":
-        generate = table.continuous if subproblem.pace == "continuous" else times.ready
-        columns = [generate, times.unload, none, none, none]
+    scored = none
+    if role == "rollout" and subproblem.pace == "continuous":  # whose rules are the learner's
+        columns = [table.continuous, times.unload, none, none, none]
+    elif role == "rollout":
+        columns = [times.ready, times.unload, none, none, none]
+        scored = ruled(subproblem.workload, table.pieces, streamed=subproblem.rules_streamed)
     else:
         score = times.of_call(train=False).sum(axis=0)
         last = times.unload if [role] == subproblem.scoring[-1:] else none
         columns = [none, none, score - last, score, times.training]
-    columns += [table.host * each, _ruled(subproblem, table) if role == "rollout" else none]
+    columns += [table.host * each, scored]
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
         columns += list((table.pieces if role == "rollout" else np.zeros_like(table.pieces)).T)
     workload = subproblem.workload
@@ -306,12 +307,6 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     )
 
 
-def _ruled(subproblem: Subproblem, table: OptionTable) -> Floats:
-    if subproblem.pace == "continuous":  # whose rules are the learner's
-        return np.zeros(len(table))
-    return ruled(subproblem.workload, table.pieces, streamed=subproblem.rules_streamed)
-
-
 def _add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) -> None:
     """Adds the weight path where actor and rollout of this pool have both been merged."""
     group = [subproblem.group[i] for i in order]
@@ -323,7 +318,7 @@ def _add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) 
 def _numbers(subproblem: Subproblem, sums: Sums) -> Numbers:
     """What combinations contribute to the step; the peak is filled in later."""
     scores = subproblem.scoring
-    begin = np.maximum(sums.unload, subproblem.head) if scores else sums.unload
+    begin = np.maximum(sums.unload, head_seconds(subproblem.workload)) if scores else sums.unload
     return Numbers.of(
         (len(sums),),
         sums.pieces,
@@ -381,8 +376,7 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floa
     columns += [numbers.host] if subproblem.shares_host else []
     if subproblem.pace == "pieces" and not subproblem.wants_memory:
         streamed = _streamed(subproblem, rows)
-        # last: scoring of the whole batch, without the last unload
-        columns += [*streamed, numbers.r - streamed[0]]
+        columns += [*streamed, numbers.r - streamed[0]]  # last: the whole batch, without the last unload
     placed = list(zip(subproblem.group, subproblem.tables, rows.T, strict=True))
     return np.stack(columns, axis=1), _classes(subproblem, placed, by_layout=subproblem.sync_seconds is None)
 
@@ -390,8 +384,7 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floa
 def _streamed(subproblem: Subproblem, rows: Ints) -> Floats:
     """(4, n) seconds of scoring that takes samples as they finish, and of what cannot; then of training.
 
-    A pool keeps the order of its calls: behind one that waits for the whole batch (its role is
-    moved in or out) none streams.
+    A pool keeps the order of its calls: behind one that waits for the whole batch (it is moved) none streams.
     """
     seconds, going = np.zeros((4, len(rows))), np.ones(len(rows), dtype=np.bool_)
     for call in subproblem.calls:

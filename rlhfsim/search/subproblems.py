@@ -13,7 +13,7 @@ import numpy as np
 from rlhfsim.memory.components import NO_SYNC, SyncBytes
 from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.search.agreement import Agreement, agree_apart, agreements
-from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound, rules_streamed
+from rlhfsim.search.bound import learner_seconds, objective_bound, rules_streamed
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.least import Least, generating, least
@@ -259,7 +259,6 @@ class Subproblems:
             max_oom=self.request.max_oom,
             doubt=self.pricer.doubt,
             max_memory=inf if self.request.max_memory is None else self.request.max_memory,
-            head=head_seconds(self.request.workload),
             sync_seconds=between,
             frees=freeing(self.request, partition),
             whole=len(skeleton.sizes) == 1,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import framework
-from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.role_bytes import software_of
@@ -34,6 +34,7 @@ from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias
 from rlhfsim.step.framework_overhead import controller, framework_call, launched_layers, trains_pieces
+from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
@@ -219,26 +220,6 @@ def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
     params = setting.models.params_of(phase)
     known = bias(phase, params, setting.placement, setting.workload, setting.cluster, pool)
     return 1.0 if known is None else known.factor.value
-
-
-def rules_ahead(workload: Workload, name: str | None) -> bool:
-    """Whether rules score responses while the framework decodes others."""
-    return not workload.rules_first and name is not None and framework(name).rules_ahead(workload)
-
-
-def rules_latency(workload: Workload) -> float:
-    """Seconds of one response."""
-    rules = workload.reward.rules
-    assert rules is not None
-    return rules.seconds_per_sample
-
-
-def rules_cost(workload: Workload) -> Cost:
-    """Rule rewards on parallel CPU workers, or requests to a judge: n t / workers, at least t."""
-    rules = workload.reward.rules
-    assert rules is not None
-    seconds = rules.seconds_per_sample * max(1.0, workload.num_rewarded / rules.workers)
-    return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
 
 
 def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:

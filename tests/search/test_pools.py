@@ -97,7 +97,6 @@ def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
         "sync": NO_SYNC,
         "max_oom": 0.1,
         "max_memory": inf,
-        "head": 0.0,
         "sync_seconds": between,
         "shares_host": False,
         "pace": "batches",

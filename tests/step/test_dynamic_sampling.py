@@ -25,7 +25,8 @@ from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.calls import Setting, rules_cost
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.rule_rewards import rules_cost
 
 ROLE = RolePlacement(pool="t", layout=Layout(dp=8))
 APART = Placement(
