@@ -29,6 +29,8 @@ from rlhfsim.present.terminal.odds import summary
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
 
+AT = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
+"""Relation of a target in words."""
 SEARCHING = "Searching: the first answer comes within two seconds."
 
 
@@ -116,7 +118,10 @@ def targets(answer: Answer) -> Iterator[Component]:
 def _target(v: Verdict) -> str:
     likely = "" if v.probability is None else f"; met with a probability of {words.likely(v.probability)}"
     kept = "Met" if v.met else "Missed"
-    return f"{kept}: {v.requirement.text}; it is {shown(v.requirement, v.actual)}{likely}"
+    asked = v.requirement
+    quantity, limit = asked.quantity.replace("_", " "), shown(asked, asked.value)
+    reached = shown(asked, v.actual)
+    return f"{kept}: {quantity} {AT[asked.relation]} {limit}; it is {reached}{likely}"
 
 
 # --- figures ----------------------------------------------------------------------------------------

@@ -95,6 +95,10 @@ def compare(page: Any) -> None:
     assert all(part in page.url for part in ("gpus=1", "gpu=l4", "framework=rlhfsim", "backend="))
     page.click("#tabs button:nth-child(2)")
     assert page.locator("#table tr.now").count() == 1
+    outside = (
+        "[...document.querySelectorAll('#table .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    assert page.evaluate(outside) == 0
     page.fill("#field-prompts input", "32")
     page.wait_for_selector("#table .status.warn", timeout=WAIT_MS)
 

@@ -43,6 +43,7 @@ def test_a_table_is_that_of_choose_and_a_row_sets_the_controls(table: Comparison
     assert table.done == table.total == len(table.options) == 2
     page = shown(table)
     assert "rlhfsim choose --model 0.5b" in page
+    assert '"data-title": "P10-P90"' in page
     assert "Cheapest: 1 x l4 with trl on " in page
     best = table.options[0]
     row = f"1|l4|trl|{best.backend}"
