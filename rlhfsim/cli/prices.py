@@ -10,6 +10,7 @@ import click
 from rlhfsim.cli.inputs import GPU
 from rlhfsim.cli.params import FILE, bad_option, emit, json_option, on_command_line, option
 from rlhfsim.present.terminal import prices as view
+from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.prices import ENVIRONMENT, prices_over
 from rlhfsim.specs.hardware.profile_files import find_profile
 
@@ -39,5 +40,5 @@ def prices(name: str | None, file: Path | None, as_json: bool) -> None:
     emit(
         as_json,
         lambda: view.prices_dict(shown),
-        lambda: view.listing(shown) if wanted is None else view.sheet(wanted, known[wanted]),
+        lambda: view.listing(shown, console().width) if wanted is None else view.sheet(wanted, known[wanted]),
     )

@@ -99,7 +99,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     emit(
         given["as_json"],
         lambda: size_dict(answer, targets, given["confidence"]),
-        lambda: show(console(), answer, targets, given["confidence"]),
+        lambda: show(console(), answer, targets, given["confidence"], given["steps"]),
     )
     ctx.exit(0 if answer.best is not None else 1)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlhfsim.plan import NearestRun, Plan
 from rlhfsim.present.basis import profile_of
+from rlhfsim.present.words import signed
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.step.measured import mixer_of
 
@@ -35,7 +36,7 @@ def _where(run: NearestRun) -> str:
 
 
 def _error(run: NearestRun) -> str:
-    return f"our error there {100 * run.error:+.0f} %"
+    return f"our error there {signed(run.error)}"
 
 
 def borrowed_text(profile: Profile) -> str | None:

@@ -254,8 +254,9 @@ def likely(probability: float) -> str:
 
 
 def signed(share: float, decimals: int = 0) -> str:
-    """`+12 %`, `-3 %`."""
-    return f"{share:+.{decimals}%}".replace("%", " %")
+    """`+12 %`, `-3 %`, `0 %`."""
+    rounded = round(100 * share, decimals)
+    return f"{rounded:+,.{decimals}f} %" if rounded else f"{0:.{decimals}f} %"
 
 
 def seconds(value: float) -> str:

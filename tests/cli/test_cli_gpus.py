@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.cli.gpus import gpus
+from rlhfsim.cli.prices import prices
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.profiles import profile_names
 
@@ -55,3 +56,15 @@ def test_an_unknown_name_suggests_a_known_one() -> None:
         run("h1000")
     assert "h100" in (caught.value.help or "")
     assert caught.value.place is not None
+
+
+@pytest.mark.parametrize("columns", [100, 80, 40])
+def test_no_price_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = CliRunner().invoke(prices, []).output
+    assert "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= max(60, columns)
+    for gpu, markets in json.loads(CliRunner().invoke(prices, ["--json"]).output)["prices"].items():
+        assert gpu in shown
+        for price in markets.values():
+            assert f"({price['low']:g}-{price['high']:g})" in shown

@@ -40,7 +40,17 @@ def test_the_answer_names_the_size_what_was_tried_and_the_plan(tmp_path: Path) -
     assert result.output.startswith("1 x ")
     for word in ("what was tried", "meets the targets", "cost as little", "the plan"):
         assert word in result.output
+    assert "32 prompts x 4 responses; prompt 1,024 tokens" in result.output
+    assert "it fits with a probability of" in result.output
     assert sum(h.gpus for h in read_plan(out).hardware) == 1
+
+
+def test_the_whole_run_has_its_interval_in_time_and_money() -> None:
+    asked = ("--require", "cost_of_run<10000", "--steps", "100", "--objective", "cost")
+    best = json.loads(run(*asked, "--json").output)["best"]["odds"]
+    text = " ".join(run(*asked).output.split())
+    assert "with failures and restarts P10-P90" in text
+    assert f"to {best['usd'][2]:,.3g} USD (range of prices)" in text
 
 
 def test_json_has_the_promised_keys() -> None:

@@ -31,7 +31,7 @@ from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
 from rlhfsim.present.terminal.plan import header
-from rlhfsim.present.words import pools
+from rlhfsim.present.words import pools, signed
 from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -405,3 +405,10 @@ def test_a_resource_that_takes_little_stands_in_the_numbers_alone(plan: Plan) ->
     assert "Disks" not in [trace["name"] for trace in (figure.plot or {})["data"]]
     assert "disks (s)" in [str(title).removeprefix(">") for title in figure.table.head]
     assert "less than 1 % is in the numbers" in figure.how
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.12, "+12 %"), (-0.004, "0 %"), (0.0, "0 %"), (-0.034, "-3 %"), (12.0, "+1,200 %")]
+)
+def test_a_share_without_a_digit_has_no_sign(share: float, text: str) -> None:
+    assert signed(share) == text

@@ -24,7 +24,7 @@ from rlhfsim.present.terminal.console import LABEL, labelled, put
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, summary, targets
 from rlhfsim.present.terminal.ranking import proof, ranked, rounded, unlisted
-from rlhfsim.present.words import gpus
+from rlhfsim.present.words import gpus, signed
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.design import Design
@@ -103,7 +103,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     if answer.fewer is not None:
         yield "warning", _hungry(plan, answer.fewer)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
-        saved = f"{-100 * (other.saved or 0.0):+.0f} %"
+        saved = signed(-(other.saved or 0.0))
         yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
     yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
     yield "run by", _runner(answer)

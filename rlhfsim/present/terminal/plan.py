@@ -250,7 +250,7 @@ def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
 
 def _where(plan: Plan, role: RolePlacement | RolloutPlacement) -> str:
     pool = plan.placement.pool(role.pool)
-    where = f"{pool.start}-{pool.start + pool.gpus - 1}"
+    where = f"{pool.start}" if pool.gpus == 1 else f"{pool.start}-{pool.start + pool.gpus - 1}"
     if len(plan.hardware) > 1:
         where += f" {plan.hardware[pool.hardware].profile}"
     return f"{where} {pool.name}" if len(plan.placement.pools) > 1 else where

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.present.tables import grid
-from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.tables import WORDS, grid
+from rlhfsim.present.terminal.console import WIDTH, drawn, labelled, within
 from rlhfsim.specs.hardware.hardware import Price
 from rlhfsim.specs.hardware.prices import DEFAULT, MARKETS, Market, Prices
 
@@ -28,14 +28,15 @@ def ranged(price: Price | None) -> str:
     return f"{price.value:g}" + (f" ({price.low:g}-{price.high:g})" if price.low < price.high else "")
 
 
-def listing(known: Prices) -> Sequence[RenderableType]:
+def listing(known: Prices, width: int = WIDTH) -> Sequence[RenderableType]:
     """A line a GPU."""
     titles = ("GPU", *(f">{market}" for market in MARKETS), "date")
     rows = [
         (gpu, *(ranged(markets.get(m)) for m in MARKETS), markets[DEFAULT].date if DEFAULT in markets else "")
         for gpu, markets in sorted(known.items())
     ]
-    return drawn(grid(titles, rows), None), Text(NOTE)
+    fit = dict.fromkeys(titles[1:-1], WORDS)  # a narrow terminal breaks before a range and cuts no figure
+    return drawn(within(grid(titles, rows, fit=fit, spare=("date",)), width), None), Text(NOTE)
 
 
 def sheet(gpu: str, markets: Mapping[Market, Price]) -> Sequence[RenderableType]:

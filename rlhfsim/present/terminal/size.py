@@ -35,7 +35,13 @@ MEANINGS = {
 # --- for people -------------------------------------------------------------------------------------
 
 
-def show(console: Console, answer: Sizing, targets: Sequence[Requirement], confidence: float) -> None:
+def show(
+    console: Console,
+    answer: Sizing,
+    targets: Sequence[Requirement],
+    confidence: float,
+    steps: int | None = None,
+) -> None:
     """Print the answer, what was tried, and the plan."""
     wanted = f"{', '.join(t.text for t in targets)} with a probability of {percent(confidence)}"
     if answer.best is None or answer.best.plan is None:
@@ -54,8 +60,9 @@ def show(console: Console, answer: Sizing, targets: Sequence[Requirement], confi
     for line in _notes(answer):
         console.print(indented(Text(line)))
     console.rule("the plan", align="left", style="dim")
+    rows = first.verdict(plan) | {"odds": odds_view.summary(best.odds, steps)}
     title = Text(view.task(plan), style="bold")
-    for part in (title, labelled(first.verdict(plan)), first.roles(plan, console.width)):
+    for part in (title, Text(view.batch(plan)), labelled(rows), first.roles(plan, console.width)):
         console.print(part)
 
 
