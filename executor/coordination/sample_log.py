@@ -48,7 +48,7 @@ class SampleLog:
         prompts = self._decode([s.prompt for s in chosen])
         responses = self._decode([s.response for s in chosen])
         lines = [
-            _line(part, step, *texts) | self._environment(texts[0])
+            {**_line(part, step, *texts), **self._environment(texts[0])}
             for texts in zip(chosen, prompts, responses, strict=True)
         ]
         with self._path.open("a", encoding="utf-8") as file:

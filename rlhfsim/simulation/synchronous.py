@@ -160,7 +160,9 @@ class _Launch:
             yield self.simulator.all_of([turn.ready, self.arrived[piece], *needs])
             ran = yield from self.simulator.work(share, self.number, version=self.number, piece=piece)
             turn.leave()
-            soonest = self.arrived[piece].value + step.latency_s
+            arrived = self.arrived[piece].value
+            assert arrived is not None, "it was waited for"
+            soonest = arrived + step.latency_s
             yield self.simulator.env.timeout(max(0.0, soonest - ran.end))
             end = max(ran.end, soonest)
             before = self.ran.done.get(step.name, Done(start=ran.start, end=end, cost=step.cost))
