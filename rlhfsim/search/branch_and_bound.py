@@ -18,7 +18,7 @@ import numpy as np
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.candidates import Candidate, judged, streaming_seconds, value
+from rlhfsim.search.candidates import Candidate, Steps, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.columns import Floats, Ints, Numbers
 from rlhfsim.search.dominance import Beside, rollout_of
@@ -77,15 +77,17 @@ class Search:
         sizes: tuple[int, ...] | None = None,
         rivals: bool = True,
         tolerance: float = 0.0,
+        steps: Steps | None = None,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
         `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
         skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not. The best plan is
-        proven up to `tolerance`: none is shorter by more than that share of it.
+        proven up to `tolerance`: none is shorter by more than that share of it. `steps`: see `judged`.
         """
         self._tolerance = tolerance
         self._known: list[Branch] | None = None
+        self.steps: Steps = {} if steps is None else steps
         self._partly = False
         """Whether it proves no more than is cheap."""
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
@@ -137,9 +139,8 @@ class Search:
                 if name not in bounds:
                     bounds[name] = self._bounded(partition, rows)
                 bound, legal, fitting = bounds[name]
-                branches.append(
-                    Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
-                )
+                branch = Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
+                branches.append(branch)
         self._known = branches
         return branches
 
@@ -160,7 +161,7 @@ class Search:
     ) -> SearchResult:
         """The best plan of a part of the space that was searched, with all that is known of it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
-        other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance)
+        other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance, steps=self.steps)
         other.subproblems, other.best = self.subproblems.of(request), start
         other._known = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
         other._deadline, other._partly = self._deadline, True
@@ -380,7 +381,8 @@ class Search:
     def _judge(self, placement: Placement, *, proves: bool) -> Candidate | None:
         """The simulated plan; simulated once, even if the warm start met it first."""
         if placement not in self._seen:
-            self._seen[placement] = judged(self.request, self.models, placement, cutoff=self.limit)
+            limit, steps = self.limit, self.steps
+            self._seen[placement] = judged(self.request, self.models, placement, cutoff=limit, steps=steps)
         candidate = self._seen[placement]
         label, wanted = placement.architecture, self.request.architecture
         if label in self.request.left_out or wanted not in (None, label):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import least_seconds
-from rlhfsim.simulation.run import simulate
+from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.calls import Setting
@@ -18,6 +19,10 @@ from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3
 """Steps that are simulated where staleness is allowed: measured ones, and those before."""
+
+
+Steps = dict[Placement, tuple[Iteration, float]]
+"""Simulated steps of plans, and up to which cutoff they say enough: inf where all of it was simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +62,57 @@ def value(request: Request, candidate: Candidate) -> float:
 
 
 def judged(
-    request: Request, models: Models, placement: Placement, *, cutoff: float | None = None
+    request: Request,
+    models: Models,
+    placement: Placement,
+    *,
+    cutoff: float | None = None,
+    steps: Steps | None = None,
 ) -> Candidate | None:
     """A plan with its simulated step; None where it may not run.
 
-    `cutoff`: an asynchronous plan whose interval lies above it is not simulated to the end.
+    `cutoff`: an asynchronous plan whose interval lies above it is not simulated to the end. `steps`: plans
+    of the same work and cluster that were simulated, to which this one is added.
     """
     doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
     memory = ledger(models, placement, request.workload, request.cluster, doubt=doubt)
     if risk(request, memory):
         return None
-    return simulated(request, models, placement, memory, cutoff=cutoff)
+    return simulated(request, models, placement, memory, cutoff=cutoff, steps=steps)
 
 
 def simulated(
-    request: Request, models: Models, placement: Placement, memory: Ledger, *, cutoff: float | None = None
+    request: Request,
+    models: Models,
+    placement: Placement,
+    memory: Ledger,
+    *,
+    cutoff: float | None = None,
+    steps: Steps | None = None,
 ) -> Candidate:
-    """The step on the KV capacity that the ledger leaves, in steady state where staleness is allowed."""
+    """The step on the KV capacity that the ledger leaves; see `judged`."""
+    steps = {} if steps is None else steps
+    highest = math.inf if cutoff is None else cutoff
+    if placement in steps and highest <= steps[placement][1]:
+        return Candidate(placement=placement, iteration=steps[placement][0], ledger=memory)
     setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
-    step = timed(setting, kv_tokens, cutoff=cutoff)
-    return Candidate(placement=placement, iteration=step, ledger=memory)
+    run = _simulated(setting, kv_tokens, cutoff)
+    steps[placement] = run.iteration, highest if run.stopped else math.inf
+    return Candidate(placement=placement, iteration=run.iteration, ledger=memory)
 
 
-def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = None) -> Iteration:
+def timed(setting: Setting, kv_tokens: float | None) -> Iteration:
     """The simulated step of a plan that is taken to fit; without randomness, on expected lengths."""
+    return _simulated(setting, kv_tokens, None).iteration
+
+
+def _simulated(setting: Setting, kv_tokens: float | None, cutoff: float | None) -> Simulated:
+    """A step, in steady state where staleness is allowed."""
     if setting.placement.schedule.asynchronous:
         seed = setting.workload.seed
-        return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration
-    return simulate(setting, kv_tokens).iteration
+        return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff)
+    return simulate(setting, kv_tokens)
 
 
 def streaming_seconds(request: Request, models: Models, placement: Placement, prices: Known) -> float:

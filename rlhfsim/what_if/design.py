@@ -284,7 +284,8 @@ def _prices(
     """Roles as they were priced, for each workload; first of all for that of the best plan."""
     variants = {w: f.pricer for w, f in searches}
     request = replace(request, workload=workload)
-    return Prices(request=request, pricer=variants[workload], variants=variants)
+    steps = {w: f.search.steps for w, f in searches}
+    return Prices(request=request, pricer=variants[workload], variants=variants, steps=steps)
 
 
 def _plan(request: Request, rival: Rival) -> Plan:

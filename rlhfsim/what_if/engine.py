@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from rlhfsim.search.branch_and_bound import Search, SearchResult
-from rlhfsim.search.candidates import Candidate, judged, stale_seconds, value
+from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
@@ -94,6 +94,8 @@ class Prices:
 
     variants: Mapping[Workload, Pricer] = field(default_factory=dict)
     """Prices for other workloads of the same question."""
+    steps: Mapping[Workload, Steps] = field(default_factory=dict)
+    """Plans of each workload that were simulated on the cluster of the question."""
 
     def kept(self, other: Request) -> Pricer | None:
         """Prices of the roles that another request leaves alone; None where it leaves none."""
@@ -175,6 +177,9 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
         only=question.only,
         sizes=question.sizes,
         rivals=question.rivals,
+        steps=prices.steps.get(request.workload)
+        if prices and request.cluster == prices.request.cluster
+        else None,
     )
 
 

@@ -95,7 +95,7 @@ class Rivals:
     def of(self, part: Part) -> Rival | None:
         """The best plan of a kind over all workloads, up to `TOLERANCE`; None where nothing fits."""
         spaces = [s for s in self.searches if part.workload in (None, s[0])]
-        starts = [(w, self._start(part, w), result) for w, result in spaces]
+        starts = [(w, self._start(part, w, result), result) for w, result in spaces]
         starts.sort(key=lambda s: inf if s[1] is None else value(self.request, s[1]))
         best: tuple[Workload, Candidate] | None = None
         gap, below = TOLERANCE, inf
@@ -111,10 +111,11 @@ class Rivals:
                 best, below = (workload, found.best), value(self.request, found.best)
         return best and Rival(workload=best[0], candidate=best[1], gap=gap)
 
-    def _start(self, part: Part, workload: Workload) -> Candidate | None:
+    def _start(self, part: Part, workload: Workload, result: SearchResult) -> Candidate | None:
         """The best plan of a kind that was met; an asynchronous one simulated to its end."""
         of_kind = [c for c in self.met[workload] if part.has(workload, c)]
         start = min(of_kind, key=lambda c: value(self.request, c), default=None)
         if start is None or not start.placement.schedule.asynchronous:
             return start
-        return judged(replace(self.request, workload=workload), models_of(workload), start.placement)
+        request, steps = replace(self.request, workload=workload), result.search.steps
+        return judged(request, models_of(workload), start.placement, steps=steps)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 import rlhfsim
-from rlhfsim.search.candidates import judged
+from rlhfsim.search import candidates
+from rlhfsim.search.candidates import Steps, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.bisection import edge, geometric
-from rlhfsim.what_if.engine import Prices, Question, answer, first_that, good, setting, vary
+from rlhfsim.what_if.engine import Prices, Question, answer, first_that, good, search_of, setting, vary
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 QUESTION = Question(request=Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=WORK))
@@ -71,3 +75,38 @@ def test_halving_finds_the_edge_on_either_side_and_in_equal_factors() -> None:
     assert edge(0.0, -8.0, lambda x: x <= -3) == pytest.approx(-3)
     assert edge(1.0, 16.0, lambda x: x >= 3, geometric, halvings=2) == 4
     assert edge(0.0, 8.0, lambda x: x >= 3, lambda low, high: high) == 8
+
+
+def test_a_plan_is_simulated_again_only_where_a_higher_cutoff_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = replace(QUESTION.request, allow=frozenset({"async"}), architecture="async")
+    best = answer(Question(request=request)).best
+    assert best is not None
+    steps: Steps = {}
+    cutoffs: list[float | None] = []
+    simulate = candidates.simulate
+
+    def counted(*setting: Any, **given: Any) -> Any:
+        cutoffs.append(given.get("cutoff"))
+        return simulate(*setting, **given)
+
+    monkeypatch.setattr(candidates, "simulate", counted)
+    low, lower = best.seconds / 2, best.seconds / 3
+    for cutoff in (low, lower, low, None, best.seconds, low):
+        plan = judged(request, QUESTION.models, best.placement, cutoff=cutoff, steps=steps)
+        assert plan is not None
+        assert plan.seconds > low if cutoff == low else plan.seconds > lower
+    assert cutoffs == [low, None]
+    assert plan.seconds == best.seconds
+
+
+def test_what_is_asked_about_a_question_knows_the_steps_that_it_simulated() -> None:
+    result = answer(QUESTION)
+    prices = Prices(
+        request=QUESTION.request, pricer=result.pricer, steps={QUESTION.request.workload: result.search.steps}
+    )
+    assert result.search.steps
+    assert search_of(QUESTION, prices).steps is result.search.steps
+    larger = setting("", {"request.cluster.node_groups.*.gpus": 4}).apply(QUESTION)
+    assert search_of(larger, prices).steps is not result.search.steps
