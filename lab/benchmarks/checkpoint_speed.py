@@ -1,10 +1,13 @@
 """What checkpoints written beside the steps save, and the host memory that their copies take.
 
     python lab/benchmarks/checkpoint_speed.py [--hidden 512] [--layers 8] [--iterations 8]
+    python lab/benchmarks/checkpoint_speed.py --states 1e9          only what one save of so many bytes holds up
 
 The same SFT run (DeepSpeed, one rank, FP32) three times: without checkpoints, with one after every iteration in
 the foreground, and with one beside the next iterations. It prints seconds of an iteration between the first and
-the last (medians), of the whole loop, and the most host memory that the run's processes held.
+the last (medians), of the whole loop, and the most host memory that the run's processes held. With `--states` one
+rank's file is written both ways, without a run: seconds until training could go on, until it is on disk, and how far
+the process's memory rose meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from executor.settings import Checkpoints, Data, Settings, Tracking
 from rlhfsim.api import estimate
@@ -92,6 +98,30 @@ def measure(model: Path, kind: str, iterations: int, prompts: int) -> tuple[list
     return steps, heard.ends[-1] - heard.ends[0], max(heard.host_gb)
 
 
+def held_up(size: float, *, beside: bool) -> tuple[float, float, float]:
+    """Seconds until `save` returns, until the file is there, and bytes by which resident memory rose."""
+    import torch
+
+    from executor.engines import checkpoints
+    from executor.engines.background import Background, copied
+
+    state = {str(i): torch.ones(int(size / 32 / 4)) for i in range(32)}
+    process, background = psutil.Process(), Background(1)
+    before = most = process.memory_info().rss
+    with tempfile.TemporaryDirectory() as folder:
+        path, began = Path(folder) / "rank.pt", time.perf_counter()
+        if beside:
+            background.submit(partial(checkpoints._put, path, torch.save, copied(state)))
+        else:
+            checkpoints._put(path, torch.save, state)
+        returned = time.perf_counter() - began
+        while not (done := background.written()) or not path.exists():
+            assert not done or beside
+            most = max(most, process.memory_info().rss)
+            time.sleep(0.005)
+        return returned, time.perf_counter() - began, max(most, process.memory_info().rss) - before
+
+
 def main() -> None:
     """All kinds, one after the other."""
     from executor.tasks import tiny
@@ -101,7 +131,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--states", type=float, help="bytes")
     asked = parser.parse_args()
+    if asked.states:
+        for beside in (False, True) * 3:
+            returned, written, rose = held_up(asked.states, beside=beside)
+            name = "beside" if beside else "foreground"
+            print(f"{name}: held up {returned:.2f} s, written after {written:.2f} s; {rose / GB:+.2f} GB")
+        return
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.build(Path(folder) / "model", hidden=asked.hidden, layers=asked.layers)
         size = (model / "model.safetensors").stat().st_size
