@@ -33,16 +33,16 @@ def least(
     legal, fitting = prod(t.legal for t in tables), prod(map(len, tables))
     if not fitting:
         return Least(numbers=Numbers(np.full(Numbers.FIXED + STREAM_CHUNKS, inf)), legal=legal, fitting=0)
-    others = [t for t in tables if t.key.role != "rollout"]
-    score = sum(float(t.times.ready.min()) for t in others)
-    if any(t.times.run.any() for t in others):
+    others = [t.least for t in tables if t.key.role != "rollout"]
+    score = sum(role.ready for role in others)
+    if any(role.runs for role in others):
         score += head_seconds(workload)
     numbers = Numbers.of(
         pieces=np.zeros(STREAM_CHUNKS),
         r=score,
         f=score,
-        x=sum(float(t.times.training.min()) for t in others),
-        peak=max(t.least_bytes for t in tables),
+        x=sum(role.training for role in others),
+        peak=max(t.least.bytes for t in tables),
     )
     for table in tables:
         if table.key.role == "rollout":

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,19 @@ class Key:
     """A rollout in two halves that take turns with an environment."""
 
 
+class LeastOfRole(NamedTuple):
+    """Of the options of a role."""
+
+    ready: float
+    """Seconds until the forward call's result is there."""
+    training: float
+    """Seconds of training with its moves."""
+    bytes: float
+    """On a GPU while it works."""
+    runs: bool
+    """Whether it has a forward call at all."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class OptionTable:
     """The options of one role that fit by themselves; arrays have one row an option."""
@@ -76,15 +90,25 @@ class OptionTable:
     """(n, `Says.same`) a number for what one key says for several roles, 0 where it is not about this one;
     None: no key does so."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
+    _least: LeastOfRole | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.options)
 
     @property
-    def least_bytes(self) -> float:
-        """Bytes on a GPU that the leanest option needs while it works."""
-        if not len(self):
-            return 0.0
+    def least(self) -> LeastOfRole:
+        """The best of its options, of which there are some, in each number; computed once, for many pools."""
+        if self._least is None:
+            times = self.times
+            self._least = LeastOfRole(
+                float(times.ready.min()),
+                float(times.training.min()),
+                self._least_bytes(),
+                bool(times.run.any()),
+            )
+        return self._least
+
+    def _least_bytes(self) -> float:
         if self.key.role == "rollout":
             running = [self.bytes[name] for name in RUNNING]
             return float(np.stack(running, axis=-1).sum(axis=-1).min())

@@ -204,7 +204,7 @@ class Subproblems:
         continuous = skeleton.partition.pace == "continuous"
         rollouts, actors = ([t for t in self.pricer.tables(r) if len(t)] for r in ("rollout", "actor"))
         generate = min((float(generating(t, continuous=continuous).min()) for t in rollouts), default=0.0)
-        train = min((float(t.times.training.min()) for t in actors), default=0.0)
+        train = min((t.least.training for t in actors), default=0.0)
         pieces = (
             np.min([t.pieces.min(axis=0) for t in rollouts], axis=0) if rollouts else np.zeros(STREAM_CHUNKS)
         )
