@@ -16,7 +16,7 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.agreement import Agreement
 from rlhfsim.search.columns import Numbers, OptionTimes
-from rlhfsim.search.dominance import lean, undominated
+from rlhfsim.search.dominance import distinct, lean, undominated
 from rlhfsim.search.options import Key, OptionTable, agreed
 from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
 from rlhfsim.search.request import Request
@@ -237,6 +237,16 @@ def test_what_is_left_out_is_dominated_and_what_is_kept_is_not(seed: int) -> Non
 def test_of_equals_the_leanest_stays() -> None:
     columns = np.ones((3, 2))
     assert undominated(columns, np.zeros(3, np.int64), np.array([3.0, 1.0, 2.0])).tolist() == [1]
+
+
+def test_columns_that_are_equal_in_all_rows_or_twice_there_decide_nothing() -> None:
+    rng, classes = np.random.default_rng(4), np.zeros(60, np.int64)
+    for _ in range(20):
+        values = rng.integers(0, 6, size=(60, 3)).astype(float)
+        columns = np.column_stack([values, np.full(60, 7.0), values[:, 1]])
+        assert distinct(columns).shape[1] == 3
+        assert set(undominated(distinct(columns), classes)) == set(undominated(columns, classes))
+    assert distinct(np.ones((3, 4))).shape == (3, 1)
 
 
 def test_any_monotone_cost_has_its_least_among_the_undominated() -> None:

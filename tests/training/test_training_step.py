@@ -177,6 +177,19 @@ def test_an_optimizer_on_the_host_is_slower() -> None:
     assert seconds(layout(offload_optimizer="nvme")) > seconds(layout(offload_optimizer="cpu"))
 
 
+def test_states_on_the_host_change_the_update_alone() -> None:
+    d = device(8)
+
+    def parts(where: Layout) -> tuple[list[object], list[object]]:
+        whole = train(d, LLAMA, where, BATCH, backend="megatron").parts
+        update = [p for p in exchange.update(d, LLAMA, where, optimizer="adam") if p.seconds > 0]
+        return list(whole[: -len(update)]), list(whole[-len(update) :])
+
+    here, away = layout(), layout(offload_optimizer="cpu", offload_fraction=0.5)
+    assert parts(here)[0] == parts(away)[0]
+    assert parts(away)[1] == [p for p in exchange.update(d, LLAMA, away, optimizer="adam") if p.seconds > 0]
+
+
 def test_a_share_of_the_optimizer_on_the_host_takes_its_share_of_the_time() -> None:
     d, where = device(8), layout(offload_optimizer="cpu")
 
