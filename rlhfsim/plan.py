@@ -348,8 +348,8 @@ class Plan:
         return plain
 
 
-def _check_map(plan: Plan, source: Source) -> None:
-    """Every placed role has its ranks on the map, once.
+def _check_roles(plan: Plan, source: Source) -> None:
+    """Every placed role has its ranks on the map, once, and a model.
 
     Raises:
         RlhfsimError: it has not.
@@ -362,6 +362,14 @@ def _check_map(plan: Plan, source: Source) -> None:
             "other-gpu-map",
             f"gpu_map has {here or 'nothing'}, the placement {there}",
             place=source.place(("gpu_map",)),
+            help="price it anew: rlhfsim estimate plan.json --out new.json",
+        )
+    lacking = plan.placement.roles.keys() - {"rollout"} - {model.role for model in plan.models}
+    if lacking:
+        raise RlhfsimError(
+            "role-without-model",
+            f"the placement has {', '.join(sorted(lacking))}, of which models says nothing",
+            place=source.place(("models",)),
             help="price it anew: rlhfsim estimate plan.json --out new.json",
         )
 
@@ -382,7 +390,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
             help="write one with: rlhfsim design --out plan.json",
         )
     plan = convert(Plan, source, source.data | {"schema": SCHEMA})
-    _check_map(plan, source)
+    _check_roles(plan, source)
     if as_priced and is_edited(source.data):
         raise RlhfsimError(
             "edited-plan",

@@ -219,6 +219,8 @@ def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Pat
         (("gpu_map", 0, "nodes"), []),
         (("gpu_map", 0, "role"), "REWARD"),
         (("gpu_map",), []),
+        (("models",), []),
+        (("models", 0, "role"), "x"),
         (("oversubscription",), 0.5),
         (("workload", "prompts"), 10_000_000),
         (("placement", "schedule", "staleness"), -1),
