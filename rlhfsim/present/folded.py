@@ -14,7 +14,7 @@ WHOLE = 3
 
 
 def folded(rows: Sequence[ChangedField]) -> list[ChangedField]:
-    """One row for a part that came or went, and for fields that changed alike; hashes are left out."""
+    """One row for a part that came or went, and for fields that changed alike; no hashes and sources."""
     rows = list(_parts([row for row in rows if not _follows(row, rows)]))
     groups: dict[tuple[object, ...], list[str]] = {}
     for row in rows:
@@ -27,15 +27,15 @@ def folded(rows: Sequence[ChangedField]) -> list[ChangedField]:
 
 
 def _follows(row: ChangedField, rows: Sequence[ChangedField]) -> bool:
-    """Whether a field is the hash of another one that changed."""
-    name = row.path.removesuffix("_hash")
-    return name != row.path and any(other.path == name for other in rows)
+    """Whether a field is the hash or the source of another one that changed."""
+    follows = {row.path.removesuffix("_hash"), row.path.removesuffix("source") + "value"}
+    return any(other.path in follows - {row.path} for other in rows)
 
 
 def _part(path: str) -> str:
     """`critic`, `models.critic`: what a field is part of."""
     parts = path.split(".")
-    return ".".join(parts[: 2 if parts[0] in ("models", "workload") else 1])
+    return ".".join(parts[: 2 if parts[0] in ("models", "pools", "workload") else 1])
 
 
 def _parts(rows: Sequence[ChangedField]) -> Iterator[ChangedField]:

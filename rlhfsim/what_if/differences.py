@@ -31,7 +31,8 @@ DERIVED = frozenset({"shape_hash", "params", "active_params"})
 LABELS = ("role", "name")
 """Fields by which items of a list are told apart."""
 LEAST = 0.005
-"""Relative change below which two outcomes count as equal: less than half a per cent."""
+"""Relative change below which two outcomes count as equal: less than half a per cent; of probabilities the
+difference itself."""
 SHARES = (10, 90)
 """Percentiles of measured steps."""
 
@@ -244,6 +245,13 @@ def measured(run: Observation) -> dict[str, Value]:
     return figures
 
 
+def _alike(one: Value, other: Value) -> bool:
+    """Whether two figures count as equal."""
+    if one.likelihood and other.likelihood:
+        return abs(one.value - other.value) < LEAST
+    return isclose(one.value, other.value, rel_tol=LEAST)
+
+
 def changed_figures(
     before: Mapping[str, Value], after: Mapping[str, Value], *, seconds_only: bool = False
 ) -> Iterator[ChangedFigure]:
@@ -253,5 +261,5 @@ def changed_figures(
         either = one or other
         if seconds_only and either is not None and either.unit != "s":
             continue
-        if one is None or other is None or not isclose(one.value, other.value, rel_tol=LEAST):
+        if one is None or other is None or not _alike(one, other):
             yield ChangedFigure(name=name, before=one, after=other)

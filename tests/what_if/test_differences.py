@@ -185,3 +185,27 @@ def test_a_role_that_is_gone_is_one_row_and_hashes_follow_what_they_are_of() -> 
     ]
     assert joined(["a.x.b", "a.y.b"]) == "a.{x,y}.b"
     assert joined(["a.b", "c.d.e"]) == "a.b, c.d.e"
+
+
+def test_a_pool_that_is_gone_is_one_row_and_the_source_of_a_price_follows_it() -> None:
+    def change(path: str, before: object, after: object) -> ChangedField:
+        return ChangedField(path=path, before=before, after=after)  # type: ignore[arg-type]
+
+    gone = [change(f"pools.all.{name}", 1, None) for name in ("name", "start", "gpus")]
+    came = [change(f"pools.train.{name}", None, 1) for name in ("name", "start", "gpus")]
+    price = [change("hardware.price.value", 3, 4), change("hardware.price.source", "a page", "another")]
+    assert [c.path for c in folded([*gone, *came, *price])] == [
+        "pools.all",
+        "pools.train",
+        "hardware.price.value",
+    ]
+    assert [c.path for c in folded(price[1:])] == ["hardware.price.source"]
+
+
+def test_a_probability_that_reads_the_same_is_not_a_change(plan: Plan) -> None:
+    def risk(probability: float) -> Side:
+        p = replace(plan.prediction, probability_out_of_memory=probability)
+        return side(replace(plan, prediction=p))
+
+    assert diff(risk(1e-6), risk(1e-3)).empty
+    assert not diff(risk(1e-6), risk(0.1)).empty
