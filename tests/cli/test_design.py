@@ -89,6 +89,16 @@ def test_every_kind_of_plan_is_on_the_first_screen_and_none_is_cut_in_silence(
             assert kind.replace(", roles", ",").replace(" with ", ", ") in words
 
 
+def test_rivals_of_a_plan_with_fp32_sums_say_that_theirs_are_in_bf16(tmp_path: Path) -> None:
+    asked = ("--gpus", "2", "--model", "qwen2.5-3b", "--algorithm", "grpo")
+    out = tmp_path / "plan.json"
+    machine = json.loads(run(*asked, "--json", out=out).output)
+    assert machine["chosen"]["workload"]["gradients"] == "fp32"
+    rivals = [other["workload"]["gradients"] for other in (machine["best"], *machine["runners_up"])]
+    assert "backend" in rivals
+    assert run(*asked, out=out).output.count("BF16 sums") == rivals.count("backend")
+
+
 @pytest.mark.parametrize("how", [("--architecture", "naive"), ("--why-not", "naive")], ids=" ".join)
 def test_a_kind_that_the_framework_does_not_run_names_those_that_do(
     tmp_path: Path, how: tuple[str, str]

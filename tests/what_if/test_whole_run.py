@@ -50,6 +50,13 @@ def test_a_run_is_its_steps_times_the_step(plan: Plan) -> None:
     assert (found.steps, found.goodput, found.notes) == (10, None, ())
 
 
+def test_a_point_that_allows_what_its_plan_does_not_use_says_so(plan: Plan) -> None:
+    allowed = {"name": "LoRA, async", "set": {"request.allow": ["lora", "async"]}}
+    (case,) = asked({"title": "t", "base": based(steps=10), "points": [allowed]}).points
+    (note,) = result(case, DesignResult(plan=plan)).notes
+    assert note == "async and lora may compete, and the best plan does without"
+
+
 def test_without_a_length_there_is_no_run(plan: Plan) -> None:
     found = point(plan, {})
     assert (found.steps, found.run_s, found.run_usd) == (None, None, None)

@@ -12,6 +12,7 @@ from rlhfsim.present import words
 from rlhfsim.present.tables import WORDS, TableData, grid
 from rlhfsim.present.terminal.choices import short_kind
 from rlhfsim.present.terminal.console import NARROW, WIDTH, filled
+from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.rivals import TOLERANCE
@@ -67,14 +68,21 @@ def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
     assert answer.best is not None
     asked, gaps = answer.request.workload, [0.0, *answer.gaps]
     rows = [
-        (str(i), plan, short_kind(plan, asked) + f" {UNPROVEN}" * _open(gap))
+        (str(i), plan, _named(plan, answer) + f" {UNPROVEN}" * _open(gap))
         for i, (plan, gap) in enumerate(zip([answer.best, *answer.runners_up], gaps, strict=True), start=1)
     ]
     if answer.simpler:
         name = short_kind(answer.chosen, asked)
-        same = short and short_kind(answer.best, asked) == name
+        same = short and rows[0][2] == name
         rows = [("*", answer.chosen, name), *rows[same:]]
     return rows
+
+
+def _named(plan: Plan, answer: Design) -> str:
+    """The kind of a plan, and that it sums gradients in BF16 where the chosen one does not."""
+    assert answer.chosen is not None
+    chosen, other = (sums_fp32(p.workload, p.placement.backend) for p in (answer.chosen, plan))
+    return short_kind(plan, answer.request.workload) + ", BF16 sums" * (chosen and not other)
 
 
 def _row(plan: Plan, *, wide: bool) -> list[str]:

@@ -24,6 +24,8 @@ from rlhfsim.what_if.scenarios.points import short_names, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, PointTarget, WhatIf
 
 FRONT, OTHER, OTHER_WORK = "*", "!", "#"
+FEW = 4
+"""Notes of single points that are shown unasked."""
 DETAILS = ("layouts", "changes", "notes", "all")
 """What `--detail` adds."""
 MOST_CHANGES = 8
@@ -190,13 +192,14 @@ def _break_even(even: PointBreakEven) -> RenderableType:
 
 
 def _notes(answer: WhatIf, *, each: bool) -> Iterator[str]:
-    """What is assumed, what holds for all points, and where `each` what holds for some."""
+    """What is assumed, what holds for all points, and what holds for some: where many, only with `each`."""
     yield from (f"assumed: {text}" for text in answer.assumptions)
     points: dict[str, list[str]] = {}
     for point in answer.everything:
         for note in point.notes:
             points.setdefault(note, []).append(point.name)
     every = len(answer.everything)
+    each = each or sum(len(names) < every for names in points.values()) <= FEW
     for note, names in points.items():
         if not each and len(names) < every:
             continue

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
+from rlhfsim.search.request import CHANGES, Request, switches_on
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -121,6 +122,14 @@ def _search_notes(case: PointQuestion, designed: DesignResult, plan: Plan) -> It
     chosen = [name for name, (before, after) in words.items() if before != after]
     if chosen:
         yield f"{' and '.join(chosen)} may change what is learnt; nothing is assumed about that"
+    if "request.allow" in case.changes and (unused := _unused(case.request, plan)):
+        yield f"{' and '.join(unused)} may compete, and the best plan does without"
+
+
+def _unused(request: Request, plan: Plan) -> list[str]:
+    """Allowed switches that a plan does not use, in words."""
+    used = {*switches_on(plan.workload, request.allow), *["async"] * plan.placement.schedule.asynchronous}
+    return [name for name in sorted(request.allow - used) if name in CHANGES or name == "async"]
 
 
 # --- steps ------------------------------------------------------------------------------------------
