@@ -47,7 +47,7 @@ class SampleLog:
         chosen = [samples[int(place)] for place in places] if samples else []
         prompts = self._decode([s.prompt for s in chosen])
         responses = self._decode([s.response for s in chosen])
-        lines = [
+        lines: list[Line] = [
             {**_line(part, step, *texts), **self._environment(texts[0])}
             for texts in zip(chosen, prompts, responses, strict=True)
         ]
