@@ -207,7 +207,7 @@ def _row(
     front, gpus, *rest = texts.values()
     shown: list[Component] = [front, html.Button(gpus, **spoken(label=label)), *rest]
     cells = [
-        html.Td(cell, className="n" if number else "", **{"data-title": title})
+        html.Td(cell, className="n" if number else "", **dict[str, Any]({"data-title": title}))
         for title, cell, number in zip(texts, shown, numbers, strict=True)
     ]
     kind = " ".join(filter(None, ("front" if option.on_front else "", "now" if asked else "")))
