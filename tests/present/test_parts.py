@@ -24,6 +24,7 @@ from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import meaning, node_groups
 from rlhfsim.present.figures.time import resources
+from rlhfsim.present.figures.whatif import changed
 from rlhfsim.present.html import plots
 from rlhfsim.present.html.content import Figure, Listing, Page
 from rlhfsim.present.memory import states
@@ -39,6 +40,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.scenarios.result import WhatIf
 
 # --- the picture --------------------------------------------------------------------------------------
 
@@ -251,6 +253,11 @@ def test_a_call_of_two_groups_counts_once() -> None:
     assert figures_run._totals([work("train", 2.0), work("rollout", 3.0), work("train", 0.5)]) == {
         "actor.sync": 3.0
     }
+
+
+def test_a_table_of_points_has_inputs_in_words(result: WhatIf) -> None:
+    assert changed(result.points[0]) == "number of GPUs: 8"
+    assert changed(result.base) == "as it is"
 
 
 def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:

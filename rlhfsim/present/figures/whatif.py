@@ -31,7 +31,8 @@ def axis_of(result: WhatIf) -> str:
 
 def changed(point: PointResult) -> str:
     """What a point sets, in a line."""
-    return "; ".join(f"{path} = {worded(path, value)}" for path, value in point.changes.items()) or "as it is"
+    changes = (f"{input_name(path)}: {worded(path, value)}" for path, value in point.changes.items())
+    return "; ".join(changes) or "as it is"
 
 
 # --- points -----------------------------------------------------------------------------------------
