@@ -14,6 +14,7 @@ LAYERS = [
     {"rlhfsim.errors"},
     {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance"},
     {"rlhfsim.specs"},
+    {"rlhfsim.choice"},
     {"rlhfsim.plan"},
     {"rlhfsim.trace"},
     {"rlhfsim.frameworks"},
@@ -65,7 +66,14 @@ EXECUTOR_LAYERS = [
 EXECUTOR_RANK = {name: rank for rank, names in enumerate(EXECUTOR_LAYERS) for name in names}
 THIRD_PARTY = {  # library -> the only places that may import it
     "numpy": {"rlhfsim", "executor"},
-    "pydantic": {"rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace", "rlhfsim.what_if", "executor.settings"},
+    "pydantic": {
+        "rlhfsim.specs",
+        "rlhfsim.choice",
+        "rlhfsim.plan",
+        "rlhfsim.trace",
+        "rlhfsim.what_if",
+        "executor.settings",
+    },
     "yaml": {
         "rlhfsim.specs",
         "rlhfsim.frameworks",

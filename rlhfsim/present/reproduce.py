@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rlhfsim.plan import Asked, Plan, PlannedHardware
+from rlhfsim.choice import Asked
+from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.specs.hardware.prices import DEFAULT, prices

@@ -6,8 +6,9 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
+from rlhfsim.choice import Asked, AskedLimit, RunnerUp, Searched
 from rlhfsim.kernels.devices import DeviceKey
-from rlhfsim.plan import Asked, AskedLimit, Plan, PlannedHardware, PlannedModel, RoleGpus, RunnerUp, Searched
+from rlhfsim.plan import Plan, PlannedHardware, PlannedModel, RoleGpus
 from rlhfsim.provenance import content_hash, installed_version
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate

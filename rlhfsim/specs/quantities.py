@@ -28,6 +28,9 @@ Ratio = Annotated[float, _in("1"), Field(ge=0)]
 
 MAX_MAGNITUDE = 1e24
 """Larger numbers are slips, and their products would overflow."""
+Amount = Annotated[float, Field(ge=0, le=MAX_MAGNITUDE)]
+"""Seconds, bytes, dollars, tokens: none is negative or absurd."""
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Field(ge=1e6, le=MAX_MAGNITUDE)
 """What is divided by; below a million bytes or FLOP (a second) the unit was forgotten: 3350 for 3350 GB/s."""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]

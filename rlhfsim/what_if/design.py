@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import inf
 
-from rlhfsim.plan import BreakEven, Choice, Plan, RunnerUp
+from rlhfsim.choice import BreakEven, Choice, RunnerUp
+from rlhfsim.plan import Plan
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate

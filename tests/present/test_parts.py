@@ -12,10 +12,11 @@ from rich.console import Console
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
+from rlhfsim.choice import Asked, AskedLimit
 from rlhfsim.cli.design import design as design_command
 from rlhfsim.cli.design import question as asked_request
 from rlhfsim.kernels.cost import Cost, part
-from rlhfsim.plan import Asked, AskedLimit, Plan
+from rlhfsim.plan import Plan
 from rlhfsim.present import sizes
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis

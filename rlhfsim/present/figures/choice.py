@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rlhfsim.plan import BreakEven, Choice, Plan, Prediction, RunnerUp
+from rlhfsim.choice import BreakEven, Choice, RunnerUp
+from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure

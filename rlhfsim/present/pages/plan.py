@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.plan import Choice, Plan
+from rlhfsim.choice import Choice
+from rlhfsim.plan import Plan
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.basis import Basis, basis, cores, profile_of

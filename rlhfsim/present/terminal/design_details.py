@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.plan import BreakEven
+from rlhfsim.choice import BreakEven
 from rlhfsim.present import findings
 from rlhfsim.present.known import known
 from rlhfsim.present.terminal import plan as view
