@@ -3,7 +3,7 @@
 #
 #     bash docs/examples/base_to_policy.sh [FOLDER]
 #
-# About ten minutes on two cores. The model (0.6 M parameters, random) and the data are made on the spot; put your own
+# Eight minutes on two cores. The model (0.6 M parameters, random) and the data are made on the spot; put your own
 # model folder and file in their places: MODEL=./qwen2.5-0.5b DATA=./mine.jsonl. Every stage is a plan of its own,
 # and starts from the folder `model` of the run before it. SHORT=2 runs two iterations of each stage.
 set -euo pipefail

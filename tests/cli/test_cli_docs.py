@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rlhfsim import plan
+from rlhfsim import choice, plan
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.gpus import gpus
 from rlhfsim.cli.memory import memory
@@ -34,12 +34,12 @@ PLAN_TYPES = [
     plan.PredictedPhase,
     plan.LedgerEntry,
     plan.Prediction,
-    plan.Choice,
-    plan.Asked,
-    plan.AskedLimit,
-    plan.BreakEven,
-    plan.Searched,
-    plan.RunnerUp,
+    choice.Choice,
+    choice.Asked,
+    choice.AskedLimit,
+    choice.BreakEven,
+    choice.Searched,
+    choice.RunnerUp,
     Placement,
     ResourcePool,
     RolePlacement,
