@@ -376,6 +376,11 @@ def framework(name: str) -> Runs:
     return found
 
 
+def runs_of(name: str | None) -> Runs | None:
+    """What a framework of `frameworks` runs; None for no framework, and for one that is only read."""
+    return next((runs for runs in frameworks() if runs.name == name), None)
+
+
 def known_by(known: Known, *names: Name) -> dict[Name, Known]:
     """The same evidence for each of these names."""
     return dict.fromkeys(names, known)

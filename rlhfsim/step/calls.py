@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
@@ -275,9 +275,9 @@ def _caller(
 
 def _software(setting: Setting, *, sharded: bool) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
-    workload, placement, name = setting.workload, setting.placement, setting.cluster.framework
-    software = _stack(setting)
-    if sharded and name and framework(name).copies_each:
+    workload, placement = setting.workload, setting.placement
+    runs, software = runs_of(setting.cluster.framework), _stack(setting)
+    if sharded and runs is not None and runs.copies_each:
         software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
         return replace(software, reduce_bytes=2.0)

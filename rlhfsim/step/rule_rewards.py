@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.specs.workload.workload import Workload
 
 
 def rules_ahead(workload: Workload, name: str | None) -> bool:
     """Whether rules score responses while the framework decodes others."""
-    return not workload.rules_first and name is not None and framework(name).rules_ahead(workload)
+    runs = runs_of(name)
+    return runs is not None and not workload.rules_first and runs.rules_ahead(workload)
 
 
 def rules_latency(workload: Workload) -> float:

@@ -184,8 +184,8 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
         return "rloo"
     if s.find("importance_sampling_level") == "sequence":
         return "gspo"
-    losses: dict[Any, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
-    return losses.get(s.find("loss_type"), "grpo")
+    losses: dict[str, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
+    return losses.get(s.text("loss_type", default=""), "grpo")
 
 
 def _longest_prompt(s: FrameworkSettings) -> int | None:
