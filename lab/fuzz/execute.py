@@ -26,8 +26,8 @@ from lab.fuzz.seeds import HERE, ROOT, Subject
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 
-CPU_LIMIT_S, WALL_LIMIT_S = 6.0, 60.0
-"""A case that takes longer hangs; the second is for one that waits."""
+CPU_LIMIT_S, WALL_LIMIT_S = 20.0, 60.0
+"""A case that takes longer hangs (a log of 256 GPUs takes 8); the second is for one that waits."""
 COSTLY = (
     *("cli.design.designed", "cli.size.search_size", "cli.size.fronts", "cli.choose.search_choose"),
     *("cli.planned.best_of", "calibration.fit.fitted", "what_if.scenarios.workers.local"),

@@ -293,3 +293,9 @@ def test_sizes_of_nothing_are_refused_where_they_are_read(framework: str, tmp_pa
         found, settings = read_configuration([tmp_path / "launch.sh"], {key: "0"}, framework)
         with pytest.raises(RlhfsimError):
             found.run(settings, {})
+
+
+def test_a_loss_of_trl_that_is_a_list_is_no_loss_of_ours() -> None:
+    said = "from trl import GRPOConfig\nGRPOConfig(loss_type=['cispo'], num_generations=8)\n"
+    configuration, settings = read_configuration(said, {"num_processes": "8", "model": "qwen2.5-7b"})
+    assert configuration.run(settings, {}).algorithm == "grpo"

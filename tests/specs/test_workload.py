@@ -8,7 +8,8 @@ from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.unknown_keys import remedy
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
 
 def read(text: str) -> Workload:
@@ -101,3 +102,16 @@ def test_an_unknown_key_is_answered_with_those_of_its_section(
     trail: tuple[str | int, ...], words: str
 ) -> None:
     assert words in remedy(Settings, trail)
+
+
+def test_what_is_generated_at_a_time_is_bounded_as_a_batch_is() -> None:
+    """2^31 prompts of a generation batch, as a log said, would need 128 GiB to draw their lengths."""
+    sampling = DynamicSampling(kept=0.5, gen_prompts=2**31)
+    rules = Reward(model=None, rules=Rules())
+    with pytest.raises(RlhfsimError, match="2,147,483,648 prompts of 8 samples are generated at a time"):
+        Workload(model="8b", algorithm="grpo", samples=8, reward=rules, dynamic_sampling=sampling)
+
+
+def test_a_seed_is_not_negative() -> None:
+    with pytest.raises(RlhfsimError, match="seed"):
+        convert(Workload, parse_yaml("{model: 8b, seed: -1}", "w.yaml"))

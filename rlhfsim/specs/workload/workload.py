@@ -216,7 +216,7 @@ class Workload(Hashed):
     """KV cache of the rollout."""
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=2**63)] = 0
     """Seed of drawn lengths."""
 
     @property
@@ -239,6 +239,12 @@ class Workload(Hashed):
             raise RlhfsimError(
                 "batch-too-large",
                 f"{self.prompts:,} prompts of {self.samples:,} samples make {self.num_sequences:,} sequences",
+                help=AT_MOST,
+            )
+        if self.generates and self.gen_prompts * self.samples > MAX_SEQUENCES:
+            raise RlhfsimError(
+                "batch-too-large",
+                f"{self.gen_prompts:,} prompts of {self.samples:,} samples are generated at a time",
                 help=AT_MOST,
             )
         if self.num_sequences % self.mini_batches:
