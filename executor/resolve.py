@@ -12,7 +12,7 @@ from typing import Any
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, Head, RolloutSpec
 from executor.limits import TimeLimits
-from executor.settings import Count, Precision, RewardRule, Settings
+from executor.settings import Precision, RewardRule, Settings, Size
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
@@ -32,12 +32,12 @@ class ModelKeys:
     """What is read here of a model's config.json, of the many keys that it may have."""
 
     model_type: str | None = None
-    max_position_embeddings: Count | None = None
-    num_hidden_layers: Count | None = None
-    num_attention_heads: Count | None = None
-    num_key_value_heads: Count | None = None
-    hidden_size: Count | None = None
-    head_dim: Count | None = None
+    max_position_embeddings: Size | None = None
+    num_hidden_layers: Size | None = None
+    num_attention_heads: Size | None = None
+    num_key_value_heads: Size | None = None
+    hidden_size: Size | None = None
+    head_dim: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +197,9 @@ def model_config(folder: str) -> dict[str, Any]:
     if not isinstance(source.data, dict):
         raise RlhfsimError("no-model", "config.json is not an object", place=Place(file=str(path)))
     names = {key.name for key in fields(ModelKeys)}
-    convert(ModelKeys, source, {key: value for key, value in source.data.items() if key in names})
-    return source.data
+    known = {key: value for key, value in source.data.items() if key in names and value is not None}
+    convert(ModelKeys, source, known)
+    return {key: value for key, value in source.data.items() if key not in names} | known
 
 
 def has_weights(folder: str) -> bool:

@@ -23,6 +23,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+"""In a model's config.json, where Transformers takes no text for a number."""
 
 
 def _none_where_empty(value: Any) -> Any:

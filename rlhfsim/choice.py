@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 
 from rlhfsim.specs.hardware.hardware import Count
 from rlhfsim.specs.loading import checked
-from rlhfsim.specs.quantities import Amount, Share
+from rlhfsim.specs.quantities import Amount, Positive, Share
 from rlhfsim.units import Dimension
 
 Plans = Annotated[int, Field(ge=0)]
@@ -101,7 +101,7 @@ class RunnerUp:
     high_s: Amount
     usd_per_step: Amount | None
     peak_memory_bytes: Amount
-    capacity_bytes: Amount
+    capacity_bytes: Annotated[float, Positive]
     probability_out_of_memory: Share
     by_call_s: dict[str, Amount]
     """The step by call; moves around calls stand as `moves`, instants without work as `waiting`."""

@@ -67,7 +67,7 @@ def measure(probes: Sequence[Probe], listener: ProbeListener, *, quick: bool = F
 def _scratch() -> TemporaryDirectory[str]:
     """A folder on the file system of the working directory: storage is measured where runs write."""
     where = "." if os.access(".", os.W_OK) else gettempdir()
-    return TemporaryDirectory(prefix=".rlhfsim-measure-", dir=Path(where).resolve())
+    return TemporaryDirectory(prefix=".rlhfsim-measure-", dir=os.path.realpath(where))
 
 
 def _machine(folder: Path) -> Machine:

@@ -65,7 +65,7 @@ def _read(path: Path) -> tuple[float, str]:
 
 def filesystem(path: Path) -> str:
     """Type of the file system under a path: ext4, overlay, tmpfs."""
-    resolved, kind_of_longest = path.resolve(), "unknown"
+    resolved, kind_of_longest = Path(os.path.realpath(path)), "unknown"
     longest = -1
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split()

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from executor.settings import Data
 from executor.tasks.columns import columns_of
+from executor.tasks.formats import open_rows
 from executor.tasks.prompts import Preference, Problem
-from executor.tasks.rows import BadRow, Row, Rows, open_rows
+from executor.tasks.rows import BadRow, Row, Rows
 from executor.tasks.text import Prompt
 from rlhfsim.errors import Place, RlhfsimError
 

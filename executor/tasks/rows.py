@@ -1,5 +1,4 @@
-"""Rows of a data set as it lies there: JSONL, JSON, Parquet, CSV, gzip of text, folders, saved datasets, hub
-names.
+"""Rows of a data set by number, whatever they lie in.
 
 None is held in memory: lines of JSONL are found by their offsets, all else is mapped from a file in the Arrow
 format. What is wrong with a single row is said when that row is read; columns.py says what rows mean.
@@ -8,37 +7,18 @@ format. What is wrong with a single row is said when that row is read; columns.p
 from __future__ import annotations
 
 import bisect
-import csv
-import gzip
 import itertools
 import json
 import os
-import shutil
-import tempfile
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
-from executor.settings import Data
-from executor.tasks import hub
 from rlhfsim.errors import Place, RlhfsimError
 
-JSON_ENDINGS, PARQUET_ENDINGS, CSV_ENDINGS = (
-    (".jsonl", ".json", ".ndjson"),
-    (".parquet", ".pq"),
-    (".csv", ".tsv"),
-)
-ENDINGS = JSON_ENDINGS + PARQUET_ENDINGS + CSV_ENDINGS
-GZIP = ".gz"
-"""Behind an ending of JSON or CSV."""
-SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""Files by which a folder of datasets' save_to_disk is known."""
-BUFFER = 2**20
-"""Bytes that are unpacked at a time."""
-CHUNK = 1_000
-"""Rows of Parquet that are in memory at a time."""
+MAX_LINE_BYTES, MAX_ARRAY_BYTES = 64 * 2**20, 2 * 2**30
+"""Of one row of text, and of one JSON array, which is read whole: larger ones are something else."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Row = Mapping[str, Any]
 
@@ -68,124 +48,29 @@ class Rows(Protocol):
         """Another one where the data are others."""
 
 
-def open_rows(data: Data) -> Rows:
-    """The rows that `data.path` names.
+def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a text, each in memory for itself.
 
     Raises:
-        RlhfsimError: nothing there, of no known kind, without rows, or not to be read.
+        RlhfsimError: a line of more than 64 MiB, which is no row.
     """
-    assert data.path, "checked by `open_source`"
-    path = Path(data.path).expanduser()
-    if not path.exists() and hub.is_name(data.path):
-        rows: Rows = Table(hub.load(data), Place(file=data.path))
-    elif path.is_dir():
-        rows = _folder(path, data)
-    else:
-        rows = _files([path], path)
-    if len(rows) == 0:
-        raise RlhfsimError("data-empty", "the file has no rows", place=Place(file=data.path))
-    return rows
-
-
-def _files(paths: Sequence[Path], named: Path) -> Rows:
-    """Rows of files of one kind."""
-    for path in paths:
-        if not path.is_file():
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES:
             raise RlhfsimError(
-                "data-missing",
-                f"{path} is not there",
-                place=Place(file=str(path)),
-                help="data.path names a file or folder on the machine that runs the driver, or OWNER/NAME on "
-                "the hub",
+                "data-format",
+                f"line {number:,} is longer than {MAX_LINE_BYTES // 2**20} MiB: not text with a row a line",
+                place=Place(file=str(path), line=number),
+                help="write one row a line, or give the data as Parquet",
             )
-    endings = {_ending(path) for path in paths}
-    ending = next(iter(endings))
-    if len(endings) > 1 or ending not in ENDINGS:
-        raise RlhfsimError(
-            "data-format",
-            f"{named.name} is of no kind that is read ({', '.join(sorted(endings))})",
-            place=Place(file=str(named)),
-            help=f"known endings: {', '.join(ENDINGS)}, one kind in a folder; of text also with {GZIP}",
-        )
-    with tempfile.TemporaryDirectory(prefix="rlhfsim-data-") as folder:
-        plain = [_unpacked(path, Path(folder, str(number))) for number, path in enumerate(paths)]
-        if ending not in JSON_ENDINGS:
-            return Table(_arrow(plain, ending, paths[0]), Place(file=str(named)), _states(paths))
-        parts: list[Rows] = [
-            JsonArray(text, path) if _is_array(text) else JsonLines(text, path)
-            for text, path in zip(plain, paths, strict=True)
-        ]
-    return parts[0] if len(parts) == 1 else Shards(parts)
+        yield line
 
 
-def _ending(path: Path) -> str:
-    """Of the file, or of what is packed in it."""
-    inner = Path(path.stem).suffix.lower()
-    packed = path.suffix.lower() == GZIP and inner in JSON_ENDINGS + CSV_ENDINGS
-    return inner if packed else path.suffix.lower()
-
-
-def _unpacked(path: Path, folder: Path) -> Path:
-    """The file itself, or what is packed in it, written into `folder`; once it is open it may go.
-
-    Raises:
-        RlhfsimError: it is no whole gzip file, or the disk is full.
-    """
-    if path.suffix.lower() != GZIP:
-        return path
-    folder.mkdir()
-    target = folder / path.stem
-    try:
-        with gzip.open(path) as packed, target.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, BUFFER)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RlhfsimError(
-            "data-format", f"cannot be read as gzip: {error}", place=Place(file=str(path))
-        ) from None
-    return target
-
-
-def _folder(path: Path, data: Data) -> Rows:
-    """A folder of datasets' save_to_disk, or of files."""
-    if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
-        import datasets
-
-        library, place = cast(Any, datasets), Place(file=str(path))
-        try:
-            saved = library.load_from_disk(str(path))
-        except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-            raise RlhfsimError(
-                "data-format", f"cannot be read as a saved dataset: {error}", place=place
-            ) from None
-        if isinstance(saved, Mapping) and data.split not in saved:
-            raise RlhfsimError(
-                "data-split", f"no split {data.split!r}", place=place, help=f"data.split: {', '.join(saved)}"
-            )
-        table = saved[data.split] if isinstance(saved, Mapping) else saved
-        return Table(table, place, _states([path / SAVED, path / SAVED_SPLITS]))
-    inside = sorted(p for p in (*path.glob("*"), *path.glob("data/*")) if _ending(p) in ENDINGS)
-    chosen = [p for p in inside if p.name.startswith(data.split)] or inside
-    if not chosen:
-        raise RlhfsimError(
-            "data-format",
-            f"{path} holds no data files",
-            place=Place(file=str(path)),
-            help=f"known endings: {', '.join(ENDINGS)}; or a folder of datasets' save_to_disk",
-        )
-    return _files(chosen, path)
-
-
-def _states(paths: Sequence[Path]) -> tuple[object, ...]:
-    """Names, sizes and times of files."""
-    found = [(str(p.resolve()), p.stat()) for p in paths if p.exists()]
+def states_of(paths: Sequence[Path]) -> tuple[object, ...]:
+    """Names, sizes and times of files: others where they changed."""
+    found = [(os.path.realpath(p), p.stat()) for p in paths if p.exists()]
     return tuple((name, state.st_size, state.st_mtime_ns) for name, state in found)
-
-
-def _is_array(path: Path) -> bool:
-    """Whether a JSON file is one array, not a line a row."""
-    with path.open("rb") as file:
-        start = file.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip()
-    return path.suffix.lower() == ".json" and start[:1] == b"["
 
 
 class JsonLines:
@@ -197,7 +82,7 @@ class JsonLines:
         self._starts, self._ends, self._numbers = array("q"), array("q"), array("q")
         end = 0
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(bounded_lines(file, self._path), 1):
                 start, end = end, end + len(line)
                 if (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip():
                     self._starts.append(start)
@@ -231,7 +116,7 @@ class JsonLines:
 
     def identity(self) -> tuple[object, ...]:
         """Name, size and time of the file."""
-        return _states([self._path])
+        return states_of([self._path])
 
 
 def _object(line: bytes) -> Row | BadRow:
@@ -253,9 +138,16 @@ class JsonArray:
         """Read it. `named`: what people know it as.
 
         Raises:
-            RlhfsimError: not UTF-8, or not JSON.
+            RlhfsimError: not UTF-8, not JSON, or too large for memory.
         """
         self._path = named or path
+        if path.stat().st_size > MAX_ARRAY_BYTES:
+            raise RlhfsimError(
+                "data-format",
+                f"a JSON array of more than {MAX_ARRAY_BYTES // 2**30} GiB, which would be read whole",
+                place=Place(file=str(self._path)),
+                help="write one object a line (.jsonl), or give the data as Parquet",
+            )
         try:
             self._values: list[Any] = json.loads(path.read_bytes().decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -279,7 +171,7 @@ class JsonArray:
 
     def identity(self) -> tuple[object, ...]:
         """Name, size and time of the file."""
-        return _states([self._path])
+        return states_of([self._path])
 
 
 class Table:
@@ -351,60 +243,3 @@ class Shards:
     def identity(self) -> tuple[object, ...]:
         """Of all parts."""
         return tuple(part.identity() for part in self._parts)
-
-
-def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
-    """Parquet or CSV as a `datasets.Dataset`, in a folder that goes with it: a kept one could be stale."""
-    import datasets
-
-    library, names = cast(Any, datasets), [str(path) for path in paths]
-    was_enabled = library.is_progress_bar_enabled()
-    library.disable_progress_bars()
-    folder = tempfile.TemporaryDirectory(prefix="rlhfsim-data-")
-    try:
-        if ending in PARQUET_ENDINGS:
-            table = library.Dataset.from_file(_streamed(paths, Path(folder.name)))
-        else:
-            table = library.Dataset.from_csv(
-                names, cache_dir=folder.name, **_texts(library, paths[0], ending)
-            )
-    except (library.exceptions.DatasetsError, ValueError, OSError, StopIteration) as error:
-        raise RlhfsimError(
-            "data-format",
-            f"cannot be read as {'Parquet' if ending in PARQUET_ENDINGS else 'CSV'}: "
-            f"{error.__cause__ or error}",
-            place=Place(file=str(named)),
-        ) from None
-    finally:
-        if was_enabled:
-            library.enable_progress_bars()
-    table.rlhfsim_folder = folder
-    return table
-
-
-def _streamed(paths: Sequence[Path], folder: Path) -> str:
-    """Parquet files as one file in the Arrow format; a row group may be larger than memory."""
-    import pyarrow
-    from pyarrow import ipc, parquet
-
-    target, files = folder / "rows.arrow", [parquet.ParquetFile(path, pre_buffer=False) for path in paths]
-    schema = files[0].schema_arrow
-    with pyarrow.OSFile(str(target), "wb") as sink, ipc.new_stream(sink, schema) as stream:
-        for file in files:
-            for batch in file.iter_batches(batch_size=CHUNK):
-                stream.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
-    return str(target)
-
-
-def _texts(library: Any, path: Path, ending: str) -> dict[str, Any]:
-    """How CSV is read so that every cell is the text that stands there: 007 and NA are no numbers."""
-    separator = "\t" if ending == ".tsv" else ","
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=separator))
-    text = {name: library.Value("string") for name in header}
-    return {
-        "features": library.Features(text),
-        "sep": separator,
-        "keep_default_na": False,
-        "encoding": "utf-8-sig",
-    }

@@ -7,6 +7,7 @@ is needed: the launcher has none.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ def sweep(folder: str) -> list[Path]:
 
 def prefix(folder: str) -> str:
     """How the files of a scratch folder begin."""
-    run = hashlib.blake2b(str(Path(folder).resolve()).encode(), digest_size=6).hexdigest()
+    run = hashlib.blake2b(os.fsencode(os.path.realpath(folder)), digest_size=6).hexdigest()
     return f"rlhfsim-{run}-"
 
 

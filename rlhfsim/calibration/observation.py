@@ -11,6 +11,7 @@ Not known here: what a GPU did inside a span, and how far the clocks of two node
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -127,7 +128,7 @@ def read_run(folder: str | Path) -> Observation:
     return observe(
         plan,
         trace,
-        name=path.resolve().name,
+        name=os.path.basename(os.path.realpath(path)),
         rows=rows,
         environment=read_environment(path),
         folder=path,

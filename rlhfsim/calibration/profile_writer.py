@@ -119,7 +119,7 @@ def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None
     if shipped is not None and profile_hash(shipped) == profile_hash(profile):
         return profile.name
     if base is not None and Path(base).is_file():
-        return os.path.relpath(Path(base).resolve(), out.resolve().parent)
+        return os.path.relpath(os.path.realpath(base), os.path.dirname(os.path.realpath(out)))
     return None
 
 

@@ -7,6 +7,7 @@ configuration is one run of a framework; of any other each entry is looked at by
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def _entries(path: Path) -> Iterator[Path]:
 
 
 def _name(entry: Path) -> str:
-    whole = entry.resolve()
+    """Of the file or folder, `.` and `..` read as what they stand for; a link need not lead anywhere."""
+    whole = Path(os.path.abspath(entry))
     return whole.name if whole.is_dir() else whole.stem
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, 
 
     SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
     """
-    where = out or Path(f"{source.resolve().stem}.html")
+    where = out or Path(f"{Path(os.path.realpath(source)).stem}.html")
     check_output(where, PAGE, [source])
     page = _page(source, compare, given)
     write(where, page)
@@ -107,7 +108,7 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
         )
     if kind is None:
         _check_run(source)
-        name = source.resolve().name
+        name = os.path.basename(os.path.realpath(source))
         return run_page(read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title)
     if kind == WHATIF_SCHEMA:
         return whatif_page(read_whatif(source), file=source.name, title=title)

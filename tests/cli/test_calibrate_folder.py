@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from planted_plans import plan, run_folder
 
 from rlhfsim.cli.calibrate import calibrate
+from rlhfsim.cli.mixed_runs import read_runs
 from rlhfsim.errors import RlhfsimError
 
 CONFIG = {
@@ -91,3 +92,10 @@ def test_a_folder_without_a_run_says_why(tmp_path: Path) -> None:
     assert isinstance(result.exception, RlhfsimError)
     assert result.exception.code == "too-few-data"
     assert "shopping" in result.exception.message
+
+
+def test_a_link_that_leads_nowhere_among_the_runs_is_named(tmp_path: Path) -> None:
+    run_folder(tmp_path / "mine", plan(gpus=4, gpu="a100_sxm"), {})
+    (tmp_path / "round.jsonl").symlink_to("round.jsonl")
+    _, unused = read_runs([tmp_path], tmp_path / "scratch")
+    assert [run.run for run in unused] == ["round"]

@@ -83,6 +83,17 @@ def test_a_folder_with_another_model_than_planned_is_refused(
     assert f"--model {model}/config.json" in str(error.help)
 
 
+@pytest.mark.parametrize("key", ["max_position_embeddings", "num_attention_heads"])
+def test_sizes_of_a_model_that_are_text_are_refused_where_they_stand(
+    plan: Plan, tiny_model: Path, tmp_path: Path, key: str
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: "512"}))
+    error = _refused(plan, tmp_path, model)
+    assert key in str(error)
+
+
 def test_a_background_save_with_fsdp2_is_refused_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
     backend = {"placement": {"backend": "fsdp2"}, "layout": {"dp": 2, "zero": 3}}
     made = runs.plan("naive", "sft", tiny_model, **backend)

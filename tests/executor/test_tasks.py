@@ -280,6 +280,18 @@ def test_missing_unknown_and_broken_files_are_refused(tmp_path: Path) -> None:
         assert caught.value.code == code
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv"])
+def test_a_terabyte_without_a_line_is_refused_at_its_first_bytes(ending: str, tmp_path: Path) -> None:
+    huge = tmp_path / f"huge{ending}"
+    with huge.open("wb") as file:
+        file.write(b"[" if ending == ".json" else b"")
+        file.truncate(2**40)
+    with pytest.raises(RlhfsimError) as caught:
+        open_source(Data(task="file", path=str(huge)), "grpo", 0)
+    assert caught.value.code == "data-format"
+    assert "64 MiB" in caught.value.message or "2 GiB" in caught.value.message
+
+
 def _saved(folder: Path, rows: list[Any]) -> Data:
     import datasets
 

@@ -211,6 +211,8 @@ def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Pat
         (("prediction", "usd_per_step"), -3),
         (("prediction", "step_s"), -5),
         (("prediction", "step_s"), True),
+        (("prediction", "step_s"), 0),
+        (("prediction", "capacity_bytes"), 0),
         (("prediction", "phases", 0, "seconds"), 1e30),
         (("prediction", "ledger", 0, "bytes"), -1),
         (("prediction", "capacity_bytes"), -8e10),

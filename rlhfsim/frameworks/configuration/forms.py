@@ -167,10 +167,11 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
     names = [str(values[key]) for key in NAMED if isinstance(values.get(key), str)]
     if values.get("config_name"):
         names.append(f"{values.get('config_path') or '.'}/{values['config_name']}.yaml")
+    own = Path(os.path.realpath(path))
     for name in names:
-        places = [folder / name for folder in path.resolve().parents[:_DEPTH]]
+        places = [folder / name for folder in own.parents[:_DEPTH]]
         found = next((p for p in places if p.suffix in FILES and os.path.isfile(p)), None)
-        if found is not None and found != path.resolve():
+        if found is not None and found != own:
             yield found
 
 

@@ -33,7 +33,7 @@ def folders() -> list[Path]:
     if named := os.environ.get("RLHFSIM_PROFILES"):
         users += [Path(part) for part in named.split(os.pathsep) if part]
     existing = [folder for folder in [*users, resources.shipped("hardware_profiles")] if folder.is_dir()]
-    return list({folder.resolve(): folder for folder in reversed(existing)}.values())[::-1]
+    return list({os.path.realpath(folder): folder for folder in reversed(existing)}.values())[::-1]
 
 
 def profile_files() -> dict[str, Path]:
