@@ -19,10 +19,18 @@ from rlhfsim.specs.workload.workload import PolicyLoss
 Precision = Literal["fp32", "bf16"]
 OnError = Literal["stop", "zero", "drop"]
 """What happens to a sample without a value: the run ends, it counts as 0, or it is left out."""
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+MOST = 1e6
+"""Larger constants are slips."""
+Weight = Annotated[float, Field(ge=-MOST, le=MOST)]
+Positive = Annotated[float, Field(gt=0, le=MOST)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST)]
+Seconds = Annotated[float, Field(ge=1e-3, le=30 * 86_400)]
+"""Of a wait: a millisecond to 30 days."""
+Temperature = Annotated[float, Field(ge=0.01, le=100)]
+"""vLLM samples with 0.01 where less is asked for, which the log-probs of training would not know."""
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Times = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 """In a model's config.json, where Transformers takes no text for a number."""
 
@@ -86,7 +94,7 @@ class Judge:
     """Regular expression whose first group is the score; the last match counts."""
     json_key: str | None = None
     """The score stands under this key of a JSON object in the reply; instead of `pattern`."""
-    range: tuple[float, float] = (0.0, 10.0)
+    range: tuple[Weight, Weight] = (0.0, 10.0)
     """Lowest and highest score, 0 and 1 of the reward; a score outside is an error."""
     temperature: NonNegative = 0.0
     max_tokens: Count = 512
@@ -122,20 +130,20 @@ class RewardRule:
     """answer: matches the expected answer; math: also as an expression, by math-verify (optional); format:
     matches `pattern`; code: passes the tests of the problem in a sandbox; function: `target`; judge: the
     score of a remote model; digits: share of digits in the response (for tests)."""
-    weight: float = 1.0
+    weight: Weight = 1.0
     pattern: str | None = None
     """Regular expression of `format`."""
     target: str | None = None
     """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number."""
     judge: Judge | None = None
     """Of `judge`."""
-    timeout_s: Positive | None = None
+    timeout_s: Seconds | None = None
     """Wall-clock limit of one sample. None: 60 s for a `judge` (one request), 5 s for others."""
-    retries: Annotated[int, Field(ge=0)] | None = None
+    retries: Times | None = None
     """Further tries of a `function` or a `judge` that failed. None: 5 of a judge, else 1."""
     on_error: OnError = "stop"
     """What happens when they failed too: the run stops; the rule gives 0; the sample teaches nothing."""
-    memory_bytes: Positive = 256 * 2**20
+    memory_bytes: Annotated[float, Field(ge=2**20, le=2**50)] = 256 * 2**20
     """Limit of `code`."""
     modules: tuple[str, ...] = ()
     """Installed packages that `code` may import beside the standard library, such as numpy."""
@@ -165,7 +173,7 @@ class EnvironmentSettings:
     """Most turns of a response; None: the most of the plan's workload."""
     turn_tokens: Count | None = None
     """Most tokens that the policy samples in a turn; None: what is left of the response."""
-    timeout_s: Positive = 30.0
+    timeout_s: Seconds = 30.0
     """Of one answer."""
     on_error: OnError = "stop"
     """What a time-out, an exception or a wrong answer does: the run stops; the conversation ends with the
@@ -201,7 +209,7 @@ class Algorithm:
     or pays a KL to the old policy (kl_cov)."""
     covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
     """Of the tokens of a micro-batch, at least one."""
-    covariance_bounds: tuple[float, float] = (1.0, 5.0)
+    covariance_bounds: tuple[Weight, Weight] = (1.0, 5.0)
     """clip_cov draws among tokens with a covariance between them."""
     covariance_kl: NonNegative = 1.0
     """Of kl_cov, times |log ratio|."""
@@ -232,13 +240,13 @@ class Algorithm:
 class Optimizer:
     """AdamW and its schedule."""
 
-    learning_rate: Positive = 1e-5
+    learning_rate: Annotated[float, Field(ge=1e-12, le=10)] = 1e-5
     betas: tuple[Share, Share] = (0.9, 0.95)
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Times = 0
 
 
 @checked
@@ -246,7 +254,7 @@ class Optimizer:
 class Sampling:
     """How responses are drawn."""
 
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Count | None = None
     """Most tokens of a response; None: the largest length of the plan's workload."""
@@ -257,7 +265,7 @@ class Sampling:
 class Checkpoints:
     """When state is saved."""
 
-    every: Annotated[int, Field(ge=0)] | None = None
+    every: Times | None = None
     """Iterations between checkpoints; 0: only at the end; None: by time, from failures and its cost."""
     keep: Count = 2
     """Newest ones that stay."""
@@ -274,7 +282,7 @@ class Evaluation:
 
     problems: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Held-out problems; 0: no evaluation."""
-    every: Annotated[int, Field(ge=0)] = 0
+    every: Times = 0
     """Iterations between evaluations; 0: only at the ends."""
     data: Data | None = None
     """A data set of its own, all of it unless its `held_out` says so; None: what the run's data hold out."""
@@ -282,7 +290,7 @@ class Evaluation:
     """Rules of its own; None: those of the run."""
     samples: Count = 1
     """Responses to a problem; 1: the greedy one; more are sampled, and pass@k is estimated from them."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """Of more than one."""
 
 
@@ -294,9 +302,9 @@ class Tracking:
     tensorboard: bool = True
     wandb_project: str | None = None
     mlflow_experiment: str | None = None
-    samples: Annotated[int, Field(ge=0)] = 8
+    samples: Times = 8
     """Samples that are logged as text each time."""
-    samples_every: Annotated[int, Field(ge=0)] = 10
+    samples_every: Times = 10
     """Iterations between them; 0: none are."""
 
 
@@ -305,15 +313,15 @@ class Tracking:
 class Limits:
     """Waits and retries: nothing waits for ever. None: from the plan's prediction, see executor/limits.py."""
 
-    start_s: Positive | None = None
+    start_s: Seconds | None = None
     """Until a process is up and its engine built. None: 5 min, and the weights at 200 MB/s."""
-    call_s: Positive | None = None
+    call_s: Seconds | None = None
     """One call of a step. None: 5 times its predicted P90, at least 2 min, at most 4 h."""
-    sync_s: Positive | None = None
+    sync_s: Seconds | None = None
     """One weight sync. None: as a call."""
-    collective_s: Positive | None = None
+    collective_s: Seconds | None = None
     """One collective of a process group. None: 1 min more than the longest of the others."""
-    retries: Annotated[int, Field(ge=0)] = 2
+    retries: Times = 2
     """Restarts from the last good state in one run."""
 
 
@@ -330,7 +338,7 @@ class Settings:
     """Folder with a trained scalar head; None: the policy's."""
     reward_head: Literal["trained", "drawn"] = "trained"
     """drawn: from the seed where the folder has none, to try the machinery: its rewards are noise."""
-    reward_model_weight: float = 1.0
+    reward_model_weight: Weight = 1.0
     """Of the reward model's score beside the rules."""
     data: Data = Data()
     rewards: tuple[RewardRule, ...] | None = None
@@ -341,7 +349,7 @@ class Settings:
     """None: as the policy."""
     sampling: Sampling = Sampling()
     iterations: Count = 3
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     precision: Precision | None = None
     """None: fp32 on CPU, bf16 on GPU."""
     bucket_bytes: Count | None = None

@@ -22,7 +22,7 @@ from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
-from rlhfsim.specs.quantities import Amount, Positive, Share
+from rlhfsim.specs.quantities import MAX_MAGNITUDE, Amount, Positive, Share
 from rlhfsim.specs.workload.workload import Workload
 
 SCHEMA: Literal["rlhfsim.plan/2"] = "rlhfsim.plan/2"
@@ -89,7 +89,7 @@ class PredictedPhase:
 
     name: str
     pool: str
-    start_s: float
+    start_s: Amount
     seconds: Amount
     low_s: Amount
     high_s: Amount
@@ -159,11 +159,11 @@ class NearestRun:
     model: str
     gpu: str
     """Name of its profile."""
-    gpus: int
+    gpus: Count
     algorithm: str
-    error: float
+    error: Annotated[float, Field(ge=-1, le=MAX_MAGNITUDE)]
     """(predicted - measured) / measured."""
-    distance: float
+    distance: Amount
     near: bool
     """Whether it says something about the plan."""
     differs: tuple[str, ...]

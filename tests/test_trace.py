@@ -109,6 +109,7 @@ def test_a_file_has_one_span_or_counter_a_line() -> None:
         ('"kv_bytes"', '"kv_byte"', "bad-value", 13),
         ('"source": "predicted"', '"source": "guessed"', "bad-value", 3),
         ('"steps": 1,', '"steps": 1', "malformed-json", 8),
+        ('"steps": 1,', '"steps": 10000000,', "steps-without-work", 7),
     ],
 )
 def test_a_bad_trace_names_the_line(tmp_path: Path, old: str, new: str, code: str, line: int) -> None:

@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from executor.environments.options import between
 from executor.environments.protocol import Observed
 from executor.samples import Task
 
@@ -22,7 +23,8 @@ class GuessGame:
 
     def __init__(self, numbers: float = 10, turn_cost: float = 0.0) -> None:
         """Numbers from 0 on."""
-        self._numbers, self._turn_cost, self._hidden = int(numbers), turn_cost, 0
+        self._numbers, self._hidden = int(between("numbers", numbers, 1, 1e9)), 0
+        self._turn_cost = between("turn_cost", turn_cost, 0, 1e6)
 
     async def reset(self, task: Task) -> None:
         """Hide the number."""

@@ -10,6 +10,7 @@ import os
 import threading
 from functools import cache
 
+from executor.environments.options import between
 from executor.environments.protocol import Observed
 from executor.rewards.rules import FENCE
 from executor.rewards.sandbox import CodeRun, Sandbox
@@ -42,8 +43,9 @@ class PythonTool:
         self, wall_s: float = 5.0, memory_bytes: float = 256 * 2**20, characters: float = 2000
     ) -> None:
         """Limits of one program, and how much of its output is shown (the end)."""
-        self._wall_s, self._memory_bytes = wall_s, int(memory_bytes)
-        self._characters = int(characters)
+        self._wall_s = between("wall_s", wall_s, 0.01, 86_400)
+        self._memory_bytes = int(between("memory_bytes", memory_bytes, 2**20, 2**50))
+        self._characters = int(between("characters", characters, 1, 1e6))
 
     def reset(self, task: Task) -> None:
         """The sandbox is up before the first program's time counts."""

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+from executor.environments.options import between
 from executor.environments.protocol import Observed
 from executor.samples import Task
 
@@ -70,7 +71,9 @@ class SearchTool:
 
     def __init__(self, folder: str, results: float = 3, characters: float = 500) -> None:
         """`folder` of the files; `results` of a search, each of at most so many `characters`."""
-        self._passages, self._results, self._characters = _passages(folder), int(results), int(characters)
+        self._results = int(between("results", results, 1, 1000))
+        self._characters = int(between("characters", characters, 1, 1e6))
+        self._passages = _passages(folder)
 
     async def reset(self, task: Task) -> None:
         """Nothing to prepare."""

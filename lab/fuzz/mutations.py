@@ -39,6 +39,7 @@ class Pairs:
 NUMBERS: tuple[Any, ...] = (
     *(0, -1, 1, 2, 3, 7, -5.5, 0.5, 1e-300, 1e30, 1e300, -1e300, 2**31, 2**63, -(2**63), 10**25),
     *(float("nan"), float("inf"), float("-inf"), True, False, Raw("1" + "0" * 400), Raw("1e400"), 10_000_000),
+    Raw("9" * 5000),
 )
 WORDS: tuple[Any, ...] = (
     *(
@@ -58,7 +59,21 @@ WORDS: tuple[Any, ...] = (
         "-5 s",
         "-3 USD",
     ),
-    *("80 GB", "1 XB", "1e30 USD/h", "٣٤", "３", "²", LONG, "\ud800", "\x1b[31mred\x1b[0m", "a\nb", "\x00"),
+    *(
+        "80 GB",
+        "1 XB",
+        "1e30 USD/h",
+        "٣٤",
+        "３",
+        "²",
+        LONG,
+        "\ud800",
+        "\x1b[31mred\x1b[0m",
+        "a\nb",
+        "\x00",
+        "9" * 5000,
+        "1.2.3",
+    ),
     *(
         "<script>alert(1)</script>",
         "[bold]x[/bold]",

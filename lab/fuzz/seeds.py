@@ -106,6 +106,34 @@ checkpoints: {every: 5, keep: 2}
 evaluation: {problems: 10, every: 2}
 iterations: 4
 """
+ALL_SETTINGS = """\
+data: {task: arithmetic, difficulty: 2, shuffle: false, max_prompt_tokens: 64, held_out: 0.3, on_long: drop}
+rewards:
+  - {kind: judge, weight: 0.5, retries: 1, on_error: drop, judge: {url: "http://127.0.0.1:1/v1", model: m,
+     prompt: "{prompt} {response}", range: [0, 10], temperature: 0.5, max_tokens: 16, concurrency: 4}}
+  - {kind: code, memory_bytes: 1.0e+8, modules: [numpy], timeout_s: 2}
+  - {kind: format, pattern: "<a>.*</a>"}
+reward_model_weight: 0.5
+algorithm: {policy_loss: null, clip_low: 0.2, clip_high: 0.3, value_clip: 0.2, gamma: 0.99, lam: 0.9,
+  kl_estimator: k2, kl_in: reward, entropy_coefficient: 0.01, entropy_control: clip_cov, covariance_share: 0.01,
+  covariance_bounds: [1, 5], covariance_kl: 1, correction: masked, correction_cap: 2, correction_level: sequence,
+  reward_scale: 2, reward_clip: 5, length_penalty: 0.1, overlong_tokens: 16, overlong_penalty: 1, beta: 0.1,
+  aggregation: token}
+optimizer: {learning_rate: 1.0e-5, eps: 1.0e-8, weight_decay: 0.1, max_grad_norm: 1, schedule: cosine}
+critic_optimizer: {learning_rate: 1.0e-4}
+sampling: {temperature: 0.8, top_p: 1, max_tokens: 32}
+checkpoints: {every: 2, keep: 3, best: true, background: false}
+evaluation: {problems: 10, every: 2, samples: 4, temperature: 0.7, data: {task: logic, difficulty: 1}}
+tracking: {tensorboard: true, samples: 4, samples_every: 5}
+limits: {start_s: 60, call_s: 60, sync_s: 60, collective_s: 90, retries: 1}
+environment: {kind: python, options: {wall_s: 2}, turns: 3, turn_tokens: 16, timeout_s: 5, concurrency: 8}
+precision: fp32
+bucket_bytes: 1000000
+logprob_tolerance: 0.05
+seed: 3
+variables: {NCCL_DEBUG: WARN}
+iterations: 4
+"""
 PRINT_NO_CONFIGURATION = ("areal", "trl")
 """Frameworks whose logs do not begin with their configuration."""
 DOCUMENTS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".csv": "csv", ".jsonl": "jsonl"}
@@ -230,6 +258,8 @@ def _plans(scratch: Path) -> Iterator[Subject]:
     older = (ROOT / "tests/data/plan_version_1.json").read_text()
     yield _subject("older-plan", {"plan.json": older, "good.json": text}, *read, mutated="plan.json")
     settings = {"run.yaml": SETTINGS, "plan.json": text}
+    whole = {**settings, "run.yaml": ALL_SETTINGS}
+    yield _subject("settings-whole", whole, f"{dry} --settings {HERE}/run.yaml", mutated="run.yaml")
     yield _subject("settings", settings, f"{dry} --settings {HERE}/run.yaml", mutated="run.yaml")
     trace = planted_trace(plan, load_profile("h100"), {}, np.random.default_rng(0), steps=3)
     rows = "".join(json.dumps({"step": i, "step_s": 1.5, "reward_mean": 0.5}) + "\n" for i in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ def moved(
         return Moved(state=Asking(question=before.question, base=before.question), shown=values)
     if cause == "unpin":
         return Moved(state=Asking(question=before.question), shown=values)
-    if cause in FACTORS and values.get("gpus", "").isdecimal():
+    if cause in FACTORS and re.fullmatch(r"\d{1,9}", values.get("gpus", "")):
         values = {**values, "gpus": str(max(1, round(int(values["gpus"]) * FACTORS[cause])))}
     return _checked(Asking(question=values, base=before.base), before, fields, read)
 

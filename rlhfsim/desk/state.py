@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ def command(question: Question) -> str:
 def compared(question: Question, elsewhere: Question) -> Question:
     """Options of `rlhfsim choose` for a question; `elsewhere`: GPUs and framework, where given."""
     gpu, gpus = question.get("gpu", "h100"), question.get("gpus", "")
-    most = int(gpus) if gpus.isdecimal() else 64
+    most = int(gpus) if re.fullmatch(r"\d{1,9}", gpus) else 64
     kinds = ",".join(dict.fromkeys([gpu, *OTHER_GPUS]))
     usual = {"gpu": kinds, "gpus": f"{min(8, most)}..{most}"}
     return {**work(question), **usual, **elsewhere}

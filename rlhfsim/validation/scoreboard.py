@@ -14,6 +14,7 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.resources import shipped
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.specs.quantities import MAX_MAGNITUDE
 from rlhfsim.validation import statistics, transfer
 from rlhfsim.validation import tables as registry
 from rlhfsim.validation.discrepancy import with_intervals
@@ -231,7 +232,7 @@ def read_board(path: Path) -> dict[str, Any]:
     for kind, figures in convert(_Board, source, {"kinds": data.get("kinds")}).kinds.items():
         for part in (figures, figures.get("left_out", {})):
             for key in _COMPARED:
-                if not isinstance(part, Mapping) or not isinstance(part.get(key), int | float | None):
+                if not isinstance(part, Mapping) or not _is_figure(part.get(key)):
                     raise RlhfsimError(
                         "bad-value",
                         f"{kind}: {key} is no number",
@@ -239,6 +240,12 @@ def read_board(path: Path) -> dict[str, Any]:
                         help="write the file anew with --report",
                     )
     return data
+
+
+def _is_figure(value: object) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return abs(value) <= MAX_MAGNITUDE
+    return value is None
 
 
 def keep(fresh: dict[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,3 +170,15 @@ def test_nemo_rl_s_mfu_lines_say_the_peak_that_it_counts_with() -> None:
     peak = nemo.peak(None, [record.values])
     assert abs(peak - 989.5e12) < 1e9
     assert nemo.peak(None, [{}]) is None
+
+
+@pytest.mark.parametrize("spoiled", ["2026-01-01", "1.2.3", "...", "--", "9" * 5000 + "x"])
+def test_what_is_no_number_in_a_line_of_times_is_left_out(spoiled: str) -> None:
+    for name, head, line in (
+        ("nemo-rl", "=== Step 1/10 ===", f"  \u2022 policy_training: {spoiled}s"),
+        ("nemo-rl", "=== Step 1/10 ===", f"  \u2022 Mean Generation Length: {spoiled}"),
+        ("nemo-rl", f"=== Step {'9' * 5000}/10 ===", "  \u2022 policy_training: 1.0s"),
+        ("skyrl", "", f"Finished: 'step', time cost: {spoiled}s"),
+        ("verl", "", f"step:{'9' * 5000} - timing_s/step:1.0"),
+    ):
+        assert not list(framework_named(name).console([head, line])), (name, line)

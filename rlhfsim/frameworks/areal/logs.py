@@ -31,7 +31,7 @@ WAITS = (Timer(metric=P + "rollout", phase="actor.generate.wait"),)
 BESIDE = tuple(P + name for name in ("save", "eval", "checkpoint_for_recover", "clear_batches"))
 SCOPES = ("ppo_actor", "grpo_actor")
 RESPONSE = "response_len/avg"
-_DONE = re.compile(r"\bTrain step (\d+)/\d+ done\b")
+_DONE = re.compile(r"\bTrain step (\d{1,9})/\d+ done\b")
 _CELL = re.compile(r"[│|]\s*([A-Za-z][\w./-]*)\s*[│|]\s*([-+\w.]+)\s*(?=[│|])")
 
 

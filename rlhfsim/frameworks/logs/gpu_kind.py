@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.logs.records import DECIMAL
 from rlhfsim.specs.hardware.profile_files import find_profile, profile_names
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import parse_json, read_text
@@ -32,12 +33,12 @@ _NAMES = (
 )
 """As torch, nvidia-smi, vLLM's kernel tables and Ray write a GPU's name."""
 _MEMORY = (
-    (r"total_gpu_memory \(([\d.]+) ?GiB\)", GIB),
-    (r"total capacity of ([\d.]+) GiB", GIB),
+    (rf"total_gpu_memory \(({DECIMAL}) ?GiB\)", GIB),
+    (rf"total capacity of ({DECIMAL}) GiB", GIB),
     (r"MiB */ *(\d{5,6})MiB", MIB),
 )
 """The memory of a GPU as vLLM says it at its start, torch out of memory, and nvidia-smi."""
-_CACHE = r"(before|after) init cache memory allocated: ([\d.]+)GB, reserved: ([\d.]+)GB"
+_CACHE = rf"(before|after) init cache memory allocated: ({DECIMAL})GB, reserved: ({DECIMAL})GB"
 """verl up to v0.3: memory before and after its engine took a share of what was free."""
 ALIKE = 0.07
 """Share by which a peak may lie above one of the framework's table: it rounds."""

@@ -23,8 +23,10 @@ STEPS = ("step", "global_step", "train/global_step", "_step")
 """Names of the step, the first that is there counts."""
 SHOWN = 3
 """Broken lines that are named by number."""
+DECIMAL = r"-?\d+(?:\.\d+)?"
+"""A number in the text of a log, for patterns that know what stands around it."""
 _NUMBER = re.compile(
-    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
     r"|[-+]?(?:nan|inf))\s*\)?s?\s*$"
 )
 """A number as Python prints it, also `np.float64(1.5)`, as NumPy 2 does."""

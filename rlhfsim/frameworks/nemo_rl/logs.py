@@ -8,7 +8,7 @@ from statistics import median
 
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.records import DECIMAL, Record
 from rlhfsim.frameworks.nemo_rl.configuration import CONFIGURATION
 from rlhfsim.units import TERA
 
@@ -42,8 +42,8 @@ TIMERS = (
 )
 TFLOPS, UTILIZATION = "train/tflops_per_rank", "train/fp_utilization_percent"
 WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
-_STEP = re.compile(r"=+ Step (\d+)/")
-_TIME = re.compile(r"^\s*\W\s*([\w/ ]+): ([-\d.]+)s(?: \([-\d.]+%\))?\s*$")
+_STEP = re.compile(r"=+ Step (\d{1,9})/")
+_TIME = re.compile(rf"^\s*\W\s*([\w/ ]+): ({DECIMAL})s(?: \({DECIMAL}%\))?\s*$")
 PEAKS = {
     "h100_sxm": 989.5 * TERA,
     "h200_sxm": 989.5 * TERA,
@@ -53,11 +53,11 @@ PEAKS = {
 }
 """Profile -> BF16 FLOP/s in its table (nemo_rl/utils/flops_tracker.py)."""
 _MFU = (
-    (re.compile(r"Training FLOPS: [\d.]+ TFLOPS \(([\d.]+) TFLOPS per rank\)"), TFLOPS),
-    (re.compile(r"Training Model Floating Point Utilization: ([\d.]+)%"), UTILIZATION),
+    (re.compile(rf"Training FLOPS: {DECIMAL} TFLOPS \(({DECIMAL}) TFLOPS per rank\)"), TFLOPS),
+    (re.compile(rf"Training Model Floating Point Utilization: ({DECIMAL})%"), UTILIZATION),
 )
 """Of each GPU that trains (`log_training_step`); their quotient is the peak that it counts with."""
-_LENGTH = re.compile(r"Mean Generation Length: ([\d.]+)\s*$")
+_LENGTH = re.compile(rf"Mean Generation Length: ({DECIMAL})\s*$")
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:

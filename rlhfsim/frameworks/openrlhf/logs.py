@@ -22,7 +22,7 @@ TIMERS = (
     Timer(metric="timing/ppo_train", phase="actor.train", covers=around("critic.train", "actor.train")),
     Timer(metric="timing/broadcast", phase="actor.sync"),
 )
-_LINE = re.compile(r"Global step (\d+): (\{.*)$")
+_LINE = re.compile(r"Global step (\d{1,9}): (\{.*)$")
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import Record, pairs
+from rlhfsim.frameworks.logs.records import DECIMAL, Record, pairs
 from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION
 
 # Names of timers: `Timer(..., self.all_timings)` in skyrl/train/trainer.py and fully_async_trainer.py, logged
@@ -56,9 +56,9 @@ INSIDE = (
     "init_weight_sync_state",
     "update_ref_with_policy",
 )
-_STEP = re.compile(r"\bStep (\d+): *(\{.*)?$")
+_STEP = re.compile(r"\bStep (\d{1,9}): *(\{.*)?$")
 _DICT = re.compile(r"^\s*[{'].*")
-_FINISHED = re.compile(r"Finished: '(\w+)', time cost: ([\d.]+)s")
+_FINISHED = re.compile(rf"Finished: '(\w+)', time cost: ({DECIMAL})s")
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:

@@ -35,7 +35,7 @@ TIMERS = (
 )
 WAITS = (Timer(metric=P + "train_wait_time", phase="actor.generate.wait"),)
 TOTAL, RESPONSE = "rollout/total_lengths", "rollout/response_lengths"
-_LINE = re.compile(r"\b(?:perf|rollout) (\d+): (\{.*)$")
+_LINE = re.compile(r"\b(?:perf|rollout) (\d{1,9}): (\{.*)$")
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:

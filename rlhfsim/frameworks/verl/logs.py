@@ -57,7 +57,7 @@ WAITS = (
     Timer(metric="timing_s/wait_for_enough_samples", phase="actor.generate.wait"),
 )
 """With stale samples `gen` times what the trainer waits for (one_step_off_policy, fully_async_policy)."""
-_LINE = re.compile(r"\bstep:(\d+) - (.*)$")
+_LINE = re.compile(r"\bstep:(\d{1,9}) - (.*)$")
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:

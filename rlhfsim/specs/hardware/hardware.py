@@ -38,8 +38,8 @@ class Price:
     value: UsdPerHour
     low: UsdPerHour
     high: UsdPerHour
-    date: str
-    """Month of the quotation, `2026-05`."""
+    date: Annotated[str, Field(pattern=r"^(given|[12]\d{3}(-[01]\d(-[0-3]\d)?)?)$")]
+    """Of the quotation: a year, a month as `2026-05`, or a day; `given` where the user says it."""
     source: Text
 
     def __post_init__(self) -> None:
