@@ -192,7 +192,8 @@ def read_trace(path: str | Path) -> Trace:
     """A trace from a file.
 
     Raises:
-        RlhfsimError: unreadable, malformed, steps without work, a clock that goes back (with line), another schema version.
+        RlhfsimError: unreadable, malformed, steps without work, a clock that goes back (with line), another
+            schema version.
     """
     source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
@@ -203,7 +204,7 @@ def read_trace(path: str | Path) -> Trace:
             help="write one with: rlhfsim simulate plan.json --trace out.json",
         )
     trace = convert(Trace, source)
-    if trace.steps > max(1, len(trace.spans)):
+    if trace.spans and trace.steps > len(trace.spans):
         raise RlhfsimError(
             "steps-without-work",
             f"the trace says {trace.steps:,} steps, but has {len(trace.spans):,} spans",

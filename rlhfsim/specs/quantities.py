@@ -22,7 +22,7 @@ Bytes = Annotated[float, _in("byte"), Field(ge=0)]
 BytesPerSecond = Annotated[float, _in("byte/s"), Field(ge=0)]
 FlopPerSecond = Annotated[float, _in("flop/s"), Field(ge=0)]
 Seconds = Annotated[float, _in("s"), Field(ge=0)]
-Watts = Annotated[float, _in("W"), Field(ge=0)]
+Watts = Annotated[float, _in("W"), Field(ge=0, le=1e7)]
 UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0, le=10_000)]
 Ratio = Annotated[float, _in("1"), Field(ge=0)]
 
