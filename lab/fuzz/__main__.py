@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import psutil
 
-from lab.fuzz.execute import Defect, crashed, guarded, prepare, run
+from lab.fuzz.execute import CPU_LIMIT_S, DEEP_LIMIT_S, Defect, crashed, guarded, prepare, run
 from lab.fuzz.seeds import Subject, subjects
 
 MEMORY_BYTES = 6 * 2**30
@@ -26,7 +26,7 @@ STUCK_S = 120.0
 """A case that the alarm does not end is killed."""
 
 
-def fuzz(numbers: Sequence[int], seed: int, only: str = "") -> list[Defect]:
+def fuzz(numbers: Sequence[int], seed: int, only: str = "", *, deep: bool = False) -> list[Defect]:
     """The defects of these cases."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         scratch = Path(folder)
@@ -34,14 +34,14 @@ def fuzz(numbers: Sequence[int], seed: int, only: str = "") -> list[Defect]:
         defects: list[Defect] = []
         left = list(numbers)
         while left:
-            done, found = _in_child(left, seed, valid, scratch)
+            done, found = _in_child(left, seed, valid, scratch, deep)
             defects += found
             left = left[done:]
         return defects
 
 
 def _in_child(
-    numbers: Sequence[int], seed: int, valid: Sequence[Subject], scratch: Path
+    numbers: Sequence[int], seed: int, valid: Sequence[Subject], scratch: Path, deep: bool
 ) -> tuple[int, list[Defect]]:
     """How many cases a child got through, with a crash counted, and their defects."""
     log = scratch / "progress"
@@ -50,7 +50,7 @@ def _in_child(
     child = os.fork()
     if child == 0:
         try:
-            _cases(numbers, seed, valid, scratch, log)
+            _cases(numbers, seed, valid, scratch, log, deep)
         except BaseException:
             traceback.print_exc()
         os._exit(0)  # what is missing in the log says where it ended
@@ -77,14 +77,18 @@ def _progress(log: Path) -> tuple[list[int], list[Defect]]:
                 found.append(defect)
 
 
-def _cases(numbers: Iterable[int], seed: int, valid: Sequence[Subject], scratch: Path, log: Path) -> None:
+def _cases(
+    numbers: Iterable[int], seed: int, valid: Sequence[Subject], scratch: Path, log: Path, deep: bool
+) -> None:
     limit = MEMORY_BYTES + psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    with log.open("ab") as file, guarded(scratch):
+    with log.open("ab") as file, guarded(scratch, deep=deep):
         for number in numbers:
-            faulthandler.dump_traceback_later(STUCK_S, exit=True)
+            faulthandler.dump_traceback_later(
+                STUCK_S * (DEEP_LIMIT_S / CPU_LIMIT_S if deep else 1), exit=True
+            )
             case, _ = prepare(valid, number, seed, scratch)
-            defect = run(case, number)
+            defect = run(case, number, DEEP_LIMIT_S if deep else CPU_LIMIT_S)
             pickle.dump((number, defect), file)
             file.flush()
 
@@ -109,10 +113,11 @@ def grouped(defects: Iterable[Defect]) -> str:
 @click.option("--seed", default=0)
 @click.option("--only", default="", help="Subjects whose name holds this.")
 @click.option("--case", type=int, multiple=True, help="These cases alone, with their tracebacks.")
-def main(cases: int, first: int, seed: int, only: str, case: tuple[int, ...]) -> None:
+@click.option("--deep", is_flag=True, help="Searches run too: seconds a case that gets there.")
+def main(cases: int, first: int, seed: int, only: str, case: tuple[int, ...], deep: bool) -> None:
     """Exit code 1 where a case has a defect."""
     started, cpu = time.perf_counter(), time.process_time()
-    defects = fuzz(case or range(first, first + cases), seed, only)
+    defects = fuzz(case or range(first, first + cases), seed, only, deep=deep)
     for defect in defects if case else ():
         print(defect.trace)
     print(grouped(defects))

@@ -28,11 +28,13 @@ from rlhfsim.errors import RlhfsimError
 
 CPU_LIMIT_S, WALL_LIMIT_S = 20.0, 60.0
 """A case that takes longer hangs (a log of 256 GPUs takes 8); the second is for one that waits."""
+DEEP_LIMIT_S = 100.0
+"""Of CPU, where searches run too; choose and what-if design many times."""
 COSTLY = (
     *("cli.design.designed", "cli.size.search_size", "cli.size.fronts", "cli.choose.search_choose"),
     *("cli.planned.best_of", "calibration.fit.fitted", "what_if.scenarios.workers.local"),
 )
-"""Functions of rlhfsim behind the door, which take seconds; the case ends well where one is reached."""
+"""Functions of rlhfsim behind the door, which take seconds; the case ends well where one is reached, but not in a deep run."""
 STARTS = (
     *(
         "executor.launch.RestartLoop",
@@ -178,8 +180,8 @@ def _replace(path: Path, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def guarded(scratch: Path) -> Iterator[None]:
-    """In `scratch`, with costly functions replaced and an alarm for hangs."""
+def guarded(scratch: Path, *, deep: bool = False) -> Iterator[None]:
+    """In `scratch`, with costly functions replaced (but not where `deep`) and an alarm for hangs."""
 
     def answered(*_: object, **__: object) -> None:
         raise Answered
@@ -192,7 +194,7 @@ def guarded(scratch: Path) -> Iterator[None]:
     os.environ["HOME"] = tempfile.tempdir = str(scratch)
     os.chdir(scratch)
     with contextlib.ExitStack() as stack:
-        for name in COSTLY:
+        for name in () if deep else COSTLY:
             stack.enter_context(patch(f"rlhfsim.{name}", answered))
         stack.enter_context(patch(f"rlhfsim.{TRIES}", lambda *_: iter(())))
         stack.enter_context(patch(ASK, lambda *_: None))
@@ -207,14 +209,14 @@ def guarded(scratch: Path) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def run(case: Case, number: int) -> Defect | None:
+def run(case: Case, number: int, cpu_s: float = CPU_LIMIT_S) -> Defect | None:
     """The case, and what is wrong with how it ended; its folder is removed."""
     before = _listing(case.folder)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace")
     failed: BaseException | None = None
     code: object = 0
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-    signal.setitimer(signal.ITIMER_REAL, WALL_LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, WALL_LIMIT_S / CPU_LIMIT_S * cpu_s)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = cli.main(list(case.command), prog_name="rlhfsim", standalone_mode=False)

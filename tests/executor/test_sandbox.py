@@ -70,9 +70,10 @@ def _descendants() -> set[str]:
 
 
 def _scratch_files() -> list[str]:
-    """What lies in the scratch folders that the host can see."""
-    folders = Path(tempfile.gettempdir()).glob("rlhfsim-sandbox-*")
-    return sorted(str(f) for folder in folders for f in folder.rglob("*") if MARK in f.name)
+    """What lies in the scratch folders that the host can see; another test's may be nested a thousand deep."""
+    top = Path(tempfile.gettempdir())
+    files = (f for inner in ("*", "*/*", "*/*/*") for f in top.glob(f"rlhfsim-sandbox-*/{inner}"))
+    return sorted(str(f) for f in files if MARK in f.name)
 
 
 def _passes(sandbox: Sandbox) -> bool:
