@@ -142,8 +142,8 @@ def format(value: float, dimension: Dimension, *, digits: int = 3) -> str:
 
 def significant(value: float, digits: int = 3) -> str:
     """A plain decimal with at most `digits` significant digits and thousands separators."""
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -126,9 +126,20 @@ def _object(line: bytes) -> Row | BadRow:
         return BadRow(f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line", "data-encoding")
     except (ValueError, RecursionError) as error:
         return BadRow(f"not a JSON object: {error}", "data-line")
-    if isinstance(value, dict):
-        return value
-    return BadRow(f"a JSON {type(value).__name__}, not an object", "data-line")
+    return _checked(value, b"\\u" in line)
+
+
+def _checked(value: Any, escaped: bool) -> Row | BadRow:
+    """An object whose texts are UTF-8; `escaped`: they may hold halves of a surrogate pair."""
+    if not isinstance(value, dict):
+        return BadRow(f"a JSON {type(value).__name__}, not an object", "data-line")
+    try:
+        if escaped:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("unicode_escape").decode()
+        return BadRow(f"holds {half}, half of a character, which no UTF-8 text can", "data-encoding")
+    return value
 
 
 class JsonArray:
@@ -162,8 +173,7 @@ class JsonArray:
     def read(self, start: int, end: int) -> Iterator[Row | BadRow]:
         """Its objects."""
         for value in self._values[start:end]:
-            kind = type(value).__name__
-            yield value if isinstance(value, dict) else BadRow(f"a JSON {kind}, not an object", "data-line")
+            yield _checked(value, escaped=True)
 
     def place(self, row: int) -> Place:
         """File and row."""

@@ -248,6 +248,7 @@ def test_preference_columns_are_read(tmp_path: Path) -> None:
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n', "data-value", 3, "'answer' has no value"),
         ('{"prompt": " ", "answer": "b"}\n', "data-value", 1, "an empty prompt"),
         ('{"prompt": "a", "answer": ["b"]}\n', "data-value", 1, "'answer' must be text"),
+        ('{"prompt": "\\ud800 is half", "answer": "b"}\n', "data-encoding", 1, "holds \\ud800"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(

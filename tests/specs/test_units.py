@@ -143,7 +143,14 @@ def test_what_is_written_reads_back_within_its_digits(value, dimension, digits):
 
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
-    [(0, 3, "0"), (1234.5, 3, "1,234"), (0.00012345, 2, "0.00012"), (9.999, 3, "10"), (100, 3, "100")],
+    [
+        (0, 3, "0"),
+        (1234.5, 3, "1,234"),
+        (0.00012345, 2, "0.00012"),
+        (9.999, 3, "10"),
+        (100, 3, "100"),
+        (-math.inf, 3, "-inf"),
+    ],
 )
 def test_significant_digits(value, digits, text):
     assert units.significant(value, digits) == text
