@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 
 from rlhfsim.specs.hardware.hardware import Count
 from rlhfsim.specs.loading import checked
-from rlhfsim.specs.quantities import MAX_MAGNITUDE, Amount, Positive, Share
+from rlhfsim.specs.quantities import MAX_MAGNITUDE, AboveZero, Amount, Positive, Share
 from rlhfsim.units import Dimension
 
 Plans = Annotated[int, Field(ge=0)]
@@ -70,14 +70,14 @@ class BreakEven:
     """One change from which on another kind of plan is the best."""
 
     change: str
-    factor: Amount
+    factor: AboveZero
     now: Annotated[float, Field(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)] | None
     """The quantity as it is, in base units; None where it has no single value."""
     unit: Dimension
     winner: str
-    step_s: Amount
+    step_s: AboveZero
     """The winner's step there."""
-    chosen_step_s: Amount | None
+    chosen_step_s: AboveZero | None
     """The best one's of the kind that is the best now; None: none fits. Both designed anew there."""
 
     @property
@@ -96,7 +96,7 @@ class RunnerUp:
     actor: str
     """Layout in short."""
     rollout: str | None
-    step_s: Amount
+    step_s: AboveZero
     low_s: Amount
     high_s: Amount
     usd_per_step: Amount | None

@@ -22,7 +22,7 @@ from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
-from rlhfsim.specs.quantities import MAX_MAGNITUDE, Amount, Positive, Share
+from rlhfsim.specs.quantities import MAX_MAGNITUDE, AboveZero, Amount, Positive, Share
 from rlhfsim.specs.workload.workload import Workload
 
 SCHEMA: Literal["rlhfsim.plan/2"] = "rlhfsim.plan/2"
@@ -125,7 +125,7 @@ class LedgerEntry:
 class Prediction:
     """What the cost model says about the plan."""
 
-    step_s: Annotated[Amount, Field(gt=0)]
+    step_s: AboveZero
     low_s: Amount
     high_s: Amount
     tokens_per_s_per_gpu: Amount

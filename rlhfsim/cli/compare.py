@@ -40,9 +40,9 @@ def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     if len(paths) not in (1, 2):
         raise bad_option("give one run, or a plan and a run", "as in rlhfsim compare plan.json runs/a")
     answer = read(paths[-1], paths[0] if len(paths) == 2 else None)
+    diagnosis = diagnose_run(answer.run)
     if out is not None:
         write_chrome(out, side_by_side(answer.plan, answer.trace))
-    diagnosis = diagnose_run(answer.run)
     emit(
         as_json,
         lambda: plain.comparison(answer, out, diagnosis),

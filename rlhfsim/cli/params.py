@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from rlhfsim import outputs, units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.frameworks.rlhfsim.run_folder import is_plan_of_a_run
 from rlhfsim.specs.loading import convert, parse_json
 
 if TYPE_CHECKING:
@@ -121,6 +122,13 @@ def check_output(out: Path, kind: Output, inputs: Iterable[Path | str] = ()) -> 
                 "the command reads this file, so it is not written over it",
                 place=Place(file=str(path)),
                 help="name another file for the output",
+            )
+        if is_plan_of_a_run(path):
+            raise RlhfsimError(
+                "output-in-run",
+                "this is the plan of the run in its folder, whose trace is of no other",
+                place=Place(file=str(path)),
+                help="name a file outside the run's folder",
             )
         outputs.check_file(path, name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,6 +320,16 @@ def test_the_command_writes_one_trace_of_both(folder: Path, tmp_path: Path) -> N
     )
     assert result.exit_code == 0
     assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_a_run_whose_plan_names_no_model_leaves_no_trace_of_both(folder: Path, tmp_path: Path) -> None:
+    run, out = shutil.copytree(folder, tmp_path / "run"), tmp_path / "both.json"
+    data = json.loads((run / "plan.json").read_text())
+    data["workload"]["model"] = "/dev/zero"
+    (run / "plan.json").write_text(json.dumps(data))
+    result = CliRunner().invoke(command, [str(run), "--trace", str(out)])
+    assert isinstance(result.exception, RlhfsimError)
+    assert not out.exists()
 
 
 def test_a_run_of_another_plan_is_refused(folder: Path, plan: Plan, tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ REFUSED = [  # command, files that are there, the error
     ("simulate verl --trace no/a.json", {}, "unwritable-file"),
     ("import-run job.log --out file/run", {"file": "mine"}, "unwritable-file"),
     ("validate --out a.json --report a.md", {}, "bad-option"),
+    (
+        "estimate verl --out run/plan.json",
+        {"run/plan.json": "plan", "run/trace.json": MEASURED},
+        "output-in-run",
+    ),
+    (
+        "design --gpus 8 --model 8b --out run/plan.json",
+        {"run/plan.json": "plan", "run/.lock": ""},
+        "output-in-run",
+    ),
 ]
 
 

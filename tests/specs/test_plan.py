@@ -189,6 +189,17 @@ def test_a_plan_of_version_1_is_read_and_written_as_the_present_one(tmp_path: Pa
     assert read_plan(tmp_path / "plan.json") == read
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("runners_up", "step_s"), ("runners_up", "capacity_bytes"), ("flips", "factor")]
+)
+def test_what_a_choice_was_made_from_is_above_zero(kind: str, key: str, tmp_path: Path) -> None:
+    data = json.loads(VERSION_1.read_text())
+    data["choice"][kind][0][key] = 0
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(RlhfsimError, match=f"{kind}.0.{key}"):
+        read_plan(tmp_path / "plan.json")
+
+
 def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     for source in (text, VERSION_1.read_text()):

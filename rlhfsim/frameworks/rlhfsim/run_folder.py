@@ -9,16 +9,34 @@ from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.records import record_of
+from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
 
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
 SAMPLES = "samples.jsonl"
+LOCK = ".lock"
+"""Of a launch, held while it runs; it stays."""
+HEAD_BYTES = 1000
+"""In which a trace says whether it was measured."""
 """Files of a run folder; the first two must be there."""
 MAX_METRICS = 256 * 2**20
 """Bytes; a larger metrics.jsonl is refused."""
 Row = Mapping[str, Any]
 """One line of metrics.jsonl."""
+
+
+def is_plan_of_a_run(path: Path) -> bool:
+    """Whether a file is the plan of a run that was measured, imported or is under way."""
+    trace = path.parent / TRACE
+    if path.name != PLAN or not is_file(path):
+        return False
+    if is_file(path.parent / LOCK):
+        return True
+    if not is_file(trace):
+        return False
+    with trace.open("rb") as file:
+        return b'"source": "measured"' in file.read(HEAD_BYTES)
 
 
 def check_run_folder(path: Path) -> None:
