@@ -323,7 +323,7 @@ def test_the_command_writes_one_trace_of_both(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_run_whose_plan_names_no_model_leaves_no_trace_of_both(folder: Path, tmp_path: Path) -> None:
-    run, out = shutil.copytree(folder, tmp_path / "run"), tmp_path / "both.json"
+    run, out = shutil.copytree(folder, tmp_path / "copy"), tmp_path / "both.json"
     data = json.loads((run / "plan.json").read_text())
     data["workload"]["model"] = "/dev/zero"
     (run / "plan.json").write_text(json.dumps(data))
