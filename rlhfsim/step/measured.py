@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.presets import preset_name, resolve_model
 from rlhfsim.specs.model.roles import Models
@@ -259,7 +260,10 @@ def mixer_of(model: str) -> str:
     """`ModelSpec.mixer` of a preset or of a config at hand; `attention` for a name that is neither."""
     if preset_name(model) is None and not os.path.exists(model):
         return "attention"
-    return resolve_model(model).mixer
+    try:
+        return resolve_model(model).mixer
+    except RlhfsimError:  # a plan may be shown where another file bears the name of its model
+        return "attention"
 
 
 def _run(cells: dict[str, str]) -> MeasuredRun:
