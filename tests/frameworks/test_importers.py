@@ -550,3 +550,14 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RlhfsimError) as error:
         read(path, "verl")
     assert "rlhfsim[tensorboard]" in (error.value.help or "")
+
+
+@pytest.mark.parametrize("seconds", ["5e-324", "-1.0", "1e9", "nan", "inf"])
+def test_a_step_with_a_time_that_cannot_be_is_left_out_by_name(
+    seconds: str, tmp_path: Path, config: Path
+) -> None:
+    log = tmp_path / "c.log"
+    log.write_text(verl_console(3).replace("timing_s/gen:43.0", f"timing_s/gen:{seconds}"))
+    run = read(log, "verl", config)
+    assert [step.logged for step in run.steps] == [1, 2]
+    assert any("timing_s/gen is" in note for note in run.notes)

@@ -32,8 +32,8 @@ from rlhfsim.specs.workload.lengths import MAX_TOKENS
 from rlhfsim.trace import CONTROLLER, WAIT
 from rlhfsim.units import GIB
 
-MOST_S = 30 * 86400.0
-"""Longer times are no time of a step."""
+LEAST_S, MOST_S = 1e-9, 30 * 86400.0
+"""Shorter and longer times are no time of a step; 0 is, of what was left out."""
 SLACK = 0.02
 """Share by which the timers of a step may exceed it: they are rounded and read one after the other."""
 
@@ -318,7 +318,7 @@ def _timed(step: LoggedStep, framework: Framework, notes: list[str]) -> bool:
         value = step.values[name]
         if name.startswith(framework.inside or ("\0",)):
             continue
-        if not (math.isfinite(value) and 0 <= value <= MOST_S):
+        if value != 0 and not LEAST_S <= value <= MOST_S:
             notes.append(f"step {step.logged} was left out: {name} is {value:g} s")
             return False
     return bool(times)
