@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 
 from rlhfsim.specs.hardware.hardware import Count
 from rlhfsim.specs.loading import checked
-from rlhfsim.specs.quantities import MAX_MAGNITUDE, AboveZero, Amount, Positive, Share
+from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Positive, Share
 from rlhfsim.units import Dimension
 
 Plans = Annotated[int, Field(ge=0)]
@@ -71,7 +71,7 @@ class BreakEven:
 
     change: str
     factor: AboveZero
-    now: Annotated[float, Field(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)] | None
+    now: Finite | None
     """The quantity as it is, in base units; None where it has no single value."""
     unit: Dimension
     winner: str

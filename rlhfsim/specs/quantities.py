@@ -30,8 +30,9 @@ MAX_MAGNITUDE = 1e24
 """Larger numbers are slips, and their products would overflow."""
 Amount = Annotated[float, Field(ge=0, le=MAX_MAGNITUDE)]
 """Seconds, bytes, dollars, tokens: none is negative or absurd."""
-AboveZero = Annotated[float, Field(gt=0, le=MAX_MAGNITUDE)]
-"""What a logarithm is taken of, or what is divided by."""
+Finite = Annotated[float, Field(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)]
+AboveZero = Annotated[float, Field(ge=1e-9, le=MAX_MAGNITUDE)]
+"""What a logarithm is taken of, or what is divided by; smaller ones are slips."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Field(ge=1e6, le=MAX_MAGNITUDE)
 """What is divided by; below a million bytes or FLOP (a second) the unit was forgotten: 3350 for 3350 GB/s."""

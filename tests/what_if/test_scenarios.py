@@ -332,6 +332,19 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         read_whatif(tmp_path / "w.json")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("run_s", 5e-324), ("run_s", -5), ("run_usd", -3), ("goodput", 7)]
+)
+def test_a_result_of_numbers_that_cannot_be_is_refused(
+    key: str, value: float, planted: Planted, tmp_path: Path
+) -> None:
+    data = complete(planted).to_dict()
+    data["base"][key] = value
+    (tmp_path / "w.json").write_text(json.dumps(data))
+    with pytest.raises(RlhfsimError, match=f"base.{key}"):
+        read_whatif(tmp_path / "w.json")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_the_table_survives_its_file(planted: Planted, tmp_path: Path, suffix: str) -> None:
     import pandas as pd

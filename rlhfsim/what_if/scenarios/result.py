@@ -17,6 +17,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Share
 from rlhfsim.units import MIB, Dimension
 from rlhfsim.what_if.dotted_paths import keys, value_at
 from rlhfsim.what_if.work import StepWork, work_of
@@ -39,10 +40,10 @@ class PointTarget:
     text: str
     """As the user wrote it: `step_time<90s`."""
     quantity: str
-    actual: float | None
+    actual: Finite | None
     """What the plan reaches, in base units; None where a price is unknown."""
     met: bool
-    probability: float | None
+    probability: Share | None
     """That the point meets it, by the joint draw of steps, failures and prices; None where none is drawn."""
 
 
@@ -60,23 +61,23 @@ class PointResult:
     """None: nothing fits."""
     shortage: str | None = None
     """Where nothing fits: what the nearest plan lacks."""
-    gap: float = 0.0
+    gap: Amount = 0.0
     """Share of the step by which a plan could still be shorter, where a time limit ended the search."""
-    length: float | None = None
+    length: AboveZero | None = None
     """Steps of the run without those for staleness; None: the scenario does not say."""
-    target: float | None = None
+    target: Finite | None = None
     """Value of a measured curve at which the run ends."""
-    steps: float | None = None
+    steps: AboveZero | None = None
     """Steps of the run, those for staleness included; None: the scenario does not say."""
-    run_s: float | None = None
+    run_s: AboveZero | None = None
     """Of the whole run, failures and checkpoints included."""
-    run_low_s: float | None = None
+    run_low_s: AboveZero | None = None
     """P10, from the interval of the step; steps and goodput are taken as given."""
-    run_high_s: float | None = None
+    run_high_s: AboveZero | None = None
     """P90, likewise."""
-    run_usd: float | None = None
+    run_usd: Amount | None = None
     """None: no length of the run, or a price that is not known."""
-    goodput: float | None = None
+    goodput: Share | None = None
     """Share of the time that makes progress; None: the scenario has no failures."""
     on_front: bool = False
     """Whether no other point does the same work as fast and as cheaply."""
@@ -124,12 +125,12 @@ class TornadoBar:
     """The low value as people read it."""
     high_label: str
     base_label: str
-    low_s: float | None
-    base_s: float | None
-    high_s: float | None
-    low_usd: float | None
-    base_usd: float | None
-    high_usd: float | None
+    low_s: AboveZero | None
+    base_s: AboveZero | None
+    high_s: AboveZero | None
+    low_usd: Amount | None
+    base_usd: Amount | None
+    high_usd: Amount | None
     other_work: tuple[str, ...] = ()
     """What of the work the input changes."""
 
@@ -150,10 +151,10 @@ def _swing(base: float | None, *ends: float | None) -> float:
 class Tried:
     """One value at which both sides of a break-even were designed anew; None: nothing fits."""
 
-    x: float
-    a: float | None
+    x: Finite
+    a: Finite | None
     """The point."""
-    b: float | None
+    b: Finite | None
     """What it is held against."""
 
 
@@ -171,15 +172,15 @@ class PointBreakEven:
     """The quantity that is compared: step_time, time_of_run, cost_per_step, cost_of_run."""
     of_unit: Dimension
     """Of `a` and `b`."""
-    value: float | None
+    value: Finite | None
     """The crossing; the first of several; None: there is none."""
-    crossings: tuple[float, ...]
+    crossings: tuple[Finite, ...]
     """All of them, ascending."""
     other_work: tuple[str, ...] = ()
     """What of the work of both sides differs: amounts are compared as they are, since that was asked."""
-    low: float
+    low: Finite
     """Lower end of the range that was searched."""
-    high: float
+    high: Finite
     outcome: str
     """The answer in words."""
     curve: tuple[Tried, ...]
@@ -203,7 +204,7 @@ class WhatIfProvenance:
     """How it was asked; empty from Python."""
     started: str
     """UTC, ISO 8601."""
-    seconds: float
+    seconds: Amount
     searched: int
     """Designs that were searched in this run."""
     from_cache: int
