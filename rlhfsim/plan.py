@@ -26,6 +26,8 @@ from rlhfsim.specs.quantities import MAX_MAGNITUDE, AboveZero, Amount, Positive,
 from rlhfsim.specs.workload.workload import Workload
 
 SCHEMA: Literal["rlhfsim.plan/2"] = "rlhfsim.plan/2"
+PREDICTED = "prediction_hash"
+"""Key of a file: what was predicted is as it was written; not in older ones."""
 OLDER = "rlhfsim.plan/1"
 """Still read: it said `seat` for role, and `flips` for break-evens."""
 
@@ -270,12 +272,13 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
             place=Place(file=str(path)),
             help="write one with: rlhfsim design --out plan.json",
         )
-    plan = convert(Plan, source, source.data | {"schema": SCHEMA})
+    known = {key: value for key, value in source.data.items() if key != PREDICTED}
+    plan = convert(Plan, source, known | {"schema": SCHEMA})
     _check_roles(plan, source)
-    if as_priced and is_edited(source.data):
+    if as_priced and (is_edited(source.data) or source.data.get(PREDICTED, _hash(known)) != _hash(known)):
         raise RlhfsimError(
             "edited-plan",
-            "this plan was edited after it was priced: its hash no longer fits, nor does its prediction",
+            "this plan was edited after it was priced: a hash in it no longer fits, nor does its prediction",
             place=Place(file=str(path)),
             help="price it anew: rlhfsim estimate plan.json --out new.json",
         )
@@ -288,6 +291,11 @@ def is_edited(data: Mapping[str, Any]) -> bool:
     return content_hash(data["workload"], data["placement"], hardware) != str(data["input_hash"])
 
 
+def _hash(data: Mapping[str, Any]) -> str:
+    """Of what was predicted."""
+    return content_hash(*(data.get(key) for key in ("prediction", "choice", "nearest")))
+
+
 def write_plan(path: str | Path, plan: Plan) -> None:
     """Write `plan.json` atomically."""
     write_atomically(Path(path), plan_text(plan))
@@ -295,4 +303,5 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 
 def plan_text(plan: Plan) -> str:
     """What stands in `plan.json`."""
-    return json.dumps(plan.to_dict(), indent=1) + "\n"
+    data = plan.to_dict()
+    return json.dumps(data | {PREDICTED: _hash(data)}, indent=1) + "\n"

@@ -14,7 +14,7 @@ from rlhfsim.api import estimate_file
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_atomically
-from rlhfsim.plan import SCHEMA, Plan, read_plan, write_plan
+from rlhfsim.plan import SCHEMA, Plan, plan_text, read_plan, write_plan
 from rlhfsim.provenance import content_hash
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -29,7 +29,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def text(plan: Plan) -> str:
-    return json.dumps(plan.to_dict(), indent=1)
+    return plan_text(plan)
 
 
 def test_a_plan_comes_back_equal_and_writes_the_same_bytes(plan: Plan, tmp_path: Path) -> None:
@@ -207,6 +207,12 @@ def test_an_edited_plan_is_never_shown_as_it_was_priced(text: str, tmp_path: Pat
         assert read_plan(file, as_priced=True) == read_plan(file)
         assert not any("edited" in note for note in profile_notes(str(file)))
         data = json.loads(source)
+        if "prediction_hash" in data:
+            figures = json.loads(source)
+            figures["prediction"]["step_s"] /= 2
+            file.write_text(json.dumps(figures))
+            with pytest.raises(RlhfsimError, match="a hash in it no longer fits"):
+                read_plan(file, as_priced=True)
         data["workload"]["prompts"] *= 2
         file.write_text(json.dumps(data))
         with pytest.raises(RlhfsimError) as error:
