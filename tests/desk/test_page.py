@@ -17,6 +17,7 @@ from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
 from rlhfsim.desk.state import State, query
 from rlhfsim.desk.view import SEARCHING, against, answer_view
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import plan_text
 
 SMALL = {
     "gpus": "4",
@@ -156,7 +157,7 @@ def test_the_plan_is_saved_as_design_writes_it(answer: Answer) -> None:
     assert answer.plan is not None
     saved = plan_file(answer)
     assert saved["filename"] == "plan.json"
-    assert json.loads(saved["content"]) == json.loads(json.dumps(answer.plan.to_dict()))
+    assert saved["content"] == plan_text(answer.plan)
     assert plan_file(Answer(stage="proven")) is no_update
 
 
