@@ -17,7 +17,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
-from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number, read_trainer_state
+from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number, read_trainer_state, total
 from rlhfsim.frameworks.logs.run_folder import trace_of
 
 VERL_CONFIG = """
@@ -561,3 +561,10 @@ def test_a_step_with_a_time_that_cannot_be_is_left_out_by_name(
     run = read(log, "verl", config)
     assert [step.logged for step in run.steps] == [1, 2]
     assert any("timing_s/gen is" in note for note in run.notes)
+
+
+def test_infinities_that_cancel_have_no_sum() -> None:
+    assert math.isnan(total([-math.inf, math.inf]))
+    assert math.isnan(total([1e308, 1e308]))
+    assert total([1.0, math.inf]) == math.inf
+    assert total([0.1] * 10) == 1.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.frameworks.areal.configuration import CONFIGURATION
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import Record, number
+from rlhfsim.frameworks.logs.records import Record, number, total
 
 # Names: `stats_tracker.record_timing` in areal/trainer/rl_trainer.py (under `timeperf/`), lengths in
 # areal/trainer/ppo/actor.py; console: areal/utils/stats_logger.py (`Train step 3/100 done.`, then a table of
@@ -53,7 +52,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 def as_today(values: Mapping[str, float]) -> Mapping[str, float]:
     """With the time of the whole step, and the tokens of responses: those of samples less their prompts."""
     times = [value for name, value in values.items() if name.startswith(P) and name not in BESIDE]
-    made = {STEP: math.fsum(times)} if times and STEP not in values else {}
+    made = {STEP: total(times)} if times and STEP not in values else {}
     for scope in SCOPES:
         if {f"{scope}/seq_len/avg", f"{scope}/prompt_len/avg"} <= values.keys():
             made[RESPONSE] = values[f"{scope}/seq_len/avg"] - values[f"{scope}/prompt_len/avg"]

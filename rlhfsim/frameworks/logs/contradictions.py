@@ -16,6 +16,7 @@ from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription, RunSpecs
 from rlhfsim.frameworks.logs.framework import Framework
+from rlhfsim.frameworks.logs.records import total
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.units import GIB
 
@@ -187,9 +188,7 @@ def _sum(
     steps: Sequence[Mapping[str, float]],
     mapped: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Found]:
-    whole = [
-        (v[framework.step], math.fsum(v.get(m, 0.0) for m in mapped)) for v in steps if framework.step in v
-    ]
+    whole = [(v[framework.step], total(v.get(m, 0.0) for m in mapped)) for v in steps if framework.step in v]
     if not whole or run.staleness:
         return
     step, timed = median(s for s, _ in whole), median(t for _, t in whole)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -16,7 +15,7 @@ from rlhfsim.frameworks.logs.contradictions import check_against_log
 from rlhfsim.frameworks.logs.files import console_text, find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
 from rlhfsim.frameworks.logs.gpu_kind import GpuEvidence, gpu_kind
-from rlhfsim.frameworks.logs.records import Log, Record
+from rlhfsim.frameworks.logs.records import Log, Record, total
 from rlhfsim.frameworks.logs.said import (
     Questions,
     check_given,
@@ -203,7 +202,8 @@ def _said(gpu: GpuEvidence, choices: Choices) -> tuple[str, ...]:
 
 def _means(records: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for record in records for name in record.values)
-    return {n: fmean(r.values[n] for r in records if n in r.values) for n in names}
+    known = {n: [r.values[n] for r in records if n in r.values] for n in names}
+    return {n: total(values) / len(values) for n, values in known.items()}
 
 
 def _used(
@@ -267,7 +267,7 @@ def _steps(
 
 def _undisturbed(steps: list[LoggedStep], framework: Framework, notes: list[str]) -> list[LoggedStep]:
     """Steps without evaluation and checkpoints: their time is taken out, or the step where that cannot be."""
-    extra = [math.fsum(step.values.get(n, 0.0) for n in framework.disturbing) for step in steps]
+    extra = [total(step.values.get(n, 0.0) for n in framework.disturbing) for step in steps]
     inside = [_holds(step, seconds, framework) for step, seconds in zip(steps, extra, strict=True)]
     kept = [
         replace(step, values={**step.values, framework.step: step.values[framework.step] - seconds})
@@ -293,7 +293,7 @@ def _holds(step: LoggedStep, extra_s: float, framework: Framework) -> bool:
     whole = step.values.get(framework.step)
     if not extra_s or whole is None:
         return True
-    timed = math.fsum(step.values.get(timer.metric, 0.0) for timer in framework.timers)
+    timed = total(step.values.get(timer.metric, 0.0) for timer in framework.timers)
     return whole - extra_s >= (1 - SLACK) * timed
 
 
@@ -307,7 +307,7 @@ def _joined(records: Sequence[Record], framework: Framework) -> LoggedStep:
     values = {}
     for name in names:
         known = [r.values[name] for r in records if name in r.values]
-        values[name] = math.fsum(known) if framework_times([name], framework) else fmean(known)
+        values[name] = total(known) / (1 if framework_times([name], framework) else len(known))
     return LoggedStep(logged=records[-1].step, values=values)
 
 

@@ -75,6 +75,14 @@ def number(value: object) -> float | None:
     return float(match[1]) if match else None
 
 
+def total(values: Iterable[float]) -> float:
+    """The sum; NaN where infinities cancel or it is beyond every float: logs hold both."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
 def numbers(values: Iterable[tuple[str, object]]) -> dict[str, float]:
     """Those of the values that are numbers, by name; no name can drive a terminal."""
     read = ((name, number(value)) for name, value in values)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlhfsim.frameworks.logs.framework import Timer
 from rlhfsim.frameworks.logs.imported import Imported, LoggedStep, call_of, first, timers
+from rlhfsim.frameworks.logs.records import total
 from rlhfsim.provenance import installed_version
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import (
@@ -55,7 +56,7 @@ def step_seconds(run: Imported, step: LoggedStep) -> float | None:
     whole = step.values.get(run.framework.step)
     if whole is not None or run.stale:
         return whole
-    return math.fsum(step.values.get(metric, 0.0) for metric in run.mapped) or None
+    return total(step.values.get(metric, 0.0) for metric in run.mapped) or None
 
 
 def _spans(run: Imported, step: LoggedStep, index: int, start: float) -> Iterator[Span]:
