@@ -275,7 +275,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
     known = {key: value for key, value in source.data.items() if key != PREDICTED}
     plan = convert(Plan, source, known | {"schema": SCHEMA})
     _check_roles(plan, source)
-    if as_priced and (is_edited(source.data) or source.data.get(PREDICTED, _hash(known)) != _hash(known)):
+    if as_priced and not is_as_priced(source.data):
         raise RlhfsimError(
             "edited-plan",
             "this plan was edited after it was priced: a hash in it no longer fits, nor does its prediction",
@@ -289,6 +289,11 @@ def is_edited(data: Mapping[str, Any]) -> bool:
     """Whether workload, placement or hardware in a plan's data are not those that it was priced with."""
     hardware = [[pool[key] for key in ("profile_hash", "gpus", "gpus_per_node")] for pool in data["hardware"]]
     return content_hash(data["workload"], data["placement"], hardware) != str(data["input_hash"])
+
+
+def is_as_priced(data: Mapping[str, Any]) -> bool:
+    """Whether a plan's data are those that it was priced with, and its figures those that came of it."""
+    return not is_edited(data) and data.get(PREDICTED, _hash(data)) == _hash(data)
 
 
 def _hash(data: Mapping[str, Any]) -> str:

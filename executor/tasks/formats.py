@@ -168,7 +168,7 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
             table = library.Dataset.from_file(_streamed(paths, Path(folder.name)))
         else:
             table = library.Dataset.from_csv(
-                names, cache_dir=folder.name, **_texts(library, paths[0], ending)
+                names, cache_dir=folder.name, **_texts(library, paths[0], ending, named)
             )
     except (library.exceptions.DatasetsError, csv.Error, ValueError, OSError, StopIteration) as error:
         raise RlhfsimError(
@@ -198,11 +198,11 @@ def _streamed(paths: Sequence[Path], folder: Path) -> str:
     return str(target)
 
 
-def _texts(library: Any, path: Path, ending: str) -> dict[str, Any]:
+def _texts(library: Any, path: Path, ending: str, named: Path) -> dict[str, Any]:
     """How CSV is read so that every cell is the text that stands there: 007 and NA are no numbers."""
     separator = "\t" if ending == ".tsv" else ","
     with path.open("rb") as file:
-        lines = (line.decode("utf-8-sig") for line in bounded_lines(file, path))
+        lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
         header = next(csv.reader(lines, delimiter=separator))
     text = {name: library.Value("string") for name in header}
     return {

@@ -28,12 +28,12 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import Plan, read_plan
+from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
-from rlhfsim.specs.loading import convert, load, parse_yaml
+from rlhfsim.specs.loading import convert, load, parse_json, parse_yaml, read_text
 from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
 from rlhfsim.what_if.memory_peaks import memory_peaks
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 CORE = "cpu_core"
 """Profile of a slot on a machine without GPUs."""
 SCHEMA = "rlhfsim.launch/1"
+EDITED = (
+    "note: this plan was edited after it was priced; time limits follow the old prediction: "
+    "rlhfsim estimate FILE --out NEW"
+)
 DRY = ("ray", "tokenizers")
 STACK = (*DRY, "torch", "transformers", "deepspeed", "vllm")
 """Libraries that a real run imports; the planner needs none of them."""
@@ -255,8 +259,13 @@ def smallest_change(plan: Plan) -> str | None:
 
 
 def read(file: str) -> Plan:
-    """A plan as written, or a scenario planned now."""
-    return read_plan(Path(file)) if Path(file).suffix == ".json" else estimate_file(file)
+    """A plan as written, with a note where it was edited, or a scenario planned now."""
+    if Path(file).suffix != ".json":
+        return estimate_file(file)
+    plan = read_plan(Path(file))
+    if not is_as_priced(parse_json(read_text(Path(file)), file).data):
+        click.echo(EDITED, err=True)
+    return plan
 
 
 def scaled(file: str, slots: int, out: Path) -> Plan:

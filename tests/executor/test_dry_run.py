@@ -110,6 +110,15 @@ def test_a_described_cluster_needs_a_dry_run() -> None:
     assert "add --dry-run" in str(result.exception) + result.output
 
 
+def test_a_plan_that_was_edited_since_it_was_priced_is_named(tmp_path: Path) -> None:
+    given = plan()
+    assert "edited" not in launch(given, tmp_path, "--assume-cluster", "1x8xh100").output
+    edited = replace(given, workload=replace(given.workload, prompts=2 * given.workload.prompts))
+    result = launch(edited, tmp_path, "--assume-cluster", "1x8xh100", "--json")
+    assert "note: this plan was edited" in result.stderr
+    assert json.loads(result.stdout)["schema"] == "rlhfsim.launch/1"
+
+
 def test_ranks_that_share_a_gpu_are_refused() -> None:
     given = plan()
     roles = tuple(replace(s, gpus=(0, *s.gpus[:-1])) if s.role == "reward" else s for s in given.gpu_map)

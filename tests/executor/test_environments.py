@@ -22,6 +22,7 @@ from executor.coordination.sample_log import SampleLog
 from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.environments.python import PythonTool
+from executor.environments.registry import environment_class
 from executor.environments.search import SearchTool
 from executor.samples import Completion, Conversation, Fault, GenerationRequest, Sample, Scored, Task
 from executor.settings import Algorithm, EnvironmentSettings, Sampling, Settings
@@ -355,3 +356,12 @@ def test_logged_conversations_say_what_they_were_told(tmp_path: Path) -> None:
         "observed": ["[told]", "[again]"],
         "fault": "timeout: slow",
     }
+
+
+@pytest.mark.parametrize("value", ["x", True, -1, float("nan"), 1e30])
+@pytest.mark.parametrize(("kind", "option"), [("python", "wall_s"), ("guess", "numbers")])
+def test_an_option_of_a_shipped_environment_is_a_number_in_its_range(
+    kind: str, option: str, value: Any
+) -> None:
+    with pytest.raises(RlhfsimError, match=f"option {option} is .*, not a number from"):
+        environment_class(kind, {option: value})

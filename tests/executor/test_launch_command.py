@@ -45,6 +45,13 @@ def test_a_section_that_is_left_out_begins_with_a_setting_of_it_in_any_order() -
         "optimizer.rate=1",
         "iterations",
         "optimizer.learning_rate=-1",
+        "optimizer.learning_rate=1e30",
+        "sampling.temperature=0.001",
+        "limits.call_s=1e30",
+        "limits.call_s=0",
+        "reward_model_weight=1e30",
+        "iterations=10000000000",
+        "seed=-1",
         "data.task=poems",
     ],
 )

@@ -13,11 +13,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.clusters import cluster_from
-from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.hardware import Price, Profile
 from rlhfsim.specs.hardware.prices import price_of, prices
 from rlhfsim.specs.hardware.profile_files import find_profile, profile_files
 from rlhfsim.specs.hardware.profiles import (
@@ -206,6 +207,12 @@ def test_only_dated_prices_are_given(profiles):
     assert all(p.source and p.low < p.high for markets in prices().values() for p in markets.values())
     assert set(prices()) == set(priced)
     assert {"on-demand", "reserved", "spot"} == set(prices()["h100_sxm"])
+
+
+@pytest.mark.parametrize("date", ["x", "1e30", "yesterday", "20266"])
+def test_the_date_of_a_price_is_one(date):
+    with pytest.raises(ValidationError, match="date"):
+        TypeAdapter(Price).validate_python({"value": 2, "low": 1, "high": 3, "date": date, "source": "me"})
 
 
 def test_a_users_file_of_prices_replaces_single_entries(tmp_path, monkeypatch):

@@ -172,3 +172,11 @@ def test_only_a_file_of_this_schema_is_read_as_committed_figures(tmp_path: Path)
     path.write_text('{"schema": "other"}')
     with pytest.raises(RlhfsimError, match="schema"):
         scoreboard.read_board(path)
+
+
+@pytest.mark.parametrize("figure", ["NaN", "1" + "0" * 400, "true", '"12"', "1e30"])
+def test_a_figure_that_cannot_be_is_refused(figure: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"schema": "{scoreboard.SCHEMA}", "kinds": {{"memory": {{"rows": {figure}}}}}}}')
+    with pytest.raises(RlhfsimError, match=r"rows is no number|JSON"):
+        scoreboard.read_board(path)
