@@ -254,7 +254,7 @@ class Search:
                 if time.monotonic() > self._deadline or opened > most:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-                    return left, 1 - min(bound[rest]) / self.limit if self.best else 1.0
+                    return left, 1 - float(min(bound[rest])) / self.limit if self.best else 1.0
                 if not self._open(branch, at, factors):
                     later.append(index)
             order = later

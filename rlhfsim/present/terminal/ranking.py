@@ -68,7 +68,7 @@ def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
     assert answer.best is not None
     asked, gaps = answer.request.workload, [0.0, *answer.gaps]
     rows = [
-        (str(i), plan, _named(plan, answer) + f" {UNPROVEN}" * _open(gap))
+        (str(i), plan, _named(plan, answer) + (f" {UNPROVEN}" if _open(gap) else ""))
         for i, (plan, gap) in enumerate(zip([answer.best, *answer.runners_up], gaps, strict=True), start=1)
     ]
     if answer.simpler:

@@ -1,0 +1,39 @@
+"""The table of plans where a time limit left kinds of plans unproven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import rlhfsim
+from rlhfsim.present.terminal.design import design_dict
+from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.present.terminal.ranking import UNPROVEN, ranked
+from rlhfsim.search.request import Request
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.design import Design
+
+
+@cache
+def unfinished() -> Design:
+    cluster = rlhfsim.parse_cluster(16, "h100")
+    request = Request(cluster=cluster, workload=Workload(model="8b", prompts=256), time_limit=1e-9)
+    return rlhfsim.design(request)
+
+
+@pytest.mark.parametrize("gap", [None, 0.5])
+def test_a_kind_that_is_not_proven_is_marked(gap: float | None) -> None:
+    answer = unfinished()
+    answer = replace(answer, gaps=(gap,) * len(answer.runners_up))
+    rows = ranked(answer, 100).rows
+    assert len(rows) > 1
+    assert sum(UNPROVEN in str(cell) for row in rows for cell in row) == len(answer.runners_up)
+
+
+def test_gaps_are_numbers_that_json_can_say() -> None:
+    answer = unfinished()
+    assert not answer.certificate.proven
+    assert {type(gap) for gap in (answer.certificate.gap, *answer.gaps)} <= {float, type(None)}
+    assert design_dict(answer, Extras())
