@@ -28,7 +28,7 @@ from executor.rewards.ahead import EarlyRules, Rules
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
 from executor.samples import Completion, Sample, Scored
-from executor.settings import Data, RewardRule, Settings
+from executor.settings import Answers, Data, RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -172,7 +172,7 @@ def prepare(
     if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
         say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
     source = open_source(
-        settings.data, plan.workload.algorithm, settings.seed, answers=_compares(job), say=say
+        settings.data, plan.workload.algorithm, settings.seed, answers=_answers(job), say=say
     )
     prompter = TaskPrompter(
         source=source,
@@ -194,17 +194,21 @@ def prepare(
     return job, prompter
 
 
-def _compares(job: Job) -> bool:
-    """Whether rules compare responses with answers of the run's data."""
+def _answers(job: Job) -> Answers:
+    """Whether rewards use the answers of the run's data."""
     workload, evaluation = job.plan.workload, job.settings.evaluation
     rules = job.rules if workload.reward.rules is not None else ()
     if evaluation.problems and evaluation.data is None:
         rules += evaluation.rewards or job.rules
-    return workload.generates and _need_answers(rules)
+    return _used_answers(job, rules)
 
 
-def _need_answers(rules: Sequence[RewardRule]) -> bool:
-    return any(rule.kind in ("answer", "math") for rule in rules)
+def _used_answers(job: Job, rules: Sequence[RewardRule]) -> Answers:
+    """The most that one of the rules, or the environment, asks for."""
+    asked = {rule.answers for rule in rules} if job.plan.workload.generates else set()
+    if "required" in asked:
+        return "required"
+    return "read" if "read" in asked or job.settings.environment is not None else "unused"
 
 
 def evaluation_prompter(
@@ -220,7 +224,7 @@ def evaluation_prompter(
     if own is not None and asked.problems:
         if own.path and own.held_out is None:
             own = replace(own, held_out=1.0)
-        answers = workload.generates and _need_answers(asked.rewards or job.rules)
+        answers = _used_answers(job, asked.rewards or job.rules)
         say("evaluation on data of its own:")
         mine.source = open_source(
             own, workload.algorithm, job.settings.seed, answers=answers, training=False, say=say

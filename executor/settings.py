@@ -17,6 +17,8 @@ from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
 
 Precision = Literal["fp32", "bf16"]
+Answers = Literal["unused", "read", "required"]
+"""Whether rewards use the answers of the data: not at all; where there are some; every row must have one."""
 OnError = Literal["stop", "zero", "drop"]
 """What happens to a sample without a value: the run ends, it counts as 0, or it is left out."""
 MOST = 1e6
@@ -54,14 +56,16 @@ class Data:
     """Of a data set that has several."""
     subset: str | None = None
     """Of a data set on the hub that has several."""
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
-    chosen_column: str = "chosen"
-    """DPO and reward models."""
-    rejected_column: str = "rejected"
-    """DPO and reward models."""
-    label_column: str = "label"
-    """KTO: true, 1 or positive is desirable."""
+    prompt_column: str | None = None
+    """Columns that are named must be there. None: `prompt`, else another usual name."""
+    answer_column: str | None = None
+    """None: `answer`, else another usual name, where rewards use answers."""
+    chosen_column: str | None = None
+    """DPO and reward models; None: `chosen`, else another usual name."""
+    rejected_column: str | None = None
+    """DPO and reward models; None: `rejected`, else another usual name."""
+    label_column: str | None = None
+    """KTO: true, 1 or positive is desirable; None: `label`, else another usual name."""
     chat_template: bool = False
     """Prompts are turns of a user, or lists of `role` and `content`, and pass the model's chat template."""
     max_prompt_tokens: Count | None = None
@@ -134,7 +138,8 @@ class RewardRule:
     pattern: str | None = None
     """Regular expression of `format`."""
     target: str | None = None
-    """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number."""
+    """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number; answer
+    is None where the data have none."""
     judge: Judge | None = None
     """Of `judge`."""
     timeout_s: Seconds | None = None
@@ -147,6 +152,15 @@ class RewardRule:
     """Limit of `code`."""
     modules: tuple[str, ...] = ()
     """Installed packages that `code` may import beside the standard library, such as numpy."""
+
+    @property
+    def answers(self) -> Answers:
+        """Whether it uses the answers of the data."""
+        if self.kind in ("answer", "math"):
+            return "required"
+        if self.judge is not None and "{answer}" in f"{self.judge.prompt}{self.judge.system}":
+            return "required"
+        return "read" if self.kind == "function" else "unused"
 
     @property
     def limit_s(self) -> float:

@@ -213,7 +213,8 @@ class Scorer:
 
     def _asked(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
-        args = (sample.prompt, sample.response, sample.answer, dict(sample.meta))
+        # an empty answer is none: rows whose answer is empty are bad where rules use answers
+        args = (sample.prompt, sample.response, sample.answer or None, dict(sample.meta))
         try:
             value = float(self._call(rule.target, rule.limit_s, *args))
         except CallTimeout as error:

@@ -1,20 +1,22 @@
 """What the columns of a data set mean: a row as a problem, or the reason why it is none.
 
-Settings name the columns; where the usual name is not there, another usual one is taken and said. A prompt is
-text or a conversation: turns of `role` and `content` (or `from` and `value`), whose content is text or
-parts of text. A conversation that ends with a turn of the assistant holds its response. Pairs without a
-prompt hold whole conversations that differ in their last turn: as turns, or as text with blank lines, then
-`Human:` or `Assistant:` before each (hh-rlhf has this form; Bai et al. 2022, arXiv 2204.05862).
+Settings name the columns; one that is named must be there. Where none is named and the usual name is not
+there, another usual one is taken and said. A prompt is text or a conversation: turns of `role` and `content`
+(or `from` and `value`), whose content is text or parts of text. A conversation that ends with a turn of the
+assistant holds its response. Pairs without a prompt hold whole conversations that differ in their last turn:
+as turns, or as text with blank lines, then `Human:` or `Assistant:` before each (hh-rlhf has this form; Bai
+et al. 2022, arXiv 2204.05862).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from executor.settings import Data
+from executor.settings import Answers, Data
 from executor.tasks.prompts import Preference, Problem
 from executor.tasks.rows import BadRow, Row
 from executor.tasks.text import Message, Prompt
@@ -46,6 +48,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 """Before a turn of a conversation as text."""
 _TURN = re.compile(rf"({HUMAN}|{ASSISTANT})")
+_UNANSWERED = "the conversation does not end with a turn of the assistant"
 TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable", "bad", "")
 
 
@@ -58,6 +61,8 @@ class Columns:
     """Conversations may be prompts."""
     used: Mapping[str, str]
     """Setting -> column; what is missing is the last turn of a conversation, or not needed."""
+    answers: Answers
+    """Of rule rewards; where they are used, a row whose answer is empty is bad."""
 
     def problem(self, row: Row) -> Problem:
         """The row as a problem.
@@ -69,31 +74,43 @@ class Columns:
         for name in IMAGES:
             if values.get(name) is not None and values.get(name) != []:
                 raise BadRow(f"column {name!r} holds {name}, which no model here reads: take a set of texts")
-        prompt, answer = self._prompt(values)
-        if "answer_column" in self.used:
-            column = self.used["answer_column"]
-            answer = _plain(values.pop(column, None), column)
-            if not answer.strip():
-                raise BadRow(f"column {column!r} is empty here")
-        meta = self._given(values, answer)
-        return Problem(prompt=prompt, answer=answer or "", meta=meta)
+        prompt, ending = self._prompt(values)
+        answer = self._answer(values, ending)
+        return Problem(prompt=prompt, answer=answer or "", meta=values | self._given(values, answer))
 
-    def _given(self, values: dict[str, Any], answer: str | None) -> dict[str, Any]:
-        """The other columns, and what the model is to learn from."""
+    def _answer(self, values: Row, ending: str | None) -> str | None:
+        """Of its column, else how its conversation ends; None: the row has none and needs none."""
+        column = self.used.get("answer_column")
+        if column is None:
+            if ending is None and self.preference == "none" and self.answers == "required":
+                raise BadRow(_UNANSWERED)
+            return ending
+        value = values.get(column)
+        needed = self.preference in ("labels", "responses") or self.answers != "unused"
+        if not needed and (value is None or self.preference == "pairs"):
+            return None
+        answer = _plain(value, column)
+        if needed and not answer.strip():
+            raise BadRow(f"column {column!r} is empty here")
+        return answer
+
+    def _given(self, values: Row, answer: str | None) -> dict[str, Any]:
+        """What the model is to learn from."""
         match self.preference:
-            case "pairs":
-                for side in ("chosen", "rejected"):
-                    values[side] = self._side(values.pop(self.used[f"{side}_column"], None), side)
-            case "labels" | "responses":
-                if answer is None:
-                    raise BadRow("the conversation does not end with a turn of the assistant")
-                values["response"] = answer
-                if self.preference == "labels":
-                    column = self.used["label_column"]
-                    values["label"] = 1.0 if _is_true(values.pop(column, None), column) else -1.0
             case "none":
-                pass
-        return values
+                return {}
+            case "pairs":
+                return {
+                    side: self._side(values.get(self.used[f"{side}_column"]), side)
+                    for side in ("chosen", "rejected")
+                }
+        if answer is None:
+            raise BadRow(_UNANSWERED)
+        if self.preference == "responses":
+            return {"response": answer}
+        column = self.used["label_column"]
+        label = 1.0 if _is_true(values.get(column), column) else -1.0
+        return {"response": answer, "label": label}
 
     def _side(self, value: Any, side: str) -> str:
         """An answer of a pair."""
@@ -105,7 +122,7 @@ class Columns:
         answer = _ended_text(value, column)[1]
         return answer.strip() if self.chat else answer
 
-    def _pair(self, values: dict[str, Any]) -> Prompt:
+    def _pair(self, values: Row) -> Prompt:
         """What both whole conversations of a pair begin with."""
         begins: list[Prompt] = []
         for setting in ("chosen_column", "rejected_column"):
@@ -119,12 +136,12 @@ class Columns:
             raise BadRow("the conversations of the pair differ before their last turn")
         return begins[0]
 
-    def _prompt(self, values: dict[str, Any]) -> tuple[Prompt, str | None]:
+    def _prompt(self, values: Row) -> tuple[Prompt, str | None]:
         """The prompt, and the response that a conversation ends with."""
         column = self.used.get("prompt_column")
         if column is None:  # pairs of whole conversations
             return self._pair(values), None
-        value = values.pop(column, None)
+        value = values.get(column)
         if not isinstance(value, list):
             text = _plain(value, column)
             if not text.strip():
@@ -142,33 +159,39 @@ class Columns:
 
 
 def columns_of(
-    data: Data, preference: Preference, first: Row, *, answers: bool, say: Callable[[str], None]
+    data: Data, preference: Preference, first: Row, *, answers: Answers, say: Callable[[str], None]
 ) -> Columns:
-    """The columns by the settings and the first row; guesses are said. `answers`: rules need them.
+    """The columns by the settings and the first row; guesses are said. `answers`: of rule rewards.
 
     Raises:
-        RlhfsimError: a needed column is missing.
+        RlhfsimError: a needed or named column is missing.
     """
     used: dict[str, str] = {}
-    needed = NEEDED[preference] if answers or preference != "none" else ()
-    for setting in ("prompt_column", *needed):
+    needed = NEEDED[preference] if answers != "unused" or preference != "none" else ()
+    named = [setting for setting in USUAL if getattr(data, setting) is not None]
+    for setting in dict.fromkeys(("prompt_column", *needed, *named)):
         column = _column(data, setting, first, set(used.values()), say)
         if column is not None:
             used[setting] = column
-        elif not _in_conversation(data, setting, preference, first, used):
+        elif setting == "answer_column" and setting not in named and answers == "read":
+            say("data: no column of answers: reward functions get None (data.answer_column names one)")
+        elif setting in named or not _in_conversation(data, setting, preference, first, used):
+            name = getattr(data, setting) or USUAL[setting][0]
             raise RlhfsimError(
                 "data-column",
-                f"no column {getattr(data, setting)!r}",
+                f"no column {name!r}",
                 place=Place(file=str(data.path)),
-                help=_mapping(setting, preference, first),
+                help=_mapping(setting, name, preference, first),
             )
-    return Columns(preference=preference, chat=data.chat_template, used=used)
+    return Columns(preference=preference, chat=data.chat_template, used=used, answers=answers)
 
 
-def _mapping(setting: str, preference: Preference, first: Row) -> str:
+def _mapping(setting: str, name: str, preference: Preference, first: Row) -> str:
     """What there is, and what to set."""
+    near = get_close_matches(name, list(first), n=3, cutoff=0.5)
     there = ", ".join(f"{name} ({_kind(value)})" for name, value in first.items())
-    text = f"columns: {there}; name the right one with data.{setting}"
+    text = f"did you mean {', '.join(near)}; " if near else ""
+    text += f"columns: {there}; name the right one with data.{setting}"
     if setting == "prompt_column" and preference == "pairs":
         text += f'; without one, both sides are conversations: turns, or text with "{_shown(ASSISTANT)}"'
     elif setting == "prompt_column" and preference == "responses":
@@ -191,13 +214,12 @@ def _column(
     data: Data, setting: str, first: Row, taken: Iterable[str], say: Callable[[str], None]
 ) -> str | None:
     """The column of a setting; None: there is none."""
-    wanted = getattr(data, setting)
-    if wanted in first:
-        return str(wanted)
-    default = next(field.default for field in fields(Data) if field.name == setting)
-    names = [name for name in USUAL[setting] if name in first and name not in taken]
-    if wanted != default or not names:
-        return None
+    wanted, usual = getattr(data, setting), USUAL[setting][0]
+    if wanted is not None:
+        return str(wanted) if wanted in first else None
+    names = [name for name in USUAL[setting] if name in first and (name == usual or name not in taken)]
+    if usual in names or not names:
+        return usual if names else None
     if names[:2] == ["instruction", "input"]:
         raise RlhfsimError(
             "data-column",
@@ -205,7 +227,7 @@ def _column(
             place=Place(file=str(data.path)),
             help="write both into one column, or name one with data.prompt_column: the other would be lost",
         )
-    say(f"data: there is no column {wanted!r}, {names[0]!r} is used (data.{setting})")
+    say(f"data: there is no column {usual!r}, {names[0]!r} is used (data.{setting})")
     return names[0]
 
 
@@ -214,7 +236,7 @@ def _in_conversation(
 ) -> bool:
     """Whether conversations hold what has no column of its own."""
     if setting == "prompt_column":
-        sides = [first.get(name) for name in (data.chosen_column, *USUAL["chosen_column"])]
+        sides = [first.get(name) for name in (data.chosen_column or "", *USUAL["chosen_column"])]
         return preference == "pairs" and any(
             isinstance(side, list) or (isinstance(side, str) and ASSISTANT in side) for side in sides
         )

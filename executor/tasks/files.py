@@ -4,9 +4,9 @@ none      prompt, answer                    rule rewards
 pairs     prompt, chosen, rejected          DPO, reward models
 labels    prompt, answer (the response), label    KTO
 responses prompt, answer (the response)     SFT
-All other columns go to `Problem.meta` (tests of a code problem, ...). Every row is looked at before a run;
-one that cannot be used ends it or is left out (`data.on_bad_row`). One different prompt in ten is held out
-where there are enough, or the share `data.held_out`, chosen by hash: no epoch contains it.
+`Problem.meta` has every column of the row (tests of a code problem, ...). Every row is looked at before a
+run; one that cannot be used ends it or is left out (`data.on_bad_row`). One different prompt in ten is held
+out where there are enough, or the share `data.held_out`, chosen by hash: no epoch contains it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.settings import Data
+from executor.settings import Answers, Data
 from executor.tasks.columns import columns_of
 from executor.tasks.formats import open_rows
 from executor.tasks.prompts import Preference, Problem
@@ -46,10 +46,10 @@ class FileSource:
         *,
         seed: int = 0,
         preference: Preference = "none",
-        answers: bool = True,
+        answers: Answers = "required",
         say: Say = lambda text: None,
     ) -> None:
-        """Look at every row. `answers`: rules compare with them; `say` hears of guesses and dropped rows.
+        """Look at every row. `answers`: of rule rewards; `say` hears of guesses and dropped rows.
 
         Raises:
             RlhfsimError: no such data, no rows, a missing column, or a bad row, each with its place.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from executor.settings import Data
+from executor.settings import Answers, Data
 from executor.tasks.files import FileSource
 from executor.tasks.prompts import HELD_OUT_SHARE, LEAST_SHARE, Generated, Preference, ProblemSource
 from rlhfsim.errors import RlhfsimError
@@ -22,7 +22,7 @@ def open_source(
     algorithm: str,
     seed: int,
     *,
-    answers: bool = True,
+    answers: Answers = "required",
     training: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> ProblemSource:

@@ -125,12 +125,10 @@ def prepare(work: Path, case: Case) -> Case:
 
         case = replace(case, model=str(tiny.build(work / "model")))
     questions = [ask.format(topic) for topic, ask in itertools.product(TOPICS, ASKS)]
-    rows = [
-        {"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "answer": ""}
-        for q in questions
-    ]
+    rows = [{"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"} for q in questions]
     (work / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    problems = open_source(_data(work, case), "grpo", 0).batch(0, (case.iterations + 1) * case.prompts)
+    source = open_source(_data(work, case), "grpo", 0, answers="unused")
+    problems = source.batch(0, (case.iterations + 1) * case.prompts)
     (work / "prompts.json").write_text(json.dumps([p.prompt for p in problems]))
     (work / "case.json").write_text(json.dumps(asdict(case)))
     return case

@@ -210,7 +210,7 @@ def test_a_file_is_read_epoch_after_epoch(
     assert epochs[0] != epochs[1] != epochs[2]
     problem = epochs[0][0]
     assert int(problem.answer) == int(problem.prompt.split("+")[0]) + 1
-    assert set(problem.meta) == {"level"}
+    assert set(problem.meta) == {"prompt", "answer", "level"}
 
 
 def test_a_batch_at_an_epoch_border_is_whole_and_resumes_anywhere(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_the_held_out_share_is_settable(tmp_path: Path) -> None:
 
 def test_responses_without_answers_need_no_answer_column(tmp_path: Path) -> None:
     data = _jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}])
-    assert open_source(data, "ppo", 0, answers=False).batch(0, 1)[0].answer == ""
+    assert open_source(data, "ppo", 0, answers="unused").batch(0, 1)[0].answer == ""
     with pytest.raises(RlhfsimError, match="no column 'answer'"):
         open_source(data, "ppo", 0)
 
