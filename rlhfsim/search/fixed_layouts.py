@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import ANY
 from rlhfsim.kernels.devices import domain_of
-from rlhfsim.search.layouts import splits_layers
+from rlhfsim.search.layouts import (
+    CONTEXTS,
+    divides_heads,
+    interleaves,
+    powers_of_two,
+    rollout_layouts,
+    splits_layers,
+)
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions, splits
 from rlhfsim.specs.model.model import ModelSpec
@@ -23,14 +32,24 @@ Fields = Mapping[str, int | str]
 def check_layout(request: Request, models: Models, role: str, fields: Fields) -> None:
     """Refuse fields of a layout that the model, the hardware, the backend or every pool rules out.
 
+    What the fields leave open is derived first, from each pool that the role may have.
+
     Raises:
         RlhfsimError: the first rule that is broken.
     """
-    _check_model(models.of("actor" if role == "rollout" else role), fields)
+    model = models.of("actor" if role == "rollout" else role)
+    _check_model(model, fields)
     _check_hardware(request, role, fields)
-    if role != "rollout":
-        _check_backend(request, role, fields)
-    _check_pools(request, models, role, fields)
+    sizes = pool_sizes(request, models, role)
+    if not sizes:
+        return
+    cuts = list(_cuts(request, model, role, sizes, fields))
+    if not cuts:
+        raise _uneven(sizes, fields)
+    if role == "rollout":
+        _check_replicas(request, model, sizes, fields)
+        return
+    _check_backend(request, model, role, _with_experts(cuts, fields), fields)
 
 
 def ranks(fields: Fields) -> int:
@@ -45,14 +64,17 @@ def _degree(fields: Fields, name: str) -> int:
 def _check_model(model: ModelSpec, fields: Fields) -> None:
     tp, pp, ep, vp = (_degree(fields, name) for name in ("tp", "pp", "ep", "vp"))
     model.check_tp(tp)
+    if "pp" in fields and pp == 1 and vp > 1:
+        Layout(vp=vp)
     layers = model.num_layers
-    if not splits_layers(model, pp) or (vp > 1 and layers % (pp * vp)):
+    degrees = [p for p in range(1, min(layers, 32) + 1) if splits_layers(model, p)]
+    even = [p for p in degrees if vp == 1 or interleaves(model, p, vp)]
+    if not (interleaves(model, pp, vp) if "pp" in fields and vp > 1 else splits_layers(model, pp) and even):
         times = f" times vp {vp}" if vp > 1 else ""
-        degrees = [p for p in range(1, min(layers, 32) + 1) if splits_layers(model, p)]
         raise RlhfsimError(
             "pp-does-not-divide-layers",
             f"pipeline parallelism {pp}{times} does not divide the {layers} layers of {model.name}",
-            help=f"use pp of {', '.join(str(p) for p in degrees if vp == 1 or layers % (p * vp) == 0)}",
+            help=f"use pp of {', '.join(map(str, even))}" if even else "leave out vp",
         )
     if ep > 1 and model.moe is None:
         raise RlhfsimError(
@@ -86,30 +108,87 @@ def _check_hardware(request: Request, role: str, fields: Fields) -> None:
         )
 
 
-def _check_backend(request: Request, role: str, fields: Fields) -> None:
-    wide = max(_degree(fields, "dp"), request.cluster.node_group.gpus // ranks(fields))
-    degrees = {k: v for k, v in fields.items() if k != "dp"}
-    base = Layout(dp=wide, **cast(dict[str, Any], {"recompute": "none", **degrees}))
-    tried = [base] if "zero" in fields else [replace(base, zero=z) for z in (1, 3, 2, 0)]
-    broken = [broken_rule(request.rules(role), layout) for layout in tried]
-    if all(broken):
+# --- what is left open --------------------------------------------------------------------------------
+
+
+def _cuts(
+    request: Request, model: ModelSpec, role: str, sizes: Sequence[int], fields: Fields
+) -> Iterator[dict[str, int]]:
+    """Degrees that keep the fields and fill a pool that the role may have, the plainest of each first."""
+    groups, vp = request.cluster.node_groups, _degree(fields, "vp")
+    domain = domain_of(groups[-1] if role == "rollout" else groups[0])
+    tps = _given(fields, "tp", (tp for tp in powers_of_two(domain) if divides_heads(model, tp)))
+    cps = _given(fields, "cp", CONTEXTS)
+    for size in reversed(sizes):
+        pps = (pp for pp in range(1, size + 1) if size % pp == 0 and splits_layers(model, pp))
+        for tp, pp, cp in product(tps, _given(fields, "pp", pps), cps):
+            dp, rest = divmod(size, tp * pp * cp)
+            if not rest and fields.get("dp", dp) == dp and (vp == 1 or interleaves(model, pp, vp)):
+                yield {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+
+
+def _given(fields: Fields, name: str, open_values: Iterable[int]) -> list[int]:
+    return [int(fields[name])] if name in fields else list(open_values)
+
+
+def _uneven(sizes: Sequence[int], fields: Fields) -> RlhfsimError:
+    dp = f" and dp={fields['dp']}" if "dp" in fields else ""
+    pools = f"its pool {'has' if len(sizes) == 1 else 'may have'} {', '.join(map(str, sizes[:8]))}"
+    return RlhfsimError(
+        "layout-does-not-divide",
+        f"tp x pp x cp = {ranks(fields)}{dp} does not fill the GPUs evenly: {pools}",
+        help="choose degrees whose product divides the GPUs",
+    )
+
+
+def _with_experts(cuts: Sequence[dict[str, int]], fields: Fields) -> list[dict[str, int]]:
+    """Those whose ranks hold as many groups of experts as the fields ask for.
+
+    Raises:
+        RlhfsimError: there are none.
+    """
+    ep = _degree(fields, "ep")
+    ranks_of = [cut["dp"] * cut["cp"] * cut["tp"] for cut in cuts]
+    if all(n % ep for n in ranks_of):
         raise RlhfsimError(
-            "backend-cannot-run", str(broken[0]), help="choose another layout, or another --backend"
+            "ep-exceeds-ranks",
+            f"expert parallelism {ep} does not divide dp x cp x tp, which is at most {max(ranks_of)} here",
+            help="use ep that divides dp x cp x tp",
         )
+    return [cut for cut, n in zip(cuts, ranks_of, strict=True) if n % ep == 0]
 
 
-def _check_pools(request: Request, models: Models, role: str, fields: Fields) -> None:
-    """Some way to share the GPUs must give the role a pool that the layout divides."""
-    sizes = pool_sizes(request, models, role)
-    unit = ranks(fields)
-    good = [s for s in sizes if s % unit == 0 and fields.get("dp", s // unit) == s // unit]
-    if sizes and not good:
-        dp = f" and dp={fields['dp']}" if "dp" in fields else ""
-        pools = f"its pool {'has' if len(sizes) == 1 else 'may have'} {', '.join(map(str, sizes[:8]))}"
+def _check_backend(
+    request: Request, model: ModelSpec, role: str, cuts: Sequence[dict[str, int]], fields: Fields
+) -> None:
+    """Some of the complete layouts must run on the backend."""
+    stages = [int(fields["zero"])] if "zero" in fields else (1, 3, 2, 0)
+    packs = {"pack_tokens": fields["score_pack_tokens"]} if "score_pack_tokens" in fields else {}
+    given: dict[str, Any] = {"recompute": "none", **packs, **fields}
+    reasons: list[str | RlhfsimError] = []
+    for cut, zero in product(cuts, stages):
+        try:
+            reason = broken_rule(request.rules(role), Layout(**{**given, **cut, "zero": zero}))
+        except RlhfsimError as error:  # shards that do not divide the ranks of this cut
+            reasons.append(error)
+            continue
+        if reason is None:
+            return
+        reasons.append(reason)
+    if isinstance(reasons[0], RlhfsimError):
+        raise reasons[0]
+    raise RlhfsimError("backend-cannot-run", reasons[0], help="choose another layout, or another --backend")
+
+
+def _check_replicas(request: Request, model: ModelSpec, sizes: Sequence[int], fields: Fields) -> None:
+    """Some pool must hold replicas with these experts."""
+    ep, group = _degree(fields, "ep"), request.cluster.node_groups[-1]
+    alone = replace(request, framework=ANY, fix={"rollout": fields})
+    if ep > 1 and not any(rollout_layouts(alone, model, size, group) for size in sizes):
         raise RlhfsimError(
-            "layout-does-not-divide",
-            f"tp x pp x cp = {unit}{dp} does not fill the GPUs evenly: {pools}",
-            help="choose degrees whose product divides the GPUs",
+            "ep-exceeds-ranks",
+            f"expert parallelism {ep} does not divide the GPUs of any replica of the rollout",
+            help="use ep that divides its tp",
         )
 
 

@@ -32,6 +32,8 @@ from rlhfsim.units import BILLION
 
 SHORTEST_CHUNK = 128
 """Tokens of the chunks, two a GPU, into which context parallelism cuts the longest sequence, at least."""
+CONTEXTS = (1, 2, 4, 8)
+"""Degrees of context parallelism that compete."""
 MAX_PIPELINE = 16
 MAX_ROLLOUT_TP = 16
 """Inside one scale-up domain."""
@@ -125,8 +127,11 @@ def _shapes(
         dp = gpus // (tp * pp * cp)
         if dp * tp * pp * cp != gpus or fixed.get("dp", dp) != dp:
             continue
-        eps = _values(fixed, "ep", _experts(model, rules, tp * cp * dp))
+        eps = [
+            ep for ep in _values(fixed, "ep", _experts(model, rules, tp * cp * dp)) if tp * cp * dp % ep == 0
+        ]
         vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
+        vps = tuple(vp for vp in vps if vp == 1 or interleaves(model, pp, vp))
         runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
         alone = None if dp * cp > 1 else (0,) if 0 in runs else runs
         states = _states(rules, request, fixed, alone, trained)
@@ -249,7 +254,7 @@ def _contexts(request: Request, rules: BackendRules, fixed: Mapping[str, int | s
     chunks = batch_lengths(request.workload).max_tokens / (2 * SHORTEST_CHUNK)
     padded = request.runs is not None and request.backend in request.runs.says.packed_contexts
     cuts = rules.context_parallel and (request.workload.packing or not padded)
-    degrees = (c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if cuts else (1,)
+    degrees = (c for c in CONTEXTS if c == 1 or c <= chunks) if cuts else (1,)
     return _values(fixed, "cp", degrees)
 
 
@@ -264,9 +269,7 @@ def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ..
 
 
 def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
-    if not rules.virtual_stages or pp == 1:
-        return (1,)
-    return (1, 2) if model.num_layers % (pp * 2) == 0 else (1,)
+    return (1, 2) if rules.virtual_stages and interleaves(model, pp, 2) else (1,)
 
 
 def layout_refusal(
@@ -287,6 +290,11 @@ def layout_refusal(
     return f"{request.runs.title} does not run {lacks.what}" if request.runs and lacks else None
 
 
+def interleaves(model: ModelSpec, pp: int, vp: int) -> bool:
+    """Whether every one of `pp` stages has `vp` virtual ones of equally many layers."""
+    return pp > 1 and model.num_layers % (pp * vp) == 0
+
+
 def rollout_layouts(
     request: Request, model: ModelSpec, gpus: int, group: NodeGroup, *, shares: bool = False
 ) -> tuple[RolloutLayout, ...]:
@@ -301,6 +309,8 @@ def rollout_layouts(
         if gpus % each:
             continue
         for ep in _values(fixed, "ep", _rollout_experts(model, tp, attention_dp)):
+            if tp * attention_dp % ep:
+                continue
             replica = RolloutLayout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp)
             if _lacks_replica(request, group, replica):
                 continue
@@ -361,8 +371,8 @@ def _replicas(
     for tp, pp in product(tps, pps):
         if pp == 1 or tp == inside or "pp" in fixed:
             yield tp, pp, 1
-    if many and model.moe is not None and "pp" not in fixed and "ep" not in fixed:
-        for tp, ranks in product(tps, powers_of_two(min(gpus, MAX_EXPERT_RANKS))):
+    if many and model.moe is not None and "pp" not in fixed:
+        for tp, ranks in product(tps, _values(fixed, "ep", powers_of_two(min(gpus, MAX_EXPERT_RANKS)))):
             if (
                 tp < ranks
                 and tp <= inside <= ranks

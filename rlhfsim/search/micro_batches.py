@@ -35,7 +35,9 @@ def lengths_key(workload: Workload) -> tuple[float, float, bool, bool]:
 def sizes(request: Request, role: str, cp: int) -> list[dict[str, Any]]:
     """Fields of a layout with `cp` for every size of its micro-batch, smallest first."""
     batch, fixed = batch_lengths(request.workload), request.fix.get(role, {})
-    if "pack_tokens" in fixed or (_packs(request, role, batch) and "micro_batch" not in fixed):
+    if {"pack_tokens", "score_pack_tokens"} & set(fixed) or (
+        _packs(request, role, batch) and "micro_batch" not in fixed
+    ):
         least = math.ceil(batch.max_tokens / cp)
         packs = _fixed(fixed, "pack_tokens") or [least * n for n in _doubled(least)]
         [scoring] = _fixed(fixed, "score_pack_tokens") or [None]
