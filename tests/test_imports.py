@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from rlhfsim.extras import EXTRAS
+
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
-    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance"},
+    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance", "rlhfsim.extras"},
     {"rlhfsim.specs"},
     {"rlhfsim.choice"},
     {"rlhfsim.plan"},
@@ -40,6 +44,7 @@ EXECUTOR_MAY = {
     "rlhfsim.units",
     "rlhfsim.outputs",
     "rlhfsim.provenance",
+    "rlhfsim.extras",
     "rlhfsim.specs",
     "rlhfsim.plan",
     "rlhfsim.trace",
@@ -179,6 +184,14 @@ def test_third_party_libraries_stay_in_their_layer(module: str) -> None:
         assert top in THIRD_PARTY, f"{module} imports unlisted {top}"
         allowed = THIRD_PARTY[top]
         assert {top_of(module), _layer(module)} & allowed, f"{module} must not import {top}"
+
+
+def test_every_third_party_library_is_in_the_base_install_or_in_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
+    base |= {"yaml", "markupsafe"}  # of pyyaml and of jinja2
+    outside = {"aiconfigurator_core"}  # read by `lab` alone, which the wheel does not hold
+    assert set(THIRD_PARTY) - base - outside <= {name for names in EXTRAS.values() for name in names}
 
 
 def top_of(module: str) -> str:

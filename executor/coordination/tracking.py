@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from executor.coordination.sample_log import Line
 from executor.settings import Tracking
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.outputs import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -99,20 +100,14 @@ def _row(line: str) -> dict[str, float] | None:
         return None
 
 
-def _library(module: str, package: str, off: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise RlhfsimError(
-            "missing-library",
-            f"{package} is not installed",
-            help=f"install it (pip install --no-deps {package}), or set {off}",
-        ) from error
+def _library(module: str, off: str) -> Any:
+    need(module, purpose=f"tracking by {module}", otherwise=f"or set {off}")
+    return import_module(module)
 
 
 def _tensorboard(folder: Path, first_step: int) -> Sink:
     """Event files; what is there from `first_step` on is hidden: a resumed run writes it again."""
-    module = _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
+    module = _library("tensorboardX", "tracking.tensorboard: false")
     writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
 
     def log(step: int, row: Mapping[str, float]) -> None:
@@ -140,7 +135,7 @@ def _markdown(lines: Sequence[Line]) -> dict[str, str]:
 
 def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], ids: dict[str, str]) -> Sink:
     """Where it goes (or WANDB_MODE=offline) is that library's matter; a resumed run goes on under its id."""
-    module = _library("wandb", "wandb", "tracking.wandb_project: null")
+    module = _library("wandb", "tracking.wandb_project: null")
     run_id = ids.setdefault("wandb", secrets.token_hex(4))
     run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")
 
@@ -156,7 +151,7 @@ def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], i
 
 def _mlflow(experiment: str, config: Mapping[str, Any], ids: dict[str, str], name: str) -> Sink:
     """MLFLOW_TRACKING_URI says where; a resumed run goes on under its id."""
-    module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
+    module = _library("mlflow", "tracking.mlflow_experiment: null")
     module.set_experiment(experiment)
     if module.active_run() is not None:  # of an attempt that did not end
         module.end_run()
@@ -195,11 +190,11 @@ def check_libraries(tracking: Tracking) -> None:
         RlhfsimError: a library is not.
     """
     if tracking.tensorboard:
-        _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
+        _library("tensorboardX", "tracking.tensorboard: false")
     if tracking.wandb_project is not None:
-        _library("wandb", "wandb", "tracking.wandb_project: null")
+        _library("wandb", "tracking.wandb_project: null")
     if tracking.mlflow_experiment is not None:
-        _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
+        _library("mlflow", "tracking.mlflow_experiment: null")
 
 
 class Trackers:

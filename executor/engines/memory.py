@@ -17,8 +17,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rlhfsim.units import KIB
 
 log = logging.getLogger(__name__)
@@ -49,6 +47,8 @@ class Meter:
 
     def read(self) -> Reading:
         """Bytes by the keys above."""
+        import psutil  # not of the base install, whose dry run reads the plan's ledger here
+
         host = float(psutil.Process().memory_info().rss)
         most = max(host, _resident_peak()) if self._host_peak else host
         if (cuda := _cuda()) is None:

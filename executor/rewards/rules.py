@@ -18,7 +18,6 @@ program in a fenced block is taken from the last one.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -36,6 +35,7 @@ from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Scored
 from executor.settings import OnError, RewardRule
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 
 _log = logging.getLogger(__name__)
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
@@ -286,12 +286,8 @@ def _check(rule: RewardRule) -> None:
             raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} needs a {needed}")
     if rule.judge and rule.kind != "judge":
         raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} takes no judge", help="kind: judge")
-    if rule.kind == "math" and importlib.util.find_spec("math_verify") is None:
-        raise RlhfsimError(
-            "reward-math",
-            "rule of kind 'math' needs math-verify, which is not installed",
-            help="pip install math-verify, or use kind: answer",
-        )
+    if rule.kind == "math":
+        need("math_verify", purpose="a reward rule of kind 'math'", otherwise="or use kind: answer")
     if rule.pattern is not None:
         try:
             re.compile(rule.pattern)

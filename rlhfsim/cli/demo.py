@@ -9,9 +9,10 @@ from tempfile import mkdtemp
 import click
 
 from rlhfsim.api import design
-from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
+from rlhfsim.cli.launch import CORE, STACK, make_tiny, run, tiny_folder
 from rlhfsim.cli.params import FOLDER, Whole, json_option, option
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal.console import console
 from rlhfsim.search.request import Request
@@ -46,7 +47,7 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     (Ray, DeepSpeed, vLLM; the reward is the share of digits in a response), and prints predicted against
     measured.
     """
-    need_stack()
+    need(*STACK, purpose="a real run")
     from executor.launch import LaunchOptions
     from executor.settings import Optimizer, RewardRule, Settings
 

@@ -20,7 +20,7 @@ from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, o
 from rlhfsim.desk.answer import Asked
 from rlhfsim.desk.comparisons import Candidates
 from rlhfsim.desk.state import Field, Kind, Question, arguments, of_search
-from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.search.requirements import narrowed
 
 EPILOG = """\b
@@ -71,12 +71,9 @@ def desk(port: int, host: str, ask: str, open: bool) -> None:
 
     The page runs on this machine until Ctrl-C and needs no network. Its address holds the question.
     """
-    try:
-        from rlhfsim.desk.server import Server
-    except ModuleNotFoundError as error:
-        raise RlhfsimError(
-            "desk-not-installed", f"the desk needs {error.name}", help="pip install 'rlhfsim[desk]'"
-        ) from error
+    need("dash", purpose="the desk")
+    from rlhfsim.desk.server import Server
+
     gc.enable()
     with on_command_line("--ask: "):
         of_search(ask, FIELDS)

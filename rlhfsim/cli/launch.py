@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
@@ -114,7 +114,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
     if given["assume_cluster"] is not None:
         check_described(file, dry_run=dry_run, scale=scale, as_json=as_json, **given)
         return None
-    need_stack(DRY if dry_run and not scale else STACK)
+    need(*(DRY if dry_run and not scale else STACK), purpose="a real run")
     from executor.launch import LaunchOptions
 
     with on_command_line():
@@ -232,22 +232,6 @@ def described_cluster(text: str) -> Cluster:
         nodes, gpus, kind = match.groups()
         groups.append(node_group(kind, nodes=int(nodes), gpus_per_node=int(gpus)))
     return Cluster(node_groups=tuple(groups))
-
-
-def need_stack(libraries: tuple[str, ...] = STACK) -> None:
-    """Say how to install what is missing.
-
-    Raises:
-        RlhfsimError: a library is not installed.
-    """
-    missing = [name for name in libraries if find_spec(name) is None]
-    if missing:
-        raise RlhfsimError(
-            "missing-stack",
-            f"a real run needs {', '.join(missing)}, not installed here",
-            help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install "
-            "'rlhfsim[real-gpu]' (docs/executor.md)",
-        )
 
 
 def smallest_change(plan: Plan) -> str | None:

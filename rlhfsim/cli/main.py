@@ -16,6 +16,7 @@ import click
 
 from rlhfsim.cli import streams
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import not_installed
 
 INTERNAL_ERROR = 70
 """Exit code of a bug in rlhfsim (EX_SOFTWARE)."""
@@ -116,9 +117,13 @@ def _run(interrupted: Callable[[], bool]) -> int:
     except OSError as error:  # of the machine: a full disk, a folder that is gone
         what = (error.strerror or type(error).__name__).lower()
         return _say(f"error[system]: {what}{f': {error.filename}' * (error.filename is not None)}", 2)
-    except Exception:
+    except Exception as error:
         if interrupted():  # a library made something else of it
             return _say("interrupted", INTERRUPTED)
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            missing = not_installed([error.name.partition(".")[0]], purpose="this command")
+            if missing is not None:
+                return _say(str(missing), 2)
         traceback.print_exc()  # our own bug: kept apart from exit code 1, "nothing fits"
         return INTERNAL_ERROR
     return code if isinstance(code, int) else 0

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.launch import need_stack
 from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.present.terminal import profile as profile_view
 from rlhfsim.present.terminal.console import console
 
@@ -22,8 +22,6 @@ SCHEMA = "rlhfsim.profile-measure/1"
 DEFAULT = Path("hardware_profiles/local.yaml")
 """In the user's own folder of profiles, so that `--gpu local` finds it."""
 INTERRUPTED = 130
-NEEDS = ("torch",)
-"""Without the others their probes fail by name, and the rest is measured."""
 EPILOG = """\b
 Examples:
   rlhfsim profile measure
@@ -51,7 +49,7 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
 
     A few minutes, alone on the machine. Interrupted, it leaves neither a file nor a process.
     """
-    need_stack(NEEDS)
+    need("torch", purpose="measuring this machine")  # without others their probes fail by name
     from executor.microbench.run import measure as run
     from rlhfsim.calibration.micro_benchmarks.profile import measured_profile, write
 

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import estimate
-from rlhfsim.cli.launch import CORE, need_stack
+from rlhfsim.cli.launch import CORE, STACK
+from rlhfsim.extras import need
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal.console import console, new_table
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -46,7 +47,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     Raises:
         RlhfsimError: no such model, or a path failed.
     """
-    need_stack()
+    need(*STACK, purpose="a real run")
     from executor.settings import RewardRule, Settings
     from executor.syncs import time_paths
     from executor.tasks import tiny

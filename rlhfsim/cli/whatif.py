@@ -32,6 +32,7 @@ from rlhfsim.cli.params import (
     writer,
 )
 from rlhfsim.errors import shown
+from rlhfsim.extras import need
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import DETAILS, show
@@ -102,6 +103,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     if given["cache"] is not None and given["no_cache"]:
         raise bad_option("--cache and --no-cache", "drop one of the two")
     files = _files(given)
+    _need_libraries(given)
     folder = None if given["no_cache"] else given["cache"] or cache_folder("designs")
     state = _Done()
     try:
@@ -195,6 +197,14 @@ def _files(given: Mapping[str, Any]) -> list[Path]:
     if out is not None and out.suffix in SUFFIXES:
         raise bad_option(f"--out {out} would be JSON", f"give --{out.suffix[1:]} {out}")
     return [given[kind] for kind in ("out", "csv", "parquet") if given[kind] is not None]
+
+
+def _need_libraries(given: Mapping[str, Any]) -> None:
+    """Check before the searches, not after minutes of them."""
+    if given["parquet"] is not None:
+        need("pyarrow", purpose="--parquet", otherwise="or give --csv")
+    if given["ray"] is not None:
+        need("ray", purpose="--ray", otherwise="or leave it out to use the cores of this machine")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -289,9 +290,9 @@ def test_tensorboard_files_hold_every_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tracking", "words"),
     [
-        (Tracking(tensorboard=False, wandb_project="p"), "wandb is not installed"),
-        (Tracking(tensorboard=False, mlflow_experiment="e"), "mlflow is not installed"),
-        (Tracking(), "tensorboardX is not installed"),
+        (Tracking(tensorboard=False, wandb_project="p"), "needs wandb, not installed"),
+        (Tracking(tensorboard=False, mlflow_experiment="e"), "needs mlflow, not installed"),
+        (Tracking(), "needs tensorboardX, not installed"),
     ],
 )
 def test_a_service_without_its_library_is_refused(
@@ -301,7 +302,7 @@ def test_a_service_without_its_library_is_refused(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RlhfsimError, match=words) as caught:
         open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb")
-    assert "pip install" in str(caught.value.help)
+    assert "pip install 'rlhfsim[" in str(caught.value.help)
 
 
 def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +311,12 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
         log=lambda row, step: calls.append(("wandb", step, row)), finish=lambda: calls.append(("wandb end",))
     )
     wandb = types.SimpleNamespace(
+        __spec__=ModuleSpec("wandb", None),
         init=lambda **f: calls.append(("init", f["project"], f["id"], f["config"])) or wandb_run,
         Table=lambda columns, data: data,
     )
     mlflow = types.SimpleNamespace(
+        __spec__=ModuleSpec("mlflow", None),
         set_experiment=lambda name: calls.append(("experiment", name)),
         start_run=lambda **f: (
             calls.append(("start", f)) or types.SimpleNamespace(info=types.SimpleNamespace(run_id="m1"))
@@ -358,6 +361,8 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
 
 class StrictMlflow:
     """As MLflow 3.9 is: refuses names with other signs, and a run beside one that has not ended."""
+
+    __spec__ = ModuleSpec("mlflow", None)
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -195,10 +196,10 @@ def test_typical_pairs_of_answers_are_equal_or_not_as_documented() -> None:
 
 
 def test_math_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RlhfsimError, match="needs math-verify") as caught:
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(RlhfsimError, match="needs math_verify") as caught:
         Scorer([RewardRule(kind="math")])
-    assert caught.value.code == "reward-math"
+    assert "rlhfsim[math]" in str(caught.value.help)
 
 
 def test_a_long_response_is_matched_in_time() -> None:

@@ -546,7 +546,7 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     import sys
 
     path = write_tensorboard(tmp_path / "tb", {1: verl_step(1)})
-    monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(RlhfsimError) as error:
         read(path, "verl")
     assert "rlhfsim[tensorboard]" in (error.value.help or "")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.frameworks.logs.records import Log, Record
 from rlhfsim.specs.loading import read_bytes
 
@@ -58,16 +59,10 @@ def read_events(path: Path) -> Log:
 
 def _event_type(path: Path) -> tuple[Any, type[Exception]]:
     """The message, and the error of bytes that are none."""
-    try:
-        from google.protobuf.message import DecodeError
-        from tensorboardX.proto.event_pb2 import Event
-    except ImportError as error:
-        raise RlhfsimError(
-            "library-missing",
-            "reading TensorBoard event files needs tensorboardX",
-            place=Place(file=str(path)),
-            help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log",
-        ) from error
+    need("tensorboardX", purpose=f"{path} of TensorBoard", otherwise="or give JSON lines or the console log")
+    from google.protobuf.message import DecodeError
+    from tensorboardX.proto.event_pb2 import Event
+
     return Event, DecodeError
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
@@ -319,12 +320,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     if path.suffix == ".csv":
         write_atomically(path, table.map(csv_cell).to_csv(index=False))
         return
-    try:
-        import pyarrow  # noqa: F401  # what pandas writes Parquet with
-    except ImportError as error:
-        raise RlhfsimError(
-            "missing-library", "Parquet needs pyarrow", help="pip install 'rlhfsim[parquet]', or write .csv"
-        ) from error
+    need("pyarrow", purpose="Parquet", otherwise="or write .csv")
     write_atomically(path, _even(table).to_parquet(index=False))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.extras import need
 from rlhfsim.search.parallel import TICK, cores, forked, may_fork, serial
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash, search
@@ -59,14 +60,9 @@ def on_ray(address: str | None = None) -> Runner:
     """
 
     def run(requests: Sequence[Request]) -> Iterator[Step]:
-        try:
-            import ray
-        except ImportError as error:
-            raise RlhfsimError(
-                "missing-library",
-                "--ray needs Ray",
-                help="pip install ray, or leave --ray out to use the cores of this machine",
-            ) from error
+        need("ray", purpose="--ray", otherwise="or leave it out to use the cores of this machine")
+        import ray
+
         ours = not ray.is_initialized()
         if ours:
             _join(ray, address)
