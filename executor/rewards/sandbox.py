@@ -46,8 +46,9 @@ _INSIDE = "/sandbox"  # where bubblewrap shows the worker's own code
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000_000
 _START_S = 30.0
 _GRACE_S = 10.0  # beyond the wall limit, until the worker itself counts as lost
+_REMOVAL_S = 120.0  # of a tree that is a thousand folders deep, on a slow disk
 _CAPABILITIES = "SYS_ADMIN SETUID SETGID SETPCAP KILL CHOWN DAC_OVERRIDE FOWNER"
-_SERVER_PARTS = "__init__ fork_server isolation seccomp protocol program values verifier"
+_SERVER_PARTS = "__init__ cases fork_server isolation seccomp protocol problem program values verifier"
 
 
 Status = Literal["passed", "failed", "error", "exited", "timeout", "memory", "output", "killed"]
@@ -254,7 +255,7 @@ class ConfinedWorker:
         with contextlib.suppress(RecursionError):
             shutil.rmtree(self._scratch, ignore_errors=True)
         if os.path.exists(self._scratch):  # a tree too deep for Python
-            subprocess.run(["rm", "-rf", "--", self._scratch], check=False, timeout=_GRACE_S)
+            subprocess.run(["rm", "-rf", "--", self._scratch], check=False, timeout=_REMOVAL_S)
 
     def _restart(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,9 @@
 
 A JSON value stands for itself, a list for a list; every other kind is {"t": tag, "v": content}. For
 what is no data each side hands out numbers. Objects of classes that both sides know (of a problem's `prefix`)
-go by value: their class's name and their attributes. Standard library only: both sides run in the sandbox.
+go by value: their class's name and their attributes. No message is trusted: it is bounded in size and depth,
+every tag says what its content must be, and decoding runs no code of the other side. Standard library only:
+both sides run in the sandbox.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import datetime
 import decimal
 import fractions
 import json
+import math
 import os
 import struct
 import sys
@@ -22,6 +25,9 @@ from typing import Any
 
 _LENGTH = struct.Struct("!Q")
 MAX_MESSAGE = 32 * 2**20
+"""Bytes."""
+MAX_DEPTH = 250
+"""Of containers in containers; Python's own recursion ends soon after."""
 _SMALL = 2**63
 _PLAIN = (bool, str, float, type(None))
 _TYPES: dict[str, Any] = {
@@ -47,17 +53,44 @@ _OF_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "frozenset": frozenset,
     "deque": collections.deque,
     "list": list,
-    "dict": dict,
-    "counter": lambda pairs: collections.Counter(dict(pairs)),
-    "range": lambda numbers: range(*numbers),
-    "complex": lambda parts: complex(*parts),
-    "fraction": lambda parts: fractions.Fraction(*parts),
-    "timedelta": lambda parts: datetime.timedelta(*parts),
+    "dict": lambda pairs: dict(map(_pair, pairs)),
+    "counter": lambda pairs: collections.Counter(dict(map(_pair, pairs))),
+    "range": lambda numbers: range(*_exact(numbers, int, 3)),
+    "complex": lambda parts: complex(*_exact(parts, float, 2)),
+    "fraction": lambda parts: fractions.Fraction(*_exact(parts, int, 2)),
+    "timedelta": lambda parts: datetime.timedelta(*_exact(parts, int, 3)),
 }
 
 
 class Refused(TypeError):
     """A value that cannot be sent."""
+
+
+class Malformed(ValueError):
+    """A message that no codec writes."""
+
+
+def exact(value: Any, kind: type) -> Any:
+    """The value, where it is of this very type.
+
+    Raises:
+        Malformed: it is of another, or of one below.
+    """
+    if type(value) is not kind:
+        raise Malformed(f"{type(value).__name__} in place of {kind.__name__}")
+    return value
+
+
+def _exact(values: list[Any], kind: type, count: int) -> list[Any]:
+    if len(values) != count:
+        raise Malformed(f"{len(values)} parts in place of {count}")
+    return [exact(value, kind) for value in values]
+
+
+def _pair(item: Any) -> list[Any]:
+    if len(exact(item, list)) != 2:
+        raise Malformed("a pair of another length")
+    return item  # type: ignore[no-any-return]
 
 
 class Codec:
@@ -91,40 +124,52 @@ class Codec:
             return special
         return self._export(value)
 
-    def decode(self, data: Any) -> Any:
-        """The value of data."""
+    def decode(self, data: Any, depth: int = 0) -> Any:
+        """The value of data that JSON read.
+
+        Raises:
+            Malformed: no codec writes it; other errors come from values that no type takes.
+        """
+        if depth > MAX_DEPTH:
+            raise Malformed(f"deeper than {MAX_DEPTH}")
         if type(data) is list:
-            return [self.decode(item) for item in data]
+            return [self.decode(item, depth + 1) for item in data]
         if type(data) is not dict:
             return data
-        tag, content = str(data["t"]), data["v"]
+        if data.keys() != {"t", "v"}:
+            raise Malformed("a value without tag and content")
+        tag, content = exact(data["t"], str), data["v"]
         if tag in _OF_ITEMS:
-            return _OF_ITEMS[tag]([self.decode(item) for item in content])
+            return _OF_ITEMS[tag]([self.decode(item, depth + 1) for item in exact(content, list)])
         match tag:
             case "int":
-                return int(content, 16)
+                return int(exact(content, str), 16)
             case "bytes" | "bytearray":
-                return getattr(builtins, tag)(content.encode("latin-1"))
+                return getattr(builtins, tag)(exact(content, str).encode("latin-1"))
             case "Decimal":
-                return decimal.Decimal(content)
+                return decimal.Decimal(exact(content, str))
             case "date" | "datetime" | "time":
-                return _TEMPORAL[tag].fromisoformat(content)
+                return _TEMPORAL[tag].fromisoformat(exact(content, str))
             case "type":
-                return _TYPES[content]
+                return _TYPES[exact(content, str)]
             case "named":
-                name, fields, items = content
-                return collections.namedtuple(name, fields)(*self.decode(items))
+                name, fields, items = exact(content, list)
+                fields = [exact(field, str) for field in exact(fields, list)]
+                return collections.namedtuple(exact(name, str), fields)(
+                    *self.decode(exact(items, list), depth + 1)
+                )
             case "array":
-                return _array(content)
+                return _array(*exact(content, list))
             case "instance":
-                return self._instance(*content)
+                name, state = exact(content, list)
+                return self._instance(exact(name, str), exact(self.decode(state, depth + 1), dict))
         return self._meet(tag, content)
 
-    def _instance(self, name: str, state: Any) -> Any:
+    def _instance(self, name: str, state: dict[Any, Any]) -> Any:
         """An object of a class that is known here, with attributes that hide none of its methods."""
         made: Any = object.__new__(self.classes[name])
-        for key, value in self.decode(state).items():
-            if not callable(getattr(type(made), key, None)):
+        for key, value in state.items():
+            if not exact(key, str).startswith("__") and not callable(getattr(type(made), key, None)):
                 vars(made)[key] = value
         return made
 
@@ -162,12 +207,19 @@ def _items(value: Any, kind: type) -> tuple[str, list[Any]] | None:
     return ("list", value.tolist()) if kind is array.array else None
 
 
-def _array(content: list[Any]) -> Any:
-    dtype, shape, text = content
+def _array(dtype: Any, shape: Any, text: Any) -> Any:
     numpy = sys.modules["numpy"]
-    if numpy.dtype(dtype).kind not in _NUMBERS:
-        raise Refused(f"an array of {dtype}")
-    return numpy.frombuffer(text.encode("latin-1"), dtype=dtype).reshape(shape).copy()
+    kind = numpy.dtype(exact(dtype, str))
+    if kind.kind not in _NUMBERS:
+        raise Malformed(f"an array of {dtype}")
+    sizes = [exact(size, int) for size in exact(shape, list)]
+    data = exact(text, str).encode("latin-1")
+    if math.prod(sizes) * kind.itemsize != len(data) or min(sizes, default=0) < 0:
+        raise Malformed("an array of another size")
+    array = numpy.ndarray(sizes, kind, bytearray(data))
+    if kind.kind == "U":
+        array.tolist()  # letters that there are
+    return array if kind.kind != "b" else array.view("u1") != 0
 
 
 def renew(old: Any, new: Any) -> None:
@@ -187,7 +239,7 @@ def renew(old: Any, new: Any) -> None:
         case collections.deque() | bytearray() if type(new) is type(old):
             old.clear()
             old.extend(new)
-        case _ if type(old) is type(new) and type(old).__dictoffset__:
+        case _ if type(old) is type(new) and type(old).__dictoffset__ and not isinstance(old, type):
             renew(vars(old), vars(new))
 
 
@@ -223,10 +275,11 @@ class Channel:
         Raises:
             EOFError: the other side has ended.
             ValueError: it is no JSON, or too long.
+            RecursionError: it is too deep.
         """
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if size > MAX_MESSAGE:
-            raise ValueError(f"a message of {size} bytes")
+            raise Malformed(f"a message of {size} bytes")
         return json.loads(self._exactly(size))
 
     def _exactly(self, count: int) -> bytes:

@@ -4,44 +4,58 @@ The program lives in another process (program.py); here its functions are `Remot
 arguments and get plain data back, compared by our own types. So a patched built-in, a class that equals
 everything, a trace function or a look into frames changes nothing: to pass, the program must answer rightly.
 
-Of the program come only those names that the tests need and nobody else defines: not built-ins, not modules,
-not what the problem's `prefix` defines in full. Rules that keep an object of the program from judging itself:
-it equals no data; arithmetic and order with data are refused; `in` looks at what it yields; no exception is
-swallowed by its `__exit__`; an assertion that fails in a function of the tests counts, whoever called it.
-What the tests compare only with other words of the program is the program's word, as in any judge.
-Standard library only.
+Of the program come only those names that the tests need and nobody else defines (problem.py): not built-ins,
+not modules, not what the problem's `prefix` defines in full; what else it sends is left out. A message that
+its codec does not write ends the tests, whatever they catch. Rules that keep an object of the program from
+judging itself: it equals no data; arithmetic and order with data are refused; its truth, length and text are
+a bool, an int and a str; `in` looks at what it yields; no exception is swallowed by its `__exit__`; an
+assertion that fails in a function of the tests counts, whoever called it. A function changes its arguments
+only where it returns None. What the tests compare only with other words of the program is the program's
+word, as in any judge. Standard library only.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
-import importlib
+import contextlib
 import json
 import os
-import re
-import symtable
 import sys
-import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol
 
+from executor.rewards.cases import counted
+from executor.rewards.problem import Problem, problem
 from executor.rewards.program import PAIRS, in_words
-from executor.rewards.values import Channel, Codec, Refused, renew
+from executor.rewards.values import Channel, Codec, Malformed, Refused, exact, renew
 
 ANSWERS, ASKED = 3, 4
 """File descriptors: results come in, calls go out."""
 VERDICT, TESTS = 5, 6
-_MODULE_NAMES = {"np": "numpy", "pd": "pandas"}
 _ATTRIBUTES = {"__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__module__"}
 """Special attributes that the program may answer; others make libraries trust it (`__array_interface__`)."""
+_MARKS = {"_typ", "_sympy_"}
+"""Attributes by which pandas and sympy know their own."""
+_ENDED = ("memory", "exited", "error")
+"""How a program's code may say that it ended, where it did not pass."""
 _NOT_RAISED = (StopIteration, StopAsyncIteration)
 """They would end a loop of the tests."""
 _MOST_ITEMS = 1_000_000
+_MOST_MESSAGES = 1_000_000
 
 
 class _Gone(BaseException):
-    """The program has ended; not an Exception: tests must not catch it."""
+    """The program has ended or breaks the protocol; not an Exception: tests should not catch it."""
+
+
+class Link(Protocol):
+    """Where messages go and come from."""
+
+    def send(self, message: Any) -> None:
+        """One to the program."""
+
+    def receive(self) -> Any:
+        """The next of the program."""
 
 
 class Remote:
@@ -56,12 +70,15 @@ class Remote:
     def _remote_do(self, operation: str, *args: Any, **named: Any) -> Any:
         return self._remote_program.ask(operation, (self, *args), named)
 
+    def _remote_data(self, operation: str, kind: type) -> Any:
+        return self._remote_program.checked(lambda value: exact(value, kind), self._remote_do(operation))
+
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Its result."""
         return self._remote_do("call", *args, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _ATTRIBUTES:
+        if name in _MARKS or (name.startswith(("__", "_remote_")) and name not in _ATTRIBUTES):
             raise AttributeError(name)
         return self._remote_do("get", name)
 
@@ -85,16 +102,16 @@ class Remote:
         return self._remote_do("next")
 
     def __len__(self) -> int:
-        return int(self._remote_do("len"))
+        return self._remote_data("len", int)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
-        return bool(self._remote_do("bool"))
+        return self._remote_data("bool", bool)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return str(self._remote_do("repr"))
+        return self._remote_data("repr", str)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        return str(self._remote_do("str"))
+        return self._remote_data("str", str)  # type: ignore[no-any-return]
 
     def __neg__(self) -> Any:
         return self._remote_do("neg")
@@ -142,23 +159,27 @@ for _name in PAIRS[2:]:
 class Program:
     """The program, by its pipes."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._codec = Codec(self._export, self._meet)
         self._objects: dict[int, Remote] = {}
         self._exceptions: dict[int, type[Exception]] = {}
         self._functions: list[Any] = []
+        self._messages = 0
         self.failures: list[BaseException] = []
         """Of functions of the tests that the program called."""
-        self._ended = False
+        self.is_gone = False
+        self.broken = ""
+        """How it broke the protocol; tests that catch everything do not hide it."""
 
-    def names(
-        self, names: Iterable[str], classes: Mapping[str, type]
-    ) -> tuple[dict[str, str], dict[str, Any]]:
-        """How the program's code ended, and the values of names that it defines."""
-        self._codec.classes = classes
-        ended, values = self._exchange(["names", [sorted(names), list(classes)], {}, False])
-        return ended, {str(name): self._codec.decode(value) for name, value in values.items()}
+    def names(self, problem: Problem) -> tuple[dict[str, str], dict[str, Any]]:
+        """How the program's code ended, and the values of the names that the tests want of it."""
+        self._codec.classes = problem.classes
+        asked = sorted({*problem.wanted.values()})
+        reply = self._exchange(["names", [asked, list(problem.classes)], {}, False])
+        ended, values = self.checked(_ended, reply)
+        there = {name: name_there for name, name_there in problem.wanted.items() if name_there in values}
+        return ended, {name: self._decoded(values[name_there]) for name, name_there in there.items()}
 
     def ask(self, operation: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """One operation on its objects."""
@@ -167,49 +188,92 @@ class Program:
         named = {name: self._codec.encode(value) for name, value in named.items()}
         keywords = {"t": "dict", "v": [list(pair) for pair in named.items()]}
         reply = self._exchange([operation, encoded, keywords, captured])
-        while reply[0] == "ask":
-            reply = self._exchange(self._called(*reply[1:]))
-        if captured:
-            sys.stdout.write(str(reply[-1]))
-        if reply[0] == "error":
-            self._raise(operation, reply[1], reply[2])
-        for before, after in zip(args, reply[2] or (), strict=False):
-            renew(before, self._codec.decode(after))
-        return self._codec.decode(reply[1])
+        while True:
+            match reply:
+                case ["ask", int(number), list(given), given_named]:
+                    reply = self._exchange(self._called(number, given, given_named))
+                case ["value", value, after, str(printed)]:
+                    self._print(printed, captured)
+                    if operation == "call" and value is None and type(after) is list:
+                        self._renew(args, after)
+                    return self._decoded(value)
+                case ["error", [int() | None as number, str(name), str(base)], list(values), str(printed)]:
+                    self._print(printed, captured)
+                    self._raise(operation, (number, name, base), values)
+                case _:
+                    self._break(f"a reply of a kind that is none: {str(reply)[:80]}")
+
+    def checked(self, check: Callable[[Any], Any], value: Any) -> Any:
+        """What a check makes of a message; one that it refuses ends the tests."""
+        try:
+            return check(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._break(in_words(error))
+
+    def _decoded(self, data: Any) -> Any:
+        return self.checked(self._codec.decode, data)
+
+    def _break(self, reason: str) -> NoReturn:
+        self.broken = self.broken or f"the program breaks the protocol: {reason}"
+        raise _Gone
 
     def _exchange(self, message: list[Any]) -> Any:
-        if self._ended:
+        if self.is_gone or self.broken:
             raise _Gone
+        self._messages += 1
+        if self._messages > _MOST_MESSAGES:
+            self._break(f"more than {_MOST_MESSAGES} messages")
         try:
-            self._channel.send(message)
-            return self._channel.receive()
+            self._link.send(message)
+            return self._link.receive()
         except (OSError, EOFError):
-            self._ended = True
+            self.is_gone = True
             raise _Gone from None
+        except (ValueError, RecursionError) as error:
+            self._break(in_words(error))
 
-    def _called(self, number: int, args: Any, named: Any) -> list[Any]:
+    def _print(self, text: str, captured: bool) -> None:
+        if captured:
+            sys.stdout.write(text)
+
+    def _renew(self, args: tuple[Any, ...], after: list[Any]) -> None:
+        """The arguments of a function as it left them."""
+        if len(after) != len(args):
+            self._break(f"{len(after)} arguments in place of {len(args)}")
+        for before, data in zip(args, after, strict=True):
+            renew(before, self._decoded(data))
+
+    def _called(self, number: int, args: list[Any], named: Any) -> list[Any]:
         """What one of the tests' functions says to the program."""
+        if not 0 <= number < len(self._functions):
+            self._break(f"a function {number} that nobody gave it")
+        values, keywords = self._decoded(args), self.checked(_keywords, self._decoded(named))
         try:
-            result = self._functions[number](*self._codec.decode(args), **self._codec.decode(named))
+            result = self._functions[number](*values, **keywords)
             return ["answer", self._codec.encode(result)]
         except Exception as error:
             if isinstance(error, AssertionError):
                 self.failures.append(error)
             return ["raise", type(error).__name__, str(error)]
 
-    def _raise(self, operation: str, info: list[Any], args: Any) -> NoReturn:
-        values = self._codec.decode(args)
+    def _raise(self, operation: str, info: tuple[int | None, str, str], args: list[Any]) -> NoReturn:
+        values = self._decoded(args)
         kind = self._exception(*info)
         if issubclass(kind, _NOT_RAISED) and operation != "next":
             raise RuntimeError(f"the program raised {kind.__name__}")
         try:
             error = kind(*values)
-        except TypeError:  # UnicodeDecodeError wants five arguments
+        except Exception:  # a built-in one that does not take them
             error = RuntimeError(f"{kind.__name__}: {values}")
         raise error
 
     def _exception(self, number: int | None, name: str, base: str) -> type[Exception]:
         """A class of ours for one of the program; never AssertionError by another name."""
+        known = self._codec.classes.get(name)
+        if number is not None and known is not None and issubclass(known, Exception):
+            return known
         built_in = getattr(builtins, base, None)
         if not (isinstance(built_in, type) and issubclass(built_in, Exception)):
             return RuntimeError
@@ -217,7 +281,7 @@ class Program:
             return built_in
         if number not in self._exceptions:
             parent = Exception if issubclass(built_in, (AssertionError, *_NOT_RAISED)) else built_in
-            self._exceptions[number] = type(str(name), (parent,), {})
+            self._exceptions[number] = type(name if name.isidentifier() else "Exception", (parent,), {})
         return self._exceptions[number]
 
     def _export(self, value: Any) -> Any:
@@ -235,111 +299,68 @@ class Program:
         raise Refused(f"{type(value).__name__} cannot be given to the program: data and functions can")
 
     def _meet(self, tag: str, content: Any) -> Any:
-        if tag == "exception":
-            number, name, base = content  # another name for a built-in one catches nothing of the tests
-            return self._exception(-1 - len(self._exceptions) if number is None else number, name, base)
-        if tag != "object":
-            raise Refused(f"a value of kind {tag}")
-        return self._objects.setdefault(content, Remote(self, int(content)))
+        match tag, content:
+            case "exception", [int() | None as number, str(name), str(base)]:
+                # another name for a built-in one catches nothing of the tests
+                return self._exception(-1 - len(self._exceptions) if number is None else number, name, base)
+            case "object", int() if type(content) is int and 0 <= content < _MOST_ITEMS:
+                if content not in self._objects:
+                    self._objects[content] = Remote(self, content)
+                return self._objects[content]
+        raise Malformed(f"a value of kind {tag}")
+
+
+def _ended(reply: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """How the code ended, and encoded values by name."""
+    ended, values = exact(reply, list)
+    return {name: exact(ended[name], str) for name in ("status", "error")}, exact(values, dict)
+
+
+def _keywords(named: Any) -> dict[str, Any]:
+    return {exact(name, str): value for name, value in exact(named, dict).items()}
 
 
 def main() -> None:
     """Read the tests, write the verdict."""
-    found = verdict(**Channel(TESTS, -1).receive())
+    found = verdict(Channel(ANSWERS, ASKED), **Channel(TESTS, -1).receive())
     sys.stdout.flush()
     os.write(VERDICT, json.dumps(found).encode())
 
 
-def verdict(tests: str, prefix: str, entry_point: str) -> dict[str, str]:
+def verdict(link: Link, tests: str, prefix: str, entry_point: str) -> dict[str, str]:
     """Status and error of a program: `passed` where all statements of the tests ran to their end."""
-    program = Program(Channel(ANSWERS, ASKED))
-    space: dict[str, Any] = {"__name__": "tests"}
     try:
-        code = compile(_with_check(tests, entry_point), "<tests>", "exec", dont_inherit=True)
-        given = _given(prefix, entry_point)
-        wanted = _wanted(tests, entry_point) - given.keys()
-        classes = {name: value for name, value in given.items() if isinstance(value, type)}
-        ended, values = program.names(wanted, classes)
-        if ended.get("status") != "passed":
-            return {name: str(ended.get(name, "")) for name in ("status", "error")}
-        space |= given | values | _modules(wanted, tests)
-        exec(code, space)
-        if program.failures:
-            raise program.failures[0]
-    except _Gone:
-        return {"status": "gone", "error": ""}
+        return judged(Program(link), problem(tests, prefix, entry_point))
     except MemoryError:
         return {"status": "memory", "error": "MemoryError"}
     except BaseException as error:
         return {"status": "failed", "error": in_words(error)}
-    return {"status": "passed", "error": ""}
 
 
-def _with_check(tests: str, entry_point: str) -> str:
-    """The tests, with a call of their `check` where an entry point says of what and nobody calls it."""
-    calls = re.search(r"^check\(", tests, re.MULTILINE)
-    defines = re.search(r"^def check\(", tests, re.MULTILINE)
-    return f"{tests}\ncheck({entry_point})\n" if entry_point and defines and not calls else tests
-
-
-def _wanted(tests: str, entry_point: str) -> set[str]:
-    """Names that the tests use and do not define, built-ins apart unless the entry point is one."""
-    free, built_in = set[str](), set[str]()
-    for name in _free(symtable.symtable(f"{tests}\n{entry_point}\n", "<tests>", "exec")):
-        (built_in if hasattr(builtins, name) else free).add(name)
-    entry = set(re.findall(r"\w+", entry_point)) & built_in
-    # a problem may ask for a function `sum`: nothing else can be meant where the tests use one name only
-    return free | entry or (built_in if len(built_in) == 1 else set())
-
-
-def _free(table: symtable.SymbolTable) -> set[str]:
-    """Names read in a scope or in those within it, that no scope around assigns."""
-    own, names = set[str](), set[str]()
-    for symbol in table.get_symbols():
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter() or symbol.is_namespace():
-            own.add(symbol.get_name())
-        elif symbol.is_referenced() and (table.get_type() == "module" or symbol.is_global()):
-            names.add(symbol.get_name())
-    for child in table.get_children():
-        inner = _free(child)
-        names |= inner - own if table.get_type() == "module" else inner
-    return names
-
-
-def _modules(wanted: Iterable[str], tests: str) -> dict[str, types.ModuleType]:
-    """Modules that the tests use without importing them: ours, whatever the program calls by their name."""
-    found = {}
-    for name in wanted:
-        module = _MODULE_NAMES.get(name, name)
-        there = module in sys.stdlib_module_names or module in sys.modules
-        if there and re.search(rf"\b{name}\.", tests):
-            found[name] = importlib.import_module(module)
-    return found
-
-
-def _given(prefix: str, entry_point: str) -> dict[str, Any]:
-    """What the problem's own text defines in full; nothing where it is no whole program."""
+def judged(program: Program, problem: Problem) -> dict[str, str]:
+    """Run the tests on what the program answers."""
     try:
-        tree = ast.parse(prefix)
-    except SyntaxError:
-        return {}
-    asked = set(re.findall(r"\w+", entry_point))
-    stubs = asked | {node.name for node in tree.body if isinstance(node, _DEFINITIONS) and _is_stub(node)}
-    tree.body = [node for node in tree.body if getattr(node, "name", None) not in stubs]
-    space: dict[str, Any] = {"__name__": "prefix"}
-    exec(compile(tree, "<prefix>", "exec", dont_inherit=True), space)
-    return {name: value for name, value in space.items() if not name.startswith("__")}
+        failure = _failure(program, problem)
+    except _Gone:
+        failure = {"status": "gone", "error": ""}
+    except MemoryError:
+        failure = {"status": "memory", "error": "MemoryError"}
+    except BaseException as error:
+        failure = {"status": "failed", "error": in_words(error)}
+    if program.broken:
+        return {"status": "failed", "error": program.broken}
+    return {"status": "gone", "error": ""} if program.is_gone else failure
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def _is_stub(node: ast.AST) -> bool:
-    """Whether a function, or one of a class, still waits for its body."""
-    if isinstance(node, ast.ClassDef):
-        return any(_is_stub(part) for part in node.body if isinstance(part, _DEFINITIONS))
-    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    return all(
-        isinstance(part, ast.Pass) or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
-        for part in node.body
-    )
+def _failure(program: Program, problem: Problem) -> dict[str, str]:
+    ended, values = program.names(problem)
+    if ended["status"] != "passed":
+        return ended if ended["status"] in _ENDED else ended | {"status": "error"}
+    if not values:
+        return {"status": "failed", "error": "the program defines nothing that the tests use"}
+    space: dict[str, Any] = values | dict(problem.given) | {"__name__": "tests"}
+    with counted(space) if problem.has_cases else contextlib.nullcontext():
+        exec(problem.code, space)
+    if program.failures:
+        raise program.failures[0]
+    return {"status": "passed", "error": ""}

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import attacks
+import forgeries
 import pytest
 from test_sandbox import MARK, _descendants, _modes, _scratch_files
 
@@ -21,8 +22,13 @@ def _programs(secret: Path, port: int) -> dict[str, CodeRun]:
     names = {"secret": str(secret), "port": port, "host": os.getpid(), "mark": MARK}
     harms = {name: code.format(**names) + attacks.RIGHT for name, code in attacks.HARMS.items()}
     bombs = {name: code.replace("{{i}}", "{i}") for name, code in attacks.BOMBS.items()}
-    assert len(attacks.FAKES | harms | bombs) == len(attacks.FAKES) + len(harms) + len(bombs) >= 100
+    forged = forgeries.NAMES | forgeries.TEXTS | forgeries.REPLIES
+    tables = (attacks.FAKES, harms, bombs, forged)
+    assert len({name for table in tables for name in table}) == sum(map(len, tables)) >= 160
     return {
+        name: CodeRun(code=code, tests=tests, prefix=prefix, entry_point=entry_point, wall_s=3.0)
+        for name, (code, tests, prefix, entry_point) in forged.items()
+    } | {
         name: CodeRun(
             code=code,
             tests=attacks.TESTS,
@@ -52,6 +58,8 @@ def test_no_attack_passes_and_none_does_harm(mode: str, tmp_path: Path) -> None:
         before = len(_descendants())
         outcomes = dict(zip(programs, sandbox.map(list(programs.values())), strict=True))
         assert [name for name, outcome in outcomes.items() if outcome.status == "passed"] == []
+        forged = forgeries.NAMES | forgeries.TEXTS | forgeries.REPLIES
+        assert [name for name in forged if outcomes[name].status == "error"] == [], "the attack itself ran"
         right = sandbox.run(CodeRun(code=attacks.RIGHT, tests=attacks.TESTS))
         assert (right.status, right.error) == ("passed", "")
         assert _left(before) == (before, [])

@@ -133,3 +133,32 @@ def test_a_module_is_allowed_by_a_setting_or_named(caplog: pytest.LogCaptureFixt
     assert [r.getMessage().count("rewards[].modules") for r in caplog.records] == [1]
     with pytest.raises(RlhfsimError, match="cannot be imported here"):
         Scorer([RewardRule(kind="code", modules=("no_such_module",))])
+
+
+CASES = """
+import unittest
+class Squares(unittest.TestCase):
+    def test_two(self): self.assertEqual(f(2), 4)
+    def test_below_zero(self):
+        with self.assertRaises(ValueError): f(-1)
+"""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "",
+        "unittest.main()",
+        "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(Squares))",
+    ],
+)
+def test_cases_of_unittest_are_run_and_counted_whoever_runs_them(sandbox: Sandbox, run: str) -> None:
+    right = "def f(x):\n if x < 0: raise ValueError\n return x * x"
+    for code, status in ((right, "passed"), ("def f(x): return x * x", "failed")):
+        assert sandbox.run(CodeRun(code=code, tests=CASES + run)).status == status
+
+
+def test_an_exception_of_the_prefix_is_caught_by_its_name(sandbox: Sandbox) -> None:
+    prefix = "class Bad(Exception): pass\n"
+    tests = "try: f()\nexcept Bad as error: assert error.args == (3,)\nelse: assert False"
+    assert sandbox.run(CodeRun(code="def f(): raise Bad(3)", tests=tests, prefix=prefix)).status == "passed"
