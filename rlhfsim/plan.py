@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,8 @@ class PlannedHardware:
     gpus_per_node: Count
     price: Price | None = None
     """Rent of one GPU that the plan was priced with; None: not known, or not said."""
+    market: str | None = None
+    """Whose listed price that is (on-demand, reserved, spot); None: given, not known, and in older files."""
 
 
 @checked
@@ -176,6 +179,58 @@ class NearestRun:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunTarget:
+    """One target of the run, and how likely the plan meets it."""
+
+    name: str
+    """`deadline`, `budget`, or quantity and relation: `step_time<`; tells targets apart."""
+    quantity: str
+    relation: Literal["<", "<=", ">", ">="]
+    value: Amount
+    """In base units; a share of the capacity where `share`."""
+    text: str
+    """As it was asked for."""
+    share: bool = False
+    probability: Share | None = None
+    """That the plan meets it; None where nothing is drawn."""
+
+
+Quantiles = tuple[Amount, Amount, Amount]
+"""P10, median and P90."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOdds:
+    """The run in draws: failures, restarts, checkpoints and prices with their ranges."""
+
+    fits: Share
+    together: Share
+    """Probability that the plan fits and meets every target that is drawn."""
+    step_s: Quantiles
+    """Of the mean step."""
+    run_s: Quantiles | None = None
+    """Of the whole run; None without its length."""
+    usd: Quantiles | None = None
+    """Of the run, or of a step without its length; None where a price is unknown."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRun:
+    """The run that the plan was asked for: its length, its targets, and what is predicted of them."""
+
+    steps: Count | None = None
+    """None: the targets are those of a step."""
+    targets: tuple[RunTarget, ...] = ()
+    confidence: Share | None = None
+    """Probability with which each target had to be met; None: none was asked for."""
+    odds: RunOdds | None = None
+    """None where nothing was drawn yet."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A chosen placement with workload, hardware, prediction and provenance."""
 
@@ -198,6 +253,20 @@ class Plan:
     """None in older files, and where its profile was calibrated on runs of one's own."""
     choice: Choice | None = None
     """How a search came to it; None: the plan was given. No launch reads it."""
+    run: AskedRun | None = None
+    """None where neither steps nor a target were given, and in older files. No launch reads it."""
+
+    @property
+    def run_s(self) -> float | None:
+        """Seconds of the run that was asked for, without failures; None where its length was not given."""
+        steps = self.run.steps if self.run else None
+        return None if steps is None else steps * self.prediction.step_s
+
+    @property
+    def run_usd(self) -> float | None:
+        """Rent of that run; None where its length or a price is not known."""
+        steps, usd = self.run.steps if self.run else None, self.prediction.usd_per_step
+        return None if steps is None or usd is None else steps * usd
 
     def gpus_of(self, role: str) -> tuple[tuple[int, int], ...]:
         """(node, GPU inside it) of every rank of a role."""
@@ -223,12 +292,18 @@ class Plan:
         return all(len({node for node, _ in replica}) == 1 for replica in replicas)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; without `choice` where it was given, `framework` and `nearest` where none is."""
-        plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
-        for key in ("choice", "framework", "nearest"):
+        """Plain JSON types; without `choice`, `framework`, `nearest` and `run` where there is none."""
+        plain: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        for key in ("choice", "framework", "nearest", "run"):
             if plain[key] is None:
                 del plain[key]
         return plain
+
+
+@cache
+def _adapter() -> TypeAdapter[Plan]:
+    """What writes plans, built once: that takes longer than to write one."""
+    return TypeAdapter(Plan)
 
 
 def _check_roles(plan: Plan, source: Source) -> None:
@@ -297,8 +372,9 @@ def is_as_priced(data: Mapping[str, Any]) -> bool:
 
 
 def _hash(data: Mapping[str, Any]) -> str:
-    """Of what was predicted."""
-    return content_hash(*(data.get(key) for key in ("prediction", "choice", "nearest")))
+    """Hash of what was predicted, and of the run that it was predicted for where there is one."""
+    keys = ("prediction", "choice", "nearest", *(["run"] if "run" in data else []))
+    return content_hash(*map(data.get, keys))
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:

@@ -140,6 +140,18 @@ def format(value: float, dimension: Dimension, *, digits: int = 3) -> str:
     return f"{significant(value / scale, digits)} {unit}".strip()
 
 
+def percent(share: float) -> str:
+    """`<1 %`, `12 %`, `>99 %`, `150 %`."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+def likely(probability: float) -> str:
+    """A probability from draws: every one of them, or none, is not certainty."""
+    return percent(min(max(probability, 1e-4), 1 - 1e-4))
+
+
 def significant(value: float, digits: int = 3) -> str:
     """A plain decimal with at most `digits` significant digits and thousands separators."""
     if value == 0 or not math.isfinite(value):

@@ -20,6 +20,7 @@ LAYERS = [
     {"rlhfsim.specs"},
     {"rlhfsim.choice"},
     {"rlhfsim.plan"},
+    {"rlhfsim.verdict"},
     {"rlhfsim.trace"},
     {"rlhfsim.frameworks"},
     {"rlhfsim.kernels"},

@@ -374,4 +374,4 @@ def _promises(given: Mapping[str, Any]) -> Iterator[Requirement]:
         if given["steps"] is None:
             raise bad_option(f"--{name} needs the length of the run", "give --steps N")
         text = f"{quantity}<={format(value, dimension, digits=6)}"
-        yield Requirement(quantity=quantity, relation="<=", value=value, text=text)
+        yield Requirement(quantity=quantity, relation="<=", value=value, text=text, name=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,7 +51,7 @@ from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.engine import variants
 from rlhfsim.what_if.recalibrated import recalibrated
 from rlhfsim.what_if.risk.choice import likeliest, outlook_of
-from rlhfsim.what_if.risk.odds import odds
+from rlhfsim.what_if.risk.odds import asked_run, odds
 from rlhfsim.what_if.simplest import CLOSE
 from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
@@ -109,14 +110,16 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     steps = given["steps"]
     answer = designed(request, targets, instead, given)
     asked = bool(targets or steps)
+    known = odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None
     extras = Extras(
         steps=steps,
-        odds=odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None,
+        odds=known,
+        run=asked_run(targets, steps, known),
         front=front(request) if given["pareto"] and answer.chosen else None,
         recalibrated=recalibrated(narrowed(request, targets), answer),
     )
     if (plan := answer.told) is not None:
-        write_plan(given["out"], plan)
+        write_plan(given["out"], replace(plan, run=extras.run))
     emit(
         given["as_json"],
         lambda: design_dict(answer, extras),

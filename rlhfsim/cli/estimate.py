@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from rlhfsim.cli.constraints import priced_targets, promise_options, target_options, targets_of
 from rlhfsim.cli.params import Output, detail_option, emit, option, together, writer
-from rlhfsim.cli.planned import plan_options, planned
-from rlhfsim.plan import write_plan
+from rlhfsim.cli.planned import plan_options, planned, run_of
+from rlhfsim.plan import AskedRun, write_plan
 from rlhfsim.present.terminal import estimate as view
-from rlhfsim.what_if.risk.odds import odds
+from rlhfsim.search.requirements import Requirement, requirements_of
+from rlhfsim.what_if.risk.odds import asked_run, odds
 from rlhfsim.what_if.risk.run import outlook
 
 EPILOG = """\b
@@ -38,18 +41,28 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 priced and it fits, 1 it does not fit or misses a target, 2 bad input.
     """
-    targets, steps = targets_of(given), given["steps"]
+    kept = run_of(given["file"])
+    steps = given["steps"] or (kept.steps if kept else None)
+    targets = _targets({**given, "steps": steps}, kept)
     answer = planned(ctx, given)
     known = None
     if answer.plan is not None and answer.cluster is not None and (targets or steps):
         priced_targets(targets, unknown=answer.plan.prediction.usd_per_step is None)
         price = given["price"] if isinstance(given["price"], float) else None
         known = odds(targets, outlook(answer.plan, answer.cluster, steps, usd_per_hour=price))
+        run = asked_run(targets, steps, known, kept.confidence if kept else None)
+        answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    emit(
-        given["as_json"],
-        lambda: view.as_data(answer, known),
-        lambda: view.report(answer, given["detail"], known, steps),
-    )
+    emit(given["as_json"], lambda: view.as_data(answer, known), lambda: view.report(answer, given["detail"]))
     ctx.exit(0 if answer.fits and (known is None or all(v.met for v in known.verdicts)) else 1)
+
+
+def _targets(given: Mapping[str, Any], kept: AskedRun | None) -> tuple[Requirement, ...]:
+    """The targets that the plan was asked for; those of the command line in place of the same ones.
+
+    Raises:
+        RlhfsimError: as `targets_of`.
+    """
+    own = targets_of(given)
+    return tuple({target.name: target for target in (*requirements_of(kept), *own)}.values())

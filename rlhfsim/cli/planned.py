@@ -24,7 +24,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
 from rlhfsim.frameworks.runs import ANY, OWN, framework
-from rlhfsim.plan import is_edited, read_plan
+from rlhfsim.plan import AskedRun, is_edited, read_plan
 from rlhfsim.search.request import SWITCHES, Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import parse_json, read_text
@@ -100,6 +100,15 @@ def from_file(file: str, price: float | str | None) -> Planned:
     with on_command_line():
         plan = estimate_file(file, price=price)
     return checked_plan(plan, cluster_of(plan), profile_notes(file))
+
+
+def run_of(file: str | None) -> AskedRun | None:
+    """The run that a plan.json was asked for; None for any other file.
+
+    Raises:
+        RlhfsimError: a plan.json that cannot be read.
+    """
+    return read_plan(Path(file)).run if file is not None and Path(file).suffix == ".json" else None
 
 
 def profile_notes(file: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -37,6 +38,7 @@ from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.what_if.risk.odds import asked_run
 from rlhfsim.what_if.sizing import fronts, resized
 from rlhfsim.what_if.sizing import size as search_size
 
@@ -94,8 +96,12 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         steps=given["steps"],
         confidence=given["confidence"],
     )
-    if answer.best is not None and answer.best.plan is not None and given["out"]:
-        write_plan(given["out"], answer.best.plan)
+    if answer.best is not None and answer.best.plan is not None:
+        run = asked_run(targets, given["steps"], answer.best.odds, given["confidence"])
+        plan = replace(answer.best.plan, run=run)
+        answer = replace(answer, best=replace(answer.best, plan=plan))
+        if given["out"]:
+            write_plan(given["out"], plan)
     emit(
         given["as_json"],
         lambda: size_dict(answer, targets, given["confidence"]),

@@ -17,10 +17,10 @@ from rlhfsim.present.basis import basis
 from rlhfsim.present.sizes import NONE, Sizes, other_sizes
 from rlhfsim.present.words import seconds
 from rlhfsim.search.request import Request
-from rlhfsim.search.requirements import Requirement, Verdict, verdicts
+from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.design import Design, design
 from rlhfsim.what_if.risk.choice import outlook_of
-from rlhfsim.what_if.risk.odds import Odds, odds
+from rlhfsim.what_if.risk.odds import asked_run, odds
 
 FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
@@ -48,12 +48,8 @@ class Answer:
 
     stage: Stage
     plan: Plan | None = None
-    """None: nothing fits, or the question cannot be answered."""
-    verdicts: tuple[Verdict, ...] = ()
-    """Every target against the plan; with probabilities once it is proven."""
-    odds: Odds | None = None
-    """Of the run; None where neither its length nor a target is given, and in the first stage."""
-    steps: int | None = None
+    """With the run that was asked for, whose odds come once it is proven; None: nothing fits, or the question
+    cannot be answered."""
     missing: tuple[str, ...] = ()
     """Where there is no plan: what is missing, and what would mend that."""
     sizes: Sizes = NONE
@@ -87,11 +83,10 @@ def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
     plan = answer.told
     if plan is None:
         return Answer(stage=stage, missing=tuple(_missing(answer)))
-    found = None
+    known = None
     if stage != "first" and (asked.targets or asked.steps):
-        found = odds(asked.targets, outlook_of(answer, plan, asked.steps))
-    judged = found.verdicts if found else verdicts(asked.targets, plan, asked.steps)
-    return Answer(stage=stage, plan=plan, verdicts=judged, odds=found, steps=asked.steps)
+        known = odds(asked.targets, outlook_of(answer, plan, asked.steps))
+    return Answer(stage=stage, plan=replace(plan, run=asked_run(asked.targets, asked.steps, known)))
 
 
 def _missing(answer: Design) -> Iterator[str]:

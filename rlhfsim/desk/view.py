@@ -22,11 +22,11 @@ from rlhfsim.present.folded import summary as sentence
 from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.pages.plan import RUN, subtitle, verdict
 from rlhfsim.present.pages.plan import mark as mark_of_plan
+from rlhfsim.present.pages.plan import subtitle
 from rlhfsim.present.pages.plan import tiles as tiles_of
-from rlhfsim.present.terminal.odds import summary
-from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.search.requirements import Verdict, shown, verdicts_of
+from rlhfsim.verdict import verdict
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
 
 AT = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
@@ -40,9 +40,7 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
         return [status(SEARCHING, "busy")]
     if answer.plan is None:
         return [state_of(answer), *_missing(answer)]
-    steps = answer.steps or RUN
-    shown_first = headline(answer.plan, steps), tiles(tiles_of(answer.plan, steps))
-    parts = [state_of(answer), *shown_first, *targets(answer)]
+    parts = [state_of(answer), headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer.plan)]
     if pinned:
         first, *more = map(block, against(base, answer))
         parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
@@ -81,13 +79,13 @@ def status(text: str, kind: str) -> Component:
     return html.P(text, id="status", className=f"status {kind}", role="status")
 
 
-def headline(plan: Plan, steps: int) -> Component:
+def headline(plan: Plan) -> Component:
     """The verdict in a sentence."""
     kind = mark_of_plan(plan)
     sign = html.Span(MARKS[kind], className=f"mark {kind}", **spoken(hidden="true"))
     return html.Div(
         [
-            html.P([sign, words.tied(verdict(plan, steps))], className="verdict"),
+            html.P([sign, words.tied(verdict(plan))], className="verdict"),
             html.P(subtitle(plan), className="subtitle"),
         ],
         className="headline",
@@ -101,18 +99,14 @@ def _missing(answer: Answer) -> Iterator[Component]:
         yield block(Listing(title=title, items=lines, mark="bad"))
 
 
-def targets(answer: Answer) -> Iterator[Component]:
-    """Every target: met or missed, how likely, and what the plan reaches; then the run with its intervals."""
-    met = all(v.met for v in answer.verdicts)
-    lines = [_target(v) for v in answer.verdicts]
-    if answer.odds:
-        lines.append(words.capital(summary(answer.odds, answer.steps)))
-    if not answer.verdicts:
-        title, kind = "The run", "plain"
-    else:
-        title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
-    if lines:
-        yield block(Listing(title=title, items=tuple(lines), mark=cast(Mark, kind)))
+def targets(plan: Plan) -> Iterator[Component]:
+    """Every target: met or missed, how likely, and what the plan reaches."""
+    judged = verdicts_of(plan)
+    if not judged:
+        return
+    met = all(v.met for v in judged)
+    title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
+    yield block(Listing(title=title, items=tuple(map(_target, judged)), mark=cast(Mark, kind)))
 
 
 def _target(v: Verdict) -> str:

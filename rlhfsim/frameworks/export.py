@@ -23,6 +23,7 @@ from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.units import format
+from rlhfsim.verdict import verdict
 
 Value = bool | int | float | str | None
 Price = Callable[[Plan], Prediction]
@@ -249,7 +250,7 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
     lines = [
         f"# {markdown_text(headline(plan))}, {title} {way.version}",
         "",
-        f"{markdown_text(predicted(plan))}. {markdown_text(memory(plan))}.",
+        f"{markdown_text(verdict(plan))} {markdown_text(predicted(plan))}. {markdown_text(memory(plan))}.",
     ]
     lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in needs.items())]
     lines += [way.start, "```", ""]
@@ -270,6 +271,11 @@ def headline(plan: Plan) -> str:
     policy = next(m.name for m in plan.models if m.role == "actor")
     gpus = " + ".join(f"{h.gpus} {h.profile}" for h in plan.hardware)
     return f"{plan.workload.title} of {policy} on {gpus}"
+
+
+def title_of(plan: Plan, release: str) -> str:
+    """The first lines of every file: what runs where under which release, the verdict, the fullest GPU."""
+    return f"{headline(plan)}, {release}\n{verdict(plan)}\n{predicted(plan)}\n{memory(plan)}"
 
 
 def predicted(plan: Plan) -> str:

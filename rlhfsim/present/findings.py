@@ -11,7 +11,6 @@ from rlhfsim.present.words import (
     capital,
     component,
     listed,
-    money,
     percent,
     seconds,
     signed,
@@ -23,8 +22,6 @@ CLEAR = 0.01
 """Relative differences below this are none."""
 MOST = 3
 """Points that a sentence names."""
-RISKY = 0.01
-"""A probability of running out of memory that is worth a word."""
 
 
 def timeline(calls_s: Mapping[str, float], bound: Mapping[str, str], step_s: float) -> str:
@@ -222,16 +219,3 @@ def tornado(what: str, path: str, low: float | None, high: float | None) -> str:
     """Which input moves most; changes in per cent, None where nothing fits."""
     moved = f"{change(low)} at its low value, {change(high)} at its high value"
     return f"{capital(what)} depends most on {path}: {moved}"
-
-
-def fits(peak: float, capacity: float, risk: float) -> str:
-    """`It fits`, with the risk where there is one."""
-    if peak > capacity:
-        return "It does not fit"
-    return f"It fits, with a {percent(risk)} risk of running out of memory" if risk >= RISKY else "It fits"
-
-
-def run_of(steps: int, step_s: float, usd: float | None) -> str:
-    """Time and money of so many steps."""
-    cost = f" and {money(usd * steps)}" if usd is not None else ""
-    return f"{steps:,} steps take {seconds(steps * step_s)}{cost}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rlhfsim.present.tables import added
 from rlhfsim.present.words import call, signed, work_parts
 from rlhfsim.units import format
-from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference
+from rlhfsim.what_if.differences import RENT, RUN, ChangedField, ChangedFigure, Difference
 
 WHOLE = 3
 """Fields from which on a part that only one side has is one row."""
@@ -78,6 +78,7 @@ def summary(difference: Difference) -> str:
     said = [_moved("step", figures["step"])] if "step" in figures else ["the step stays as it is"]
     if "price of a step" in figures:
         said.append(_moved("price", figures["price of a step"]))
+    said += [_moved(name, figures[name]) for name in (RUN, RENT) if name in figures]
     one, other = (side.plan.architecture for side in (difference.before, difference.after))
     said.append(f"{one} -> {other}" if one != other else f"{one} as before")
     if difference.other_work:

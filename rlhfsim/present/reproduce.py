@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from rlhfsim.choice import Asked
-from rlhfsim.plan import Plan, PlannedHardware
+from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
-from rlhfsim.specs.hardware.prices import DEFAULT, prices
+from rlhfsim.specs.hardware.prices import DEFAULT
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -34,11 +34,23 @@ def design_arguments(plan: Plan) -> list[str]:
         "no-kl": None if plan.workload.kl else "",
         "no-packing": None if plan.workload.packing else "",
         **_asked(plan.choice.asked),
+        **(_run(plan.run) if plan.run else {}),
         "fastest": "" if plan.choice.fastest else None,
     }
     given = [[f"--{name}", str(value)] for name, value in options.items() if value is not None]
     fixed = [["--fix", text] for text in _fixed(plan.choice.asked)]
-    return [word for words in (*given, *fixed) for word in words if word]
+    targets = plan.run.targets if plan.run else ()
+    required = [["--require", target.text] for target in targets if target.name not in PROMISED]
+    return [word for words in (*given, *fixed, *required) for word in words if word]
+
+
+PROMISED = {"deadline": "s", "budget": "USD"}
+"""Target -> unit: those that have an option of their own name."""
+
+
+def _run(run: AskedRun) -> dict[str, object]:
+    promised = {t.name: f"{t.value:.12g}{PROMISED[t.name]}" for t in run.targets if t.name in PROMISED}
+    return {"steps": run.steps, **promised}
 
 
 def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
@@ -51,15 +63,8 @@ def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
         "rollout-gpus": second.gpus if second else None,
         "rollout-gpu": second.profile if second else None,
         "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
-        "price": _short(asked.price) or _market(first),
+        "price": _short(asked.price) or (None if first.market == DEFAULT else first.market),
     }
-
-
-def _market(hardware: PlannedHardware) -> str | None:
-    """The market whose listed price a plan was made with; None: the usual one, or none that is listed now."""
-    listed = prices().get(hardware.profile, {})
-    names = [name for name, price in listed.items() if price == hardware.price]
-    return names[0] if names and DEFAULT not in names else None
 
 
 def _short(value: float | None) -> str | None:

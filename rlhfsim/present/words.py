@@ -11,7 +11,8 @@ from rlhfsim.search.explain import kind
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
 from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, format, significant
-from rlhfsim.what_if.risk.step import DRAWS
+from rlhfsim.units import likely as likely
+from rlhfsim.units import percent as percent
 
 # --- names ------------------------------------------------------------------------------------------
 
@@ -239,18 +240,6 @@ def gpus(plan: Plan) -> int:
 
 
 # --- numbers ----------------------------------------------------------------------------------------
-
-
-def percent(share: float) -> str:
-    """`<1 %`, `12 %`, `>99 %`, `150 %`."""
-    if 0 < share < 0.005:
-        return "<1 %"
-    return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
-
-
-def likely(probability: float) -> str:
-    """A probability from draws: every one of them, or none, is not certainty."""
-    return percent(min(max(probability, 1 / DRAWS), 1 - 1 / DRAWS))
 
 
 def signed(share: float, decimals: int = 0) -> str:

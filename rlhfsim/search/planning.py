@@ -14,8 +14,8 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import kind, shares
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.hardware.hardware import Cluster, Price
-from rlhfsim.specs.hardware.prices import GIVEN
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Price
+from rlhfsim.specs.hardware.prices import GIVEN, market_of
 from rlhfsim.specs.hardware.prices import given as given_price
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.model.roles import Models
@@ -31,16 +31,7 @@ def plan_of(
     candidate: Candidate, workload: Workload, models: Models, cluster: Cluster, price: float | None = None
 ) -> Plan:
     """The complete plan of a priced candidate; intervals widen away from where its profile was calibrated."""
-    hardware = tuple(
-        PlannedHardware(
-            profile=p.profile.name,
-            profile_hash=_hash_of(DeviceKey(p.profile)),
-            gpus=p.gpus,
-            gpus_per_node=p.gpus_per_node,
-            price=p.profile.price if price is None else Price(**given_price(price)),
-        )
-        for p in cluster.node_groups
-    )
+    hardware = tuple(_hardware(group, price) for group in cluster.node_groups)
     placement = candidate.placement
     setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
     priced = prediction(
@@ -67,6 +58,19 @@ def plan_of(
         ),
     )
     return widened(plan, [pool.profile for pool in cluster.node_groups])
+
+
+def _hardware(group: NodeGroup, price: float | None) -> PlannedHardware:
+    """Equal nodes as a plan has them; `price`: of a GPU-hour, where it was given."""
+    rent = group.profile.price if price is None else Price(**given_price(price))
+    return PlannedHardware(
+        profile=group.profile.name,
+        profile_hash=_hash_of(DeviceKey(group.profile)),
+        gpus=group.gpus,
+        gpus_per_node=group.gpus_per_node,
+        price=rent,
+        market=market_of(group.profile.name, rent),
+    )
 
 
 @lru_cache(maxsize=64)

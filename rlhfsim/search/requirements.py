@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, cast
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.plan import Plan
+from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.search.request import RELATIONS, Request
 from rlhfsim.step.prediction import joules_per_step, usd_per_step
 
@@ -46,6 +46,13 @@ class Requirement:
     """As the user wrote it."""
     share: bool = False
     """Memory in percent of what a process can use."""
+    name: str = ""
+    """`deadline` or `budget` where it was asked for by that name; else quantity and relation."""
+
+    def __post_init__(self) -> None:
+        """Name it."""
+        if not self.name:
+            object.__setattr__(self, "name", f"{self.quantity}{self.relation}")
 
     def holds(self, actual: float) -> bool:
         """Whether a value meets it."""
@@ -122,6 +129,21 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Every requirement against a plan."""
     return tuple(Verdict(requirement=one, actual=_actual(one, plan, steps)) for one in requirements)
+
+
+def verdicts_of(plan: Plan) -> tuple[Verdict, ...]:
+    """Every target that the plan was asked for, against it, with the probability that was found."""
+    if plan.run is None:
+        return ()
+    chances = [target.probability for target in plan.run.targets]
+    judged = verdicts(requirements_of(plan.run), plan, plan.run.steps)
+    return tuple(replace(v, probability=p) for v, p in zip(judged, chances, strict=True))
+
+
+def requirements_of(run: AskedRun | None) -> tuple[Requirement, ...]:
+    """The targets of a run that a plan carries."""
+    names = [f.name for f in fields(Requirement)]
+    return tuple(Requirement(**{n: getattr(t, n) for n in names}) for t in (run.targets if run else ()))
 
 
 def _actual(one: Requirement, plan: Plan, steps: int | None) -> float | None:

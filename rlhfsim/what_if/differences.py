@@ -1,6 +1,6 @@
 """What differs between two plans, two runs, or a plan and a run: only what changed.
 
-    question    workload, models, hardware         what was asked
+    question    workload, models, hardware, run    what was asked
     choice      architecture, layouts, schedule     what was chosen
     outcome     seconds, money, energy, memory      what was predicted, or measured where a side is a run
 
@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.calibration.observation import Observation, read_run
-from rlhfsim.plan import Plan, read_plan
+from rlhfsim.plan import AskedRun, Plan, Quantiles, read_plan
 from rlhfsim.units import Dimension
+from rlhfsim.verdict import limit_text
 from rlhfsim.what_if.work import By, StepWork, work_of
 
 Leaf = str | float | bool | None
@@ -33,6 +34,8 @@ LABELS = ("role", "name")
 LEAST = 0.005
 """Relative change below which two outcomes count as equal: less than half a per cent; of probabilities the
 difference itself."""
+RUN, RENT = "run", "price of the run"
+"""Figures of the whole run, which a plan has where it was asked for one."""
 SHARES = (10, 90)
 """Percentiles of measured steps."""
 
@@ -139,7 +142,7 @@ def diff(before: Side, after: Side) -> Difference:
     return Difference(
         before=before,
         after=after,
-        question=tuple(changes(asked(one), asked(other))),
+        question=tuple(changes(asked(one, other), asked(other, one))),
         choice=tuple(changes(chosen(one), chosen(other))),
         outcome=tuple(changed_figures(*sides, seconds_only=before.measured != after.measured)),
         other_work=works[0].unlike(works[1]),
@@ -158,10 +161,21 @@ def _each(side: Side, work: StepWork, by: By) -> dict[str, Value]:
 # --- what a plan says, as fields ------------------------------------------------------------------
 
 
-def asked(plan: Plan) -> dict[str, Leaf]:
-    """Workload, models and hardware by dotted path."""
+def asked(plan: Plan, other: Plan) -> dict[str, Leaf]:
+    """Workload, models, hardware, the run, and what may compete where both were searched, by dotted path."""
     data = plan.to_dict()
-    return dict(leaves({key: data[key] for key in ("hardware", "oversubscription", "workload", "models")}))
+    named = {key: data[key] for key in ("hardware", "oversubscription", "workload", "models")}
+    fields = dict(leaves(named)) | dict(leaves({"run": _run(plan.run)} if plan.run else {}))
+    if plan.choice is None or other.choice is None:
+        return fields
+    request = {key: value for key, value in data["choice"]["asked"].items() if key != "price"}  # hardware's
+    return fields | dict(leaves({"request": request}))
+
+
+def _run(run: AskedRun) -> dict[str, Leaf]:
+    """The run by field; a target by its name."""
+    targets = {target.name: limit_text(target) for target in run.targets}
+    return {"steps": run.steps, **targets, "confidence": run.confidence}
 
 
 def chosen(plan: Plan) -> dict[str, Leaf]:
@@ -219,12 +233,29 @@ def predicted(plan: Plan) -> dict[str, Value]:
     }
     if prediction.usd_per_step is not None:
         figures["price of a step"] = Value(value=prediction.usd_per_step, unit="usd")
+    figures |= _of_run(plan)
     for phase in prediction.phases:
         known = figures.get(phase.name)
         figures[phase.name] = _joined(
             known, Value(value=phase.seconds, unit="s", interval=(phase.low_s, phase.high_s))
         )
     return figures
+
+
+def _of_run(plan: Plan) -> Iterator[tuple[str, Value]]:
+    """Time and rent of the run that was asked for, and the probability of each of its targets."""
+    odds = plan.run.odds if plan.run else None
+    if plan.run_s is not None:
+        yield RUN, Value(value=plan.run_s, unit="s", interval=_ends(odds.run_s if odds else None))
+    if plan.run_usd is not None:
+        yield RENT, Value(value=plan.run_usd, unit="usd", interval=_ends(odds.usd if odds else None))
+    for target in plan.run.targets if plan.run else ():
+        if target.probability is not None:
+            yield f"probability: {target.name}", Value(value=target.probability, unit="1", likelihood=True)
+
+
+def _ends(drawn: Quantiles | None) -> tuple[float, float] | None:
+    return drawn and (drawn[0], drawn[2])
 
 
 def _joined(known: Value | None, more: Value) -> Value:
@@ -259,7 +290,7 @@ def changed_figures(
     for name in dict.fromkeys(chain(before, after)):
         one, other = before.get(name), after.get(name)
         either = one or other
-        if seconds_only and either is not None and either.unit != "s":
+        if seconds_only and either is not None and (either.unit != "s" or name == RUN):
             continue
         if one is None or other is None or not _alike(one, other):
             yield ChangedFigure(name=name, before=one, after=other)

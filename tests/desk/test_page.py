@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from dash import no_update
 
-from rlhfsim.cli.design import designed, question
-from rlhfsim.cli.desk import FIELDS, asked, parsed
+from rlhfsim.cli.design import design
+from rlhfsim.cli.desk import FIELDS, asked
 from rlhfsim.desk.answer import Answer, complete, failed, first, proven
 from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
-from rlhfsim.desk.state import State, query
+from rlhfsim.desk.state import State, arguments, query
 from rlhfsim.desk.view import SEARCHING, against, answer_view
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import plan_text
+from rlhfsim.verdict import verdict
 
 SMALL = {
     "gpus": "4",
@@ -66,13 +69,15 @@ def test_pinning_keeps_the_question_and_an_address_brings_both_back() -> None:
     assert "no field" in change("search", {}, pinned, "?gpuz=8").messages[""]
 
 
-def test_the_first_answer_is_marked_and_the_proven_one_is_that_of_design(answer: Answer) -> None:
-    given = parsed(RUN, files=True)
-    request = question(given)
-    theirs = designed(request, (), (), given).told
+def test_the_first_answer_is_marked_and_the_proven_one_is_what_design_writes(
+    answer: Answer, tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    screen = CliRunner().invoke(design, [*arguments(RUN), "--out", str(out)]).output
     assert answer.plan is not None
-    assert theirs is not None
-    assert answer.plan.to_dict() == theirs.to_dict()
+    assert plan_text(answer.plan) == out.read_text()
+    assert " ".join(screen.split()).startswith(verdict(answer.plan))
+    assert verdict(answer.plan) in shown(answer).replace("\\u00a0", " ")
     assert "not yet proven" in shown(first(asked(query(RUN), files=True)))
     assert "Proven: none of" in shown(answer)
 

@@ -134,12 +134,6 @@ def test_a_tornado_says_where_nothing_fits() -> None:
     )
 
 
-def test_fits_carries_its_risk() -> None:
-    assert findings.fits(60.0, 80.0, 0.001) == "It fits"
-    assert findings.fits(78.0, 80.0, 0.06) == "It fits, with a 6 % risk of running out of memory"
-    assert findings.fits(81.0, 80.0, 0.6) == "It does not fit"
-
-
 @pytest.mark.parametrize(
     ("value", "told"),
     [

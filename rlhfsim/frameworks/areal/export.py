@@ -14,7 +14,6 @@ from rlhfsim.frameworks.export import (
     Setting,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
@@ -22,6 +21,7 @@ from rlhfsim.frameworks.export import (
     nodes_of,
     predicted,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.outputs import comment
@@ -256,7 +256,7 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The configuration, and the script that names what it leaves open."""
-    head = f"{headline(plan)}, AReaL 1.0.4\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "AReaL 1.0.4")
     body = "\n".join(
         [
             'exec python3 "${SCRIPT}" --config config.yaml actor.path="${MODEL}" \\',

@@ -14,16 +14,15 @@ from rlhfsim.frameworks.export import (
     Value,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
-    memory,
     nodes_of,
     predicted,
     script,
     speculation,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
 from rlhfsim.plan import Plan
@@ -277,7 +276,7 @@ def override(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    head = f"{headline(plan)}, NeMo-RL 7ea279a\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "NeMo-RL 7ea279a")
     loop = _loop(plan)
     base = "dpo.yaml" if loop == "dpo" else f"{loop}_{BASES[plan.placement.backend]}"
     command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config examples/configs/{base}'

@@ -14,7 +14,6 @@ from rlhfsim.frameworks.export import (
     Unsaid,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
@@ -23,6 +22,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     script,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
@@ -267,7 +267,7 @@ def argument(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    head = f"{headline(plan)}, OpenRLHF 0.11.2\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "OpenRLHF 0.11.2")
     command = "exec python3 -m openrlhf.cli.train_ppo_ray"
     return {"launch.sh": script(head, NEEDS, written, argument, command)}
 

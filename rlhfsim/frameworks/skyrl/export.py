@@ -14,7 +14,6 @@ from rlhfsim.frameworks.export import (
     Value,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
@@ -23,6 +22,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     script,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.skyrl.unsaid import scoring, unsaid
 from rlhfsim.plan import Plan
@@ -345,7 +345,7 @@ def entry_point(plan: Plan) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    head = f"{headline(plan)}, SkyRL 0.4.0\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "SkyRL 0.4.0")
     extra = "megatron" if plan.placement.backend == "megatron" else "fsdp"
     run = f"uv run --isolated --extra {extra} -m {entry_point(plan)}"
     return {"launch.sh": script(head, NEEDS, written, argument, f'cd "${{SKYRL}}" && exec {run}')}

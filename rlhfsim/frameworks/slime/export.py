@@ -13,7 +13,6 @@ from rlhfsim.frameworks.export import (
     Value,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
@@ -22,6 +21,7 @@ from rlhfsim.frameworks.export import (
     predicted,
     script,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.slime.heads import CHUNK_ROWS, CHUNKED
 from rlhfsim.frameworks.slime.unsaid import unsaid_of
@@ -319,7 +319,7 @@ def flag(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script: a Ray job, on the cluster that runs or on one of this node."""
-    head = f"{headline(plan)}, slime 624b824\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "slime 624b824")
     program = "train_async.py" if plan.placement.schedule.asynchronous else "train.py"
     known = SHAPES.get(next(m.name for m in plan.models if m.role == "actor"))
     shape = f"${{SLIME}}/scripts/models/{known}.sh" if known else "${MODEL_ARGS_FILE}"

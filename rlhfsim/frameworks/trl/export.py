@@ -20,11 +20,11 @@ from rlhfsim.frameworks.export import (
     held,
     longest_prompt,
     longest_response,
-    memory,
     nodes_of,
     of_old_logprobs,
     predicted,
     scored_alike,
+    title_of,
 )
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
@@ -251,9 +251,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """Configuration of TRL and of accelerate, and the script that starts them."""
     kind = command(plan)
-    head = "".join(
-        f"{comment(text)}\n" for text in (f"{headline(plan)}, TRL 1.16.0", predicted(plan), memory(plan))
-    )
+    head = "".join(f"{comment(text)}\n" for text in title_of(plan, "TRL 1.16.0").splitlines())
     named = {
         f"{kind}.yaml": head + "\n".join(_lines(written)) + "\n",
         "accelerate.yaml": yaml.safe_dump(_accelerate_file(written), sort_keys=True),
@@ -292,7 +290,7 @@ def _script(plan: Plan, kind: str) -> str:
     lines.append(f"exec trl {kind} --config {kind}.yaml --accelerate_config accelerate.yaml \\")
     reward = ' --reward_funcs "${REWARD}"' if plan.workload.generates else ""
     lines.append(f'    --model_name_or_path "${{MODEL}}" --dataset_name "${{DATASET}}"{reward} "$@"')
-    return bash(f"{headline(plan)}, TRL 1.16.0", NEEDS, "\n".join(lines))
+    return bash(title_of(plan, "TRL 1.16.0"), NEEDS, "\n".join(lines))
 
 
 def _server(plan: Plan, placed: RolloutPlacement) -> str:

@@ -14,7 +14,6 @@ from rlhfsim.frameworks.export import (
     Value,
     Written,
     call,
-    headline,
     held,
     longest_prompt,
     longest_response,
@@ -24,6 +23,7 @@ from rlhfsim.frameworks.export import (
     script,
     speculation,
     the_rollout,
+    title_of,
 )
 from rlhfsim.frameworks.nearest import with_layouts, with_schedule
 from rlhfsim.frameworks.verl.releases import RELEASES
@@ -363,7 +363,7 @@ def hydra(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    head = f"{headline(plan)}, verl 0.9.1\n{predicted(plan)}\n{memory(plan)}"
+    head = title_of(plan, "verl 0.9.1")
     command = "exec python3 -m verl.trainer.main_ppo"
     return {"launch.sh": script(head, NEEDS, written, hydra, command)}
 

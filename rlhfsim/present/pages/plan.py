@@ -19,14 +19,15 @@ from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.present.terminal.odds import summary
 from rlhfsim.search.explain import best_name
+from rlhfsim.search.requirements import verdicts_of
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed
-from rlhfsim.units import significant
+from rlhfsim.units import format, significant
+from rlhfsim.verdict import RISKY, verdict
 from rlhfsim.what_if.simplest import CLOSE
 
-RUN = 1000
-"""Steps whose time and money stand in the verdict."""
 GIVEN = (
     "This plan was given, not searched: nothing says that it is the best one. "
     "rlhfsim design searches and writes why."
@@ -82,27 +83,7 @@ def mark(plan: Plan) -> Mark:
     p = plan.prediction
     if p.peak_memory_bytes > p.capacity_bytes:
         return "bad"
-    return "warn" if p.probability_out_of_memory >= findings.RISKY else "good"
-
-
-def verdict(plan: Plan, steps: int = RUN) -> str:
-    """One sentence that a manager understands; `steps`: of the run."""
-    p = plan.prediction
-    actor = next(m for m in plan.models if m.role == "actor")
-    cost = f" and costs {words.money(p.usd_per_step)}" if p.usd_per_step is not None else ""
-    free = 1 - p.peak_memory_bytes / p.capacity_bytes
-    memory = (
-        f"the fullest GPU keeps {words.percent(free)} of its memory free"
-        if free >= 0
-        else f"the fullest GPU would need {words.percent(-free)} more memory than it has"
-    )
-    return (
-        f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. "
-        f"One {plan.workload.title} step of {actor.name} takes about {words.seconds(p.step_s)} "
-        "on "
-        f"{words.plural(words.gpus(plan), 'GPU')}{cost}: "
-        f"{findings.run_of(steps, p.step_s, p.usd_per_step)}, and {memory}."
-    )
+    return "warn" if p.probability_out_of_memory >= RISKY else "good"
 
 
 def _sure(plan: Plan) -> Iterator[str]:
@@ -149,14 +130,14 @@ def _chosen(choice: Choice) -> Iterator[str]:
         )
 
 
-def tiles(plan: Plan, steps: int = RUN) -> Iterator[Tile]:
+def tiles(plan: Plan) -> Iterator[Tile]:
     """The figures of the verdict."""
     p = plan.prediction
     free = p.capacity_bytes - p.peak_memory_bytes
     yield Tile(
         label="Step",
-        value=words.seconds(p.step_s),
-        detail=f"P10 to P90: {words.seconds(p.low_s)} to {words.seconds(p.high_s)}",
+        value=format(p.step_s, "s"),
+        detail=f"P10 to P90: {format(p.low_s, 's')} to {format(p.high_s, 's')}",
     )
     if p.usd_per_step is None:
         yield Tile(
@@ -164,11 +145,9 @@ def tiles(plan: Plan, steps: int = RUN) -> Iterator[Tile]:
         )
     else:
         yield Tile(
-            label="Money per step",
-            value=words.money(p.usd_per_step),
-            detail=f"{words.money(p.usd_per_step * steps)} per {steps:,} steps, in "
-            f"{words.seconds(p.step_s * steps)}",
+            label="Money per step", value=format(p.usd_per_step, "usd"), detail=" and ".join(_rents(plan))
         )
+    yield from _run_tile(plan)
     risk = words.percent(p.probability_out_of_memory) if p.probability_out_of_memory > 0 else "no"
     room = words.size(free) if free > 0 else f"-{words.size(-free)}" if free < 0 else "none"
     yield Tile(
@@ -182,6 +161,29 @@ def tiles(plan: Plan, steps: int = RUN) -> Iterator[Tile]:
         label="Speed and energy",
         value=f"{significant(p.tokens_per_s_per_gpu)} tokens/s per GPU",
         detail=f"{significant(p.kwh_per_step)} kWh and {significant(p.kg_co2e_per_step)} kg CO2e per step",
+    )
+
+
+def _rents(plan: Plan) -> Iterator[str]:
+    """`3 USD per GPU-hour (on-demand, 2026-05)`."""
+    for h in plan.hardware:
+        if h.price is not None:
+            of = f" of {h.profile}" if len(plan.hardware) > 1 else ""
+            quoted = ", ".join(filter(None, (h.market, h.price.date)))
+            yield f"{format(h.price.value, 'usd')} per GPU-hour{of} ({quoted})"
+
+
+def _run_tile(plan: Plan) -> Iterator[Tile]:
+    """The run that was asked for: time and money, with failures and restarts below."""
+    run = plan.run
+    if run is None or run.steps is None or plan.run_s is None:
+        return
+    money = "" if plan.run_usd is None else f", {format(plan.run_usd, 'usd')}"
+    yield Tile(
+        label=f"Run of {words.plural(run.steps, 'step')}",
+        value=f"{format(plan.run_s, 's')}{money}",
+        detail=words.capital(summary(run)),
+        mark="good" if all(v.met for v in verdicts_of(plan)) else "bad",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -27,6 +27,7 @@ from rlhfsim.present.terminal.ranking import proof, ranked, rounded, unlisted
 from rlhfsim.present.words import gpus, signed
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
+from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.fewer_gpus import FewerGpus
 from rlhfsim.what_if.gains import Gain
@@ -65,7 +66,8 @@ def show_first(
     plan, width = answer.chosen, console.width
     assert plan is not None
     verdict, following = dict(_verdict(answer, extras)), _next(answer, out, detail)
-    head = [Text(view.task(plan), style="bold"), Text(view.batch(plan))]
+    said = Text(sentences(replace(plan, run=extras.run)))
+    head = [said, Text(view.task(plan), style="bold"), Text(view.batch(plan))]
     goals = [targets(extras.verdicts)] if extras.verdicts else []
     tables = [first.roles(plan, width), first.phases(plan, width)]
     fixed = first.lines(console, [*head, *goals, *tables]) + len(following)
@@ -90,10 +92,11 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     rows = first.verdict(plan)
     for name in ("step", "cost"):
         yield name, rows[name]
-    if money := list(_money(answer, extras.steps)):
-        yield "run", "; ".join(money)
-    if extras.odds:
-        yield "odds", summary(extras.odds, extras.steps)
+    if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
+        why = "the cluster is rented, powered and fed whole, so the shortest step is also the best in"
+        yield "aim", f"objective {aim}: {why} {aim}"
+    if extras.run:
+        yield "odds", summary(extras.run)
     yield "plan", rows["plan"]
     yield "proof", proof(answer)
     yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
@@ -166,23 +169,6 @@ def _known(answer: Design) -> Mapping[str, Known]:
     return runs.known(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
 
 
-def _money(answer: Design, steps: int | None) -> Iterator[str]:
-    """The run as a whole, and what an objective of money or energy means."""
-    assert answer.chosen is not None
-    p, aim = answer.chosen.prediction, answer.request.objective
-    if aim in ("tokens", "cost", "energy"):
-        yield (
-            f"objective {aim}: the cluster is rented, powered and fed whole, so the shortest step is also "
-            f"the best in {aim}"
-        )
-    if steps is not None:
-        money = "price unknown" if p.usd_per_step is None else format(p.usd_per_step * steps, "usd")
-        yield (
-            f"run of {steps:,} steps: {format(p.step_s * steps, 's')}, {money}, "
-            f"{significant(p.kwh_per_step * steps)} kWh"
-        )
-
-
 def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
     """Commands that go on from the plan, and what this one has not shown; each in one line, to be copied."""
     assert answer.chosen is not None
@@ -248,6 +234,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     chosen, best = answer.chosen, answer.best
     return {
         "schema": SCHEMA,
+        "verdict": sentences(replace(chosen, run=extras.run)) if chosen else None,
         "objective": answer.request.objective,
         "framework": answer.request.runs.name if answer.request.runs else ANY,
         "known": dict(_known(answer)),

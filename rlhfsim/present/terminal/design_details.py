@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim.choice import BreakEven
+from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
 from rlhfsim.present.known import known
 from rlhfsim.present.terminal import plan as view
@@ -36,6 +37,8 @@ class Extras:
     """Of the whole run."""
     odds: Odds | None = None
     """Targets with their probabilities; None where none was set and no run is asked about."""
+    run: AskedRun | None = None
+    """The same as the written plan carries it."""
     front: tuple[Point, ...] | None = None
     """None where it is not asked for."""
     recalibrated: Recalibrated | None = None

@@ -12,8 +12,7 @@ from rlhfsim.present.changes import mark, mark_of
 from rlhfsim.present.folded import folded, summary
 from rlhfsim.present.tables import Fit, grid, table
 from rlhfsim.present.terminal.console import drawn
-from rlhfsim.present.words import percent as likely
-from rlhfsim.present.words import work_parts
+from rlhfsim.present.words import likely, work_parts
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference, Leaf, Side, Value
 
 STYLES = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}

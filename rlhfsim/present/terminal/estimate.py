@@ -17,6 +17,8 @@ from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.terminal.odds import asked_data, summary, targets
+from rlhfsim.search.requirements import verdicts_of
+from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.planned import Planned
 from rlhfsim.what_if.risk.odds import Odds
 
@@ -28,6 +30,7 @@ def as_data(answer: Planned, odds: Odds | None = None) -> dict[str, Any]:
     plan = answer.plan.to_dict() if answer.plan else None
     return {
         "schema": SCHEMA,
+        "verdict": sentences(answer.plan) if answer.plan else None,
         **verdict_data(answer),
         "notes": [*answer.notes, *answer.far],
         **asked_data(odds),
@@ -45,20 +48,19 @@ def verdict_data(answer: Planned) -> dict[str, Any]:
     }
 
 
-def report(
-    answer: Planned, detail: frozenset[str] = frozenset(), odds: Odds | None = None, steps: int | None = None
-) -> Iterator[RenderableType]:
+def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[RenderableType]:
     """The verdict and the priced plan; what `detail` names below."""
     yield from verdict(answer)
     if (plan := answer.plan) is None:
         return
     width = console().width
     yield from (Text(f"note: {note}", style="yellow") for note in answer.far)
+    yield Text(sentences(plan))
     yield Text(view.task(plan), style="bold")
     yield view.batch(plan)
-    yield labelled({**_verdict(plan), **({"odds": summary(odds, steps)} if odds else {})})
-    if odds and odds.verdicts:
-        yield targets(odds.verdicts)
+    yield labelled({**_verdict(plan), **({"odds": summary(plan.run)} if plan.run else {})})
+    if met := verdicts_of(plan):
+        yield targets(met)
     yield from ("", first.roles(plan, width), "", first.phases(plan, width))
     if not detail:
         yield labelled({"more": "--detail time,memory,sure,all"})

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from rlhfsim.plan import AskedRun, RunOdds
 from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.console import plain_grid
 from rlhfsim.present.words import likely
@@ -45,21 +46,23 @@ def targets(verdicts: Sequence[Verdict]) -> RenderableType:
     )
 
 
-def summary(odds: Odds, steps: int | None) -> str:
-    """The run with its quantiles, and the probability of everything together."""
+def summary(run: AskedRun) -> str:
+    """The run with its quantiles, and the probability of everything together; empty where none was drawn."""
+    if (odds := run.odds) is None:
+        return ""
     parts = []
-    if odds.run_s is not None and steps is not None:
+    if odds.run_s is not None:
         low, _, high = odds.run_s
         scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
         time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
         parts.append(f"with failures and restarts {time}{_money(odds)}")
     parts.append(f"it fits with a probability of {likely(odds.fits)}")
-    asked = sum(v.probability is not None for v in odds.verdicts)
+    asked = sum(target.probability is not None for target in run.targets)
     parts += [f"and meets all targets with {likely(odds.together)}"] if asked else []
-    return "; ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+    return ", ".join(parts)
 
 
-def _money(odds: Odds) -> str:
+def _money(odds: RunOdds) -> str:
     if odds.usd is None:
         return ""
     low, _, high = odds.usd

@@ -19,6 +19,7 @@ from rlhfsim.present.words import layout_labels, likely, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.units import format, significant
+from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.sizing import Sizing, Trial
 
 SCHEMA = "rlhfsim.size/1"
@@ -60,9 +61,15 @@ def show(
     for line in _notes(answer):
         console.print(indented(Text(line)))
     console.rule("the plan", align="left", style="dim")
-    rows = first.verdict(plan) | {"odds": odds_view.summary(best.odds, steps)}
+    rows = first.verdict(plan) | ({"odds": odds_view.summary(plan.run)} if plan.run else {})
     title = Text(view.task(plan), style="bold")
-    for part in (title, Text(view.batch(plan)), labelled(rows), first.roles(plan, console.width)):
+    for part in (
+        Text(sentences(plan)),
+        title,
+        Text(view.batch(plan)),
+        labelled(rows),
+        first.roles(plan, console.width),
+    ):
         console.print(part)
 
 

@@ -78,6 +78,12 @@ def price_of(gpu: str, market: Market = DEFAULT) -> Price | None:
     return prices().get(gpu, {}).get(market)
 
 
+def market_of(gpu: str, price: Price | None) -> Market | None:
+    """The market that lists this price now; None where none does."""
+    listed = prices().get(gpu, {})
+    return next((market for market in MARKETS if price is not None and listed.get(market) == price), None)
+
+
 def market_price(gpu: str, market: str) -> Price:
     """Rent on a market that was asked for.
 

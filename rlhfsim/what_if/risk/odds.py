@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlhfsim import units
 from rlhfsim.memory.risk import Item, probability_above
+from rlhfsim.plan import AskedRun, RunOdds, RunTarget
 from rlhfsim.search.requirements import Requirement, Verdict, verdicts
 from rlhfsim.what_if.risk.run import Outlook
 from rlhfsim.what_if.risk.step import Floats
@@ -47,6 +48,25 @@ def odds(requirements: Sequence[Requirement], look: Outlook) -> Odds:
         step_s=quantiles(look.step_s),
         run_s=None if look.steps is None else quantiles(look.run_s),
         usd=None if spent is None else quantiles(spent),
+    )
+
+
+def asked_run(
+    requirements: Sequence[Requirement],
+    steps: int | None,
+    known: Odds | None,
+    confidence: float | None = None,
+) -> AskedRun | None:
+    """The run as a plan carries it; `known`: None where nothing was drawn. None where nothing was asked."""
+    if not requirements and steps is None:
+        return None
+    chances = {v.requirement: v.probability for v in known.verdicts} if known else {}
+    names = [f.name for f in fields(RunOdds)]
+    return AskedRun(
+        steps=steps,
+        targets=tuple(RunTarget(**asdict(one), probability=chances.get(one)) for one in requirements),
+        confidence=confidence,
+        odds=RunOdds(**{name: getattr(known, name) for name in names}) if known else None,
     )
 
 
