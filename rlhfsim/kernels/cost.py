@@ -11,9 +11,22 @@ from typing import Literal, NamedTuple
 Z90 = NormalDist().inv_cdf(0.9)
 """Standard deviations from the mean of a normal law to its P90, and from P10 to the mean."""
 Resource = Literal[
-    "compute", "hbm", "nvlink", "network", "pcie", "storage", "host", "bubble", "tail", "overhead"
+    "compute",
+    "hbm",
+    "nvlink",
+    "network",
+    "pcie",
+    "storage",
+    "host",
+    "environment",
+    "rewards",
+    "controller",
+    "bubble",
+    "tail",
+    "overhead",
 ]
-"""bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
+"""environment, rewards: workers that answer turns or score by rules; controller: the process that drives the
+step; bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
 
 
 class Part(NamedTuple):

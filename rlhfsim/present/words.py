@@ -46,6 +46,24 @@ RESOURCES = {
     "pcie": ResourceWords("PCIe", "the link between GPU and host", "PCIe", "data moves between GPU and host"),
     "storage": ResourceWords("storage", "disks", "disks", "data is read or written"),
     "host": ResourceWords("host", "CPU and host memory", "the host", "CPUs and host memory work"),
+    "environment": ResourceWords(
+        "environment",
+        "workers of the environment, on CPUs",
+        "the environment's workers",
+        "responses wait for the environment",
+    ),
+    "rewards": ResourceWords(
+        "rewards",
+        "workers that score by rules, or requests to a judge",
+        "the workers that score by rules",
+        "samples wait for their rewards",
+    ),
+    "controller": ResourceWords(
+        "controller",
+        "the process that drives the step",
+        "the controller",
+        "the controller works on the batch",
+    ),
     "bubble": ResourceWords(
         "bubble",
         "pipeline stages that wait for each other",

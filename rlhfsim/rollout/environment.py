@@ -91,7 +91,7 @@ def with_environment(generation: Generation, turns: Turns) -> Generation:
     waits = max(0.0, max(ends) - generated.seconds)
     return replace(
         generation,
-        cost=generated + Cost(parts=(part("host", waits, RESTS_ON),)),
+        cost=generated + Cost(parts=(part("environment", waits, RESTS_ON),)),
         finish=_finish(ends, turns.sequences),
     )
 
@@ -117,5 +117,5 @@ def answered_at_least(cost: Cost, workload: Workload) -> Cost:
     if environment is None:
         return cost
     work = workload.num_sequences * environment.seconds_each
-    waits = work / environment.workers - cost.seconds
-    return cost + Cost(parts=(part("host", waits, RESTS_ON),)) if waits > 0 else cost
+    answered = Cost(parts=(part("environment", work / environment.workers, RESTS_ON),))
+    return answered if answered.seconds > cost.seconds else cost

@@ -271,22 +271,25 @@ def _assemble(
     timeline = plan.timeline
     end = timeline.start + timeline.steps
     decoding = timeline.running
+    hidden = np.zeros(len(decoding), bool)
     if waiting is None:
         seconds = table.between(decoding, timeline.start, end)
     else:
-        seconds, decoding = waiting.paced(table, decoding, timeline.start, end)
+        seconds, decoding, hidden = waiting.paced(table, decoding, timeline.start, end)
     per_replica = np.bincount(timeline.replica, weights=seconds, minlength=layout.dp)
     slowest = timeline.replica == int(np.argmax(per_replica))
     n, steps, spent = decoding[slowest], timeline.steps[slowest], seconds[slowest]
     tail = timeline.running[slowest] < TAIL_SHARE * timeline.running[slowest][0]
     begin, until = timeline.start[slowest], end[slowest]
-    busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
-    decoded = spent if waiting is None else table.between(n, begin, until)
+    shown = ~hidden[slowest]  # decoding hides behind workers that answer no faster
+    full = ~tail & shown
+    busy: dict[Resource, float] = table.parts(n[full], begin[full], until[full])
+    decoded = spent if waiting is None else table.between(n, begin, until) * shown
     busy["tail"] = float(decoded[tail].sum())
     engine_steps = steps / layout.tokens_per_step
-    spent_on = steps_cost(device, layout, busy, float(engine_steps[~tail].sum()), engine, worker)
+    spent_on = steps_cost(device, layout, busy, float(engine_steps[full].sum()), engine, worker)
     if waiting is not None:
-        spent_on += Cost(parts=(part("host", float((spent - decoded).sum()), RESTS_ON),))
+        spent_on += Cost(parts=(part("environment", float((spent - decoded).sum()), RESTS_ON),))
     return Generation(
         cost=first + spent_on,
         decode_tokens=plan.tokens,

@@ -113,11 +113,16 @@ def steady_state(
 def _running(layout: RolloutLayout, requests: Requests, staleness: float, kv_slots: float) -> float:
     """Sequences of one replica: limits of the engine, of its KV cache and of admission."""
     engine = float(layout.max_num_seqs * layout.attention_dp)
-    batches = max(staleness, min(1.0, staleness + 0.5))
+    batches = batches_at_once(staleness)
     response = stats(requests.response_lengths)
     alive = response.mean / mean_of_longest(requests.response_lengths, requests.samples)
     admitted = batches * requests.sequences / layout.dp * alive
     return max(1.0, min(engine, kv_slots, admitted))
+
+
+def batches_at_once(staleness: float) -> float:
+    """Batches whose sequences run side by side on an engine that never drains."""
+    return max(staleness, min(1.0, staleness + 0.5))
 
 
 def mean_of_longest(lengths: AnyLengths, count: int) -> float:

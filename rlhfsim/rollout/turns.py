@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.engine_step import Floats
@@ -67,14 +68,18 @@ class Waiting:
     workers: float
     """Of this replica."""
 
-    def paced(self, table: StepTable, running: Floats, start: Floats, end: Floats) -> tuple[Floats, Floats]:
-        """(seconds, sequences that decode) of intervals in which `running` sequences are not done."""
+    def paced(
+        self, table: StepTable, running: Floats, start: Floats, end: Floats
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """(seconds, sequences that decode, whether the workers are the limit) of intervals in which `running`
+        sequences are not done."""
         pause, decoding = self.per_token * (end - start), running
+        answered = running * pause / self.workers
         for _ in range(ROUNDS):
             decode = table.between(decoding, start, end)
-            seconds = np.maximum(decode + pause, running * pause / self.workers)
+            seconds = np.maximum(decode + pause, answered)
             decoding = np.maximum(1.0, running * decode / np.maximum(seconds, 1e-12))
-        return np.maximum(seconds, decode), decoding
+        return np.maximum(seconds, decode), decoding, answered > decode + pause
 
 
 def delayed(lengths: Floats, waited: Floats, step: float) -> Floats:

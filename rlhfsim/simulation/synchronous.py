@@ -188,7 +188,7 @@ class _Launch:
         else:
             done = yield from simulator.work(step, self.number, version=self.number)
         if not self.ran.program.turns and _generated(step.cost) < step.cost.seconds:
-            simulator.recorder.span(ANSWER, CPU_POOL, self.number, done.start, done.end, "host")
+            simulator.recorder.span(ANSWER, CPU_POOL, self.number, done.start, done.end, "environment")
         simulator.kv_cache(0.0)
         return done
 
@@ -257,7 +257,7 @@ class _Launch:
         yield simulator.all_of(answered)
         generated = total(buffers) + extra
         waits = simulator.env.now - start - generated.seconds
-        return generated + Cost(parts=(part("host", max(0.0, waits), RESTS_ON),))
+        return generated + Cost(parts=(part("environment", max(0.0, waits), RESTS_ON),))
 
     def _answer(self, turns: Turns, buffer: int, turn: int, before: simpy.Event) -> Running:
         """The environment answers a buffer, after the other one where workers are short."""
@@ -267,7 +267,7 @@ class _Launch:
         begin = simulator.env.now
         yield simulator.env.timeout(turns.answer(buffer))
         simulator.recorder.span(
-            ANSWER, CPU_POOL, self.number, begin, simulator.env.now, "host", group=f"buffer {buffer}"
+            ANSWER, CPU_POOL, self.number, begin, simulator.env.now, "environment", group=f"buffer {buffer}"
         )
         if turn == turns.count - 1:  # the first buffer is the first to end
             self._hand_on(sum(turns.sequences[: buffer + 1]) / sum(turns.sequences))

@@ -51,7 +51,7 @@ def controller(device: Device) -> Cost:
     The training loops of NeMo-RL (`grpo.py`) and verl (`ray_trainer.py`); no pool of GPUs works then.
     """
     name = "controller_time"
-    return Cost(parts=(part("host", device[name], name, spread=device.spread(name)),))
+    return Cost(parts=(part("controller", device[name], name, spread=device.spread(name)),))
 
 
 def with_controller(steps: list[Step], cost: Cost, *, blocking: bool = False) -> list[Step]:

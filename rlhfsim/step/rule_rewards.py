@@ -25,4 +25,4 @@ def rules_cost(workload: Workload) -> Cost:
     rules = workload.reward.rules
     assert rules is not None
     seconds = rules.seconds_per_sample * max(1.0, workload.num_rewarded / rules.workers)
-    return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
+    return Cost(parts=(part("rewards", seconds, "rules.seconds_per_sample"),))

@@ -8,6 +8,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, forward_flop, matmul_flop, training_flop
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.rollout.generation import Generation
+from rlhfsim.rollout.steady_state import batches_at_once
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call, dataflow
@@ -28,8 +29,9 @@ def limits(setting: Setting, generation: Generation | None) -> dict[str, float]:
         sync           max( bytes that a domain lacks / (its GPUs B_nic),  W / r / B_hbm )
 
     n GPUs of peak rate F and memory bandwidth B, W bytes of active weights, r GPUs of a replica, passes: the
-    mean response, kappa bytes of KV cache a token, p prompt and l response. Optimistic: every response
-    runs beside all others, nothing is recomputed or padded, windowed layers read no cache.
+    mean response over the batches that run at once (`batches_at_once`), kappa bytes of KV cache a token, p
+    prompt and l response. Optimistic: every response runs beside all others, nothing is recomputed or padded,
+    windowed layers read no cache.
     """
     seconds = {call.name: _limit(setting, call, generation) for call in dataflow(setting.workload)}
     return {name: limit for name, limit in seconds.items() if limit is not None}
@@ -66,7 +68,10 @@ def _generate(setting: Setting, generation: Generation) -> float:
     tokens = generation.decode_tokens
     count = tokens / response.mean
     seen = count * (prompt.mean * response.mean + response.mean_square / 2)
-    read = tokens / count / layout.tokens_per_step * _weights(setting) / layout.replica_gpus
+    passes = tokens / count / layout.tokens_per_step
+    if (schedule := setting.placement.schedule).asynchronous:
+        passes /= max(1.0, batches_at_once(schedule.staleness))
+    read = passes * _weights(setting) / layout.replica_gpus
     whole = 1 - model.attention.num_windowed_layers / model.num_layers
     cache = whole * seen * model.kv_bytes_per_token(BYTES_PER_ELEMENT[layout.kv_precision]) / layout.gpus
     prompts = Sequences(count=work.gen_prompts, mean=prompt.mean, mean_square=prompt.mean_square, maximum=0)

@@ -63,7 +63,7 @@ def test_the_first_screen_is_the_answer(tmp_path: Path) -> None:
         "every sample comes from the policy that trains on it",
         "reward model of the policy's size; every response has exactly 1,024 tokens",
         "per node; risk of running out",
-        "of limit",
+        "of peak",
         "our own executor: all of it has run on CPUs",
         "--assume-cluster",
         "--gains",

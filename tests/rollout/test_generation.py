@@ -25,6 +25,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Environment
 
 MODEL = resolve_model("qwen2.5-7b")
 LONG = LogNormal(mean=2000, sigma=0.8, max=16384)
@@ -205,3 +206,17 @@ def test_the_interval_of_a_stage_holds_its_value():
 def test_the_longest_alone_is_the_integral_of_one_sequence():
     table = linear_table()
     assert lower_bound(table, 4.0, 6.0) == pytest.approx(sum(3 + 2 + 0.5 * (6 + s + 0.5) for s in range(4)))
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(512, "environment"), (100_000, "hbm")])
+def test_workers_that_answer_no_faster_bind_the_rollout_and_hide_its_decoding(
+    workers: int, bound: str
+) -> None:
+    asked = requests(prompts=128, samples=8, response_lengths=Fixed(value=1024))
+    slow = Environment(turns=19, seconds_per_turn=10.0 if workers == 512 else 0.01, workers=workers)
+    made = stage(RolloutLayout(tp=1, dp=16), replace(asked, environment=slow))
+    waited = made.cost.by_resource()["environment"]
+    assert made.cost.bound_by == bound
+    if bound == "environment":
+        assert waited == pytest.approx(1024 * 19 * 10 / 512, rel=1e-3)
+        assert made.seconds == pytest.approx(waited, rel=0.02)  # prefill comes before

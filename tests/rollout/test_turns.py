@@ -83,6 +83,6 @@ def test_sequences_that_wait_by_themselves_are_done_when_the_closed_form_says(
     assert late.sum() == pytest.approx(lengths.sum())
     line = one_wave(late[None], 100.0)
     waiting = Waiting(per_token=float(waited.sum() / lengths.sum()), workers=workers)
-    spent, decoding = waiting.paced(found, line.running, line.start, line.start + line.steps)
+    spent, decoding, _ = waiting.paced(found, line.running, line.start, line.start + line.steps)
     assert spent.sum() == pytest.approx(made, rel=0.07)
     assert (decoding <= line.running).all()

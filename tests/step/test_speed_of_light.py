@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 import rlhfsim
+from rlhfsim.present.terminal.first_screen import limit_share
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.estimate import estimate
@@ -53,3 +60,25 @@ def test_limits_are_flop_and_bytes_at_the_rates_of_the_datasheet() -> None:
     assert phases["rules.score"].limit_s is None
     for phase in phases.values():
         assert phase.limit_s is None or phase.limit_s < phase.seconds
+
+
+@pytest.mark.parametrize("staleness", [1, 4, 8])
+def test_batches_that_overlap_share_the_reads_of_the_weights(staleness: int) -> None:
+    work = Workload(
+        algorithm="grpo", model="qwen3-32b", prompts=16, samples=4, response_len=Fixed(value=4096)
+    )
+    scores = RolePlacement(pool="train", layout=Layout(dp=16, zero=3))
+    placement = Placement(
+        pools=(ResourcePool(name="train", gpus=16), ResourcePool(name="gen", start=16, gpus=16)),
+        actor=RolePlacement(pool="train", layout=Layout(dp=16, zero=3, recompute="full")),
+        reference=scores,
+        reward=scores,
+        rollout=RolloutPlacement(pool="gen", layout=RolloutLayout(tp=2, dp=8)),
+        weight_path="broadcast",
+        backend="fsdp2",
+        schedule=Schedule(staleness=staleness, partial_rollout=True),
+    )
+    phases = estimate(placement, work, rlhfsim.parse_cluster(32, "h100")).prediction.phases
+    generated = next(p for p in phases if p.name == "actor.generate")
+    assert generated.limit_s is not None
+    assert 0.2 < limit_share(generated, phases) < 1  # type: ignore[operator]

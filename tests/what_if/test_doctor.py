@@ -201,7 +201,7 @@ def test_the_first_line_says_whether_it_fits(tmp_path: Path) -> None:
     fits = run(tmp_path)
     assert fits.exit_code == 0, fits.output
     assert fits.output.startswith("fits: risk of running out of memory")
-    for word in ("\ncost  ", "\nlearning  ", " of limit ", "TP: matrices cut"):  # as on the screen of design
+    for word in ("\ncost  ", "\nlearning  ", " of peak ", "TP: matrices cut"):  # as on the screen of design
         assert word in fits.output
     unfit = run(tmp_path, "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
     assert unfit.exit_code == 1

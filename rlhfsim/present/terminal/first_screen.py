@@ -18,6 +18,7 @@ from rlhfsim.present.terminal.bars import Axis
 from rlhfsim.present.terminal.console import NARROW, filled, resource_text
 from rlhfsim.present.verdict import assumed, cautions, layout_words, learning
 from rlhfsim.present.words import RESOURCES, decimals, fixed, is_move, percent, size
+from rlhfsim.trace import WAIT
 
 MOST = 40
 """Lines of an answer that was asked for no detail, on 100 columns."""
@@ -103,7 +104,7 @@ def phases(plan: Plan, width: int) -> RenderableType:
             fixed(f.seconds, digits),
             *[f"{f.low_s:,.{digits}f}-{f.high_s:,.{digits}f}"] * wide,
             resource_text(f.bound_by),
-            of_limit(f),
+            "" if (share := limit_share(f, p.phases)) is None else percent(share),
             _full(plan, f),
             view.time_bar(f, end),
         ]
@@ -114,25 +115,20 @@ def phases(plan: Plan, width: int) -> RenderableType:
         spent = fixed(sum(f.seconds for f in small), digits)
         rows.append([name, *[""] * pools, spent, *[""] * wide, "", "", "", ""])
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
-    titles = [
-        "phase",
-        *["pool"] * pools,
-        ">takes s",
-        *[">P10-P90"] * wide,
-        "bound by",
-        ">of limit",
-        ">memory",
-    ]
+    titles = ["phase", *["pool"] * pools, ">takes s", *[">P10-P90"] * wide, "bound by", ">of peak", ">memory"]
     data = grid([*titles, axis], rows, fit={"pool": view.POOL})
     return Group(tight(data, width), Text(_meanings(plan), style="dim"))
 
 
-def of_limit(phase: PredictedPhase) -> str:
-    """Share of what the hardware's limits allow: `38 %`; empty where no limit is known."""
-    taken = phase.work_s or phase.seconds
-    if phase.limit_s is None or taken <= 0:
-        return ""
-    return percent(phase.limit_s / taken)
+def limit_share(phase: PredictedPhase, phases: Sequence[PredictedPhase]) -> float | None:
+    """Speed of a call as a share of that at the peak rates of its GPUs; None where none is known.
+
+    The part of a call that the step waits for is a phase of its own (`actor.generate.wait`) and counts too.
+    At most 1: a measured rate may pass a cautious datasheet by a few percent (`MAX_EFFICIENCY`).
+    """
+    waited = (f.seconds for f in phases if f.name == f"{phase.name}.{WAIT}")
+    taken = phase.work_s or sum(waited, phase.seconds)
+    return None if phase.limit_s is None or taken <= 0 else min(1.0, phase.limit_s / taken)
 
 
 def _full(plan: Plan, phase: PredictedPhase) -> str:
@@ -162,7 +158,7 @@ def _meanings(plan: Plan) -> str:
     used = dict.fromkeys(f.bound_by for f in named)
     said = [f"{RESOURCES[r].word}: {DECODED[r]}" for r in used if r in DECODED]
     if any(f.limit_s is not None for f in named):
-        said.append("of limit: share that peak rates would take")
+        said.append("of peak: speed, as a share of that at the GPUs' peak rates")
     if any(not f.critical for f in plan.prediction.phases):
         said.append("light: not waited for")
     return "; ".join(said)
