@@ -26,7 +26,9 @@ FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
 SIZES_S = 20.0
 """Longest search of other numbers of GPUs."""
-Stage = Literal["first", "proven", "complete", "failed"]
+Stage = Literal["first", "proven", "complete", "failed", "died"]
+FINAL = ("complete", "failed", "died")
+"""Stages after which nothing follows by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Answer:
     """With the run that was asked for, whose odds come once it is proven; None: nothing fits, or the question
     cannot be answered."""
     missing: tuple[str, ...] = ()
-    """Where there is no plan: what is missing, and what would mend that."""
+    """Where there is no plan: what is missing, and what would mend that; where the search died: why."""
     sizes: Sizes = NONE
 
 
@@ -77,6 +79,11 @@ def complete(asked: Asked) -> Answer:
 def failed(error: RlhfsimError) -> Answer:
     """Why a question has no answer."""
     return Answer(stage="failed", missing=tuple(filter(None, (error.message, error.help))))
+
+
+def died(how: str, known: Answer | None = None) -> Answer:
+    """What is left of a question whose search died; `known`: what came before."""
+    return replace(known or Answer(stage="died"), stage="died", missing=(how,))
 
 
 def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:

@@ -67,6 +67,7 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
 
     @app.callback(
         Output("answer", "hidden"),
+        Output("progress", "hidden"),
         Output("choose", "hidden"),
         Output({"tab": ALL}, "className"),
         Input({"tab": ALL}, "n_clicks"),
@@ -77,7 +78,7 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
         if not _clicked():
             raise PreventUpdate
         name = ctx.triggered_id.get("tab", "plan")
-        return name != "plan", name != "choose", ["on" if tab == name else "" for tab in TABS]
+        return name != "plan", name != "plan", name != "choose", ["on" if tab == name else "" for tab in TABS]
 
     @app.callback(
         Output("table", "children"),
@@ -134,7 +135,7 @@ def table_view(known: Comparison | None, question: Question) -> Iterator[Compone
     """How far the comparison is, then its table."""
     if known is None:
         yield status(
-            "Every candidate is a search of its own: dozens take about a minute, hundreds several.", ""
+            "Every candidate is a search of its own; how long the others will take is said meanwhile.", ""
         )
         return
     if known.trouble is not None:

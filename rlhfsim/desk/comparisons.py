@@ -19,6 +19,7 @@ from threading import Thread
 
 from rlhfsim.desk.state import Question, query
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.search.parallel import ENDED, how_ended
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.choose import ClusterOption, choose
@@ -122,14 +123,16 @@ class _Running:
         self._process.join()
 
     def _listen(self) -> None:
-        with suppress(EOFError, OSError):
-            while self._known.running:
+        how = "nobody looked at it any longer"
+        try:
+            while self._known.running and time.monotonic() - self._looked <= LEFT_S:
                 if self._pipe.poll(1.0):
                     self._known = replace(self._known, **self._pipe.recv())
-                if time.monotonic() - self._looked > LEFT_S:
-                    break
+        except (EOFError, OSError):
+            self._process.join()
+            how = how_ended(self._process.exitcode)
         if self._known.running:
-            ended = RlhfsimError("search-was-ended", "the comparison was ended", help="ask for it again")
+            ended = RlhfsimError(ENDED, f"the comparison was ended: {how}", help="press Compare again")
             self._known = replace(self._known, trouble=ended)
         self.end()
 

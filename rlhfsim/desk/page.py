@@ -11,13 +11,13 @@ from uuid import uuid4
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.answer import Answer, Asked
+from rlhfsim.desk.answer import FINAL, Answer, Asked
 from rlhfsim.desk.blocks import spoken
 from rlhfsim.desk.choose import choose_panel, tabs
 from rlhfsim.desk.searches import Searches
 from rlhfsim.desk.state import BASE, Field, Question, command, kept, of_search, query, to_search, wrong
 from rlhfsim.desk.state import State as Asking
-from rlhfsim.desk.view import answer_view
+from rlhfsim.desk.view import answer_view, progress
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import plan_text
 
@@ -101,8 +101,8 @@ def layout(fields: Fields, start: str) -> Callable[[], Component]:
         header = html.Header(
             [html.H1("rlhfsim desk"), html.P(id={"message": ""}, className="message", role="alert")]
         )
-        answer = html.Div(id="answer", **spoken(live="off"))
-        main = html.Main([_form(fields), tabs(), answer, choose_panel(fields)], id="main")
+        state, answer = html.Div(id="progress"), html.Div(id="answer", **spoken(live="off"))
+        main = html.Main([_form(fields), tabs(), state, answer, choose_panel(fields)], id="main")
         return html.Div([*stores, header, main])
 
     return served
@@ -185,21 +185,26 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
         return to_search(after.state), shown, messages, no_update if told == data else told
 
     @app.callback(
+        Output("progress", "children"),
         Output("answer", "children"),
         Output("seen", "data"),
         Output("poll", "interval"),
         Output("link", "href"),
         Input("state", "data"),
         Input("poll", "n_intervals"),
+        Input({"retry": ALL}, "n_clicks"),
         State("page", "data"),
         State("seen", "data"),
         running=[(Output("poll", "disabled"), True, False)],  # a look that is overtaken is lost
     )
-    def on_look(data: Mapping[str, Question], _: int | None, page: str, seen: str) -> tuple[Any, ...]:
+    def on_look(
+        data: Mapping[str, Question], _: int | None, retry: Sequence[int | None], page: str, seen: str
+    ) -> tuple[Any, ...]:
         if not data["question"]:
             raise PreventUpdate
         asking = Asking(question=data["question"], base=data[BASE])
-        return look(asking, page, seen, searches=searches)
+        again = isinstance(ctx.triggered_id, dict) and any(retry)
+        return look(asking, page, seen, searches=searches, again=again)
 
     @app.callback(
         Output("plan-file", "data"),
@@ -212,22 +217,25 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
         return no_update if answer is None else plan_file(answer)
 
 
-def look(asking: Asking, page: str, seen: str, *, searches: Searches) -> tuple[Any, Any, int, str]:
-    """The answer's components, what they show, milliseconds to the next look, and the link.
+def look(
+    asking: Asking, page: str, seen: str, *, searches: Searches, again: bool = False
+) -> tuple[Any, Any, Any, int, str]:
+    """State of the search, the answer's components, what they show, milliseconds to the next look, the link.
 
-    `seen` is what the page shows already: nothing is sent again.
+    `seen` is what the page shows already: the answer is not sent again. `again`: what died is searched again.
     """
     now, pinned = query(asking.question), query(asking.base)
-    searches.ask(page, (now, pinned) if pinned else (now,))
+    searches.ask(page, (now, pinned) if pinned else (now,), again=again)
     answer = searches.answer(now, FIRST_WAIT_S)
     base = searches.answer(pinned) if pinned else None
     shows = "|".join([now, _stage(answer), pinned, _stage(base)])
-    final = all(_stage(a) in ("complete", "failed") for a in ((answer, base) if pinned else (answer,)))
+    final = all(_stage(a) in FINAL for a in ((answer, base) if pinned else (answer,)))
     link, pause = to_search(asking), REST_MS if final else POLL_MS
+    state = progress(answer, searches.searching_s(now))
     if shows == seen:
-        return no_update, no_update, pause, link
+        return (no_update if final and not again else state), no_update, no_update, pause, link
     view = answer_view(answer, command(asking.question), base, pinned=bool(pinned))
-    return view, shows, pause, link
+    return state, view, shows, pause, link
 
 
 def plan_file(answer: Answer) -> Any:

@@ -7,7 +7,7 @@ from typing import cast
 
 from dash import html
 
-from rlhfsim.desk.answer import Answer
+from rlhfsim.desk.answer import FINAL, Answer
 from rlhfsim.desk.blocks import Component, block, spoken, tiles
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
@@ -31,16 +31,15 @@ from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff,
 
 AT = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 """Relation of a target in words."""
-SEARCHING = "Searching: the first answer comes within two seconds."
 
 
 def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pinned: bool) -> list[Component]:
-    """Everything below the question; `command` gives the same answer."""
+    """Everything below the state of the search; `command` gives the same answer."""
     if answer is None:
-        return [status(SEARCHING, "busy")]
+        return []
     if answer.plan is None:
-        return [state_of(answer), *_missing(answer)]
-    parts = [state_of(answer), headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer.plan)]
+        return list(_missing(answer))
+    parts = [headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer.plan)]
     if pinned:
         first, *more = map(block, against(base, answer))
         parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
@@ -53,8 +52,22 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
 # --- how far the search is --------------------------------------------------------------------------
 
 
+def progress(answer: Answer | None, searching_s: float) -> list[Component]:
+    """The state of the search, how long it has run while it does, and a button where it died."""
+    shown = [status("Searching: no plan is found yet.", "busy") if answer is None else state_of(answer)]
+    if answer is None or answer.stage not in FINAL:
+        elapsed = f"asked {words.plural(int(searching_s), 'second')} ago"
+        shown.append(html.Small(elapsed, className="elapsed", **spoken(hidden="true")))
+    elif answer.stage == "died":
+        shown.append(html.Button("Search again", id={"retry": "now"}))
+    return shown
+
+
 def state_of(answer: Answer) -> Component:
     """Whether the answer is proven, and what is still being worked out."""
+    if answer.stage == "died":
+        left = "; the plan below is not proven" if answer.plan else ""
+        return status(f"The search died: {'; '.join(answer.missing)}{left}.", "bad")
     if answer.stage == "failed":
         return status("This question has no answer.", "bad")
     searched = answer.plan.choice.certificate if answer.plan and answer.plan.choice else None
@@ -93,7 +106,7 @@ def headline(plan: Plan) -> Component:
 
 
 def _missing(answer: Answer) -> Iterator[Component]:
-    if answer.missing:
+    if answer.missing and answer.stage != "died":
         title = "Why" if answer.stage == "failed" else "Nothing fits"
         lines = tuple(words.capital(text) for text in answer.missing)
         yield block(Listing(title=title, items=lines, mark="bad"))

@@ -30,6 +30,8 @@ R = TypeVar("R")
 MAX_WORKERS = 8
 TICK = 0.5
 """Seconds after which a caller that waits hears that nothing has come yet."""
+ENDED = "search-was-ended"
+"""Code of the error where a process of a search was ended from outside."""
 THREADS = Path("/proc/self/task")
 ALONE: ContextVar[bool] = ContextVar("ALONE", default=False)
 """Nothing is forked, see `serial`."""
@@ -89,6 +91,15 @@ def forked(
     finally:
         for worker in busy.values():
             worker.end()
+
+
+def how_ended(exitcode: int | None) -> str:
+    """`exit code 1`, `signal 9 (SIGKILL), as the system does where memory runs out`."""
+    if exitcode is None or exitcode >= 0:
+        return f"exit code {exitcode}"
+    names = {int(s): s.name for s in signal.Signals}
+    short = ", as the system does where memory runs out" if names.get(-exitcode) == "SIGKILL" else ""
+    return f"signal {-exitcode} ({names.get(-exitcode, 'unknown')}){short}"
 
 
 def may_fork() -> bool:
@@ -156,8 +167,8 @@ class _Worker(Generic[T, R]):
         except (EOFError, ConnectionResetError) as error:
             self.process.join()
             raise RlhfsimError(
-                "search-was-ended",
-                f"the process of a search was ended from outside (exit code {self.process.exitcode})",
+                ENDED,
+                f"the process of a search was ended: {how_ended(self.process.exitcode)}",
                 help="is memory short? one core needs least (whatif --jobs 1, or taskset -c 0);"
                 " finished designs of a what-if are kept",
             ) from error

@@ -14,10 +14,10 @@ from dash import no_update
 
 from rlhfsim.cli.design import design
 from rlhfsim.cli.desk import FIELDS, asked
-from rlhfsim.desk.answer import Answer, complete, failed, first, proven
+from rlhfsim.desk.answer import Answer, complete, died, failed, first, proven
 from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
 from rlhfsim.desk.state import State, arguments, query
-from rlhfsim.desk.view import SEARCHING, against, answer_view
+from rlhfsim.desk.view import against, answer_view, progress
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import plan_text
 from rlhfsim.verdict import verdict
@@ -84,7 +84,7 @@ def test_the_first_answer_is_marked_and_the_proven_one_is_what_design_writes(
 
 def shown(answer: Answer | None, base: Answer | None = None, *, pinned: bool = False) -> str:
     """Everything that an answer puts on the page, as text."""
-    parts = answer_view(answer, "rlhfsim design --gpus 4", base, pinned=pinned)
+    parts = [*progress(answer, 0.0), *answer_view(answer, "rlhfsim design --gpus 4", base, pinned=pinned)]
     return json.dumps([part.to_plotly_json() for part in parts], default=lambda c: c.to_plotly_json())
 
 
@@ -105,7 +105,26 @@ def test_an_answer_shows_verdict_picture_time_memory_money_and_how_to_repeat_it(
     assert "met with a probability of" in page
     assert "it fits with a probability of" in page
     assert "var(--" not in page.replace("var(--n", "")
-    assert shown(None).count(SEARCHING) == 1
+
+
+def test_a_search_says_how_long_it_takes_and_promises_nothing(answer: Answer) -> None:
+    assert state(None, 41.7) == "Searching: no plan is found yet. asked 41 seconds ago"
+    early = replace(answer, stage="first")
+    assert state(early, 1.2).startswith("First answer, not yet proven")
+    assert state(early, 1.2).endswith("The proof is running. asked 1 second ago")
+    assert state(answer, 50) == state(answer, 60)
+
+
+def test_a_search_that_died_says_why_and_can_be_searched_again(answer: Answer) -> None:
+    assert state(died("signal 9"), 3) == "The search died: signal 9. Search again"
+    kept = died("signal 9", replace(answer, stage="first"))
+    assert state(kept, 3) == "The search died: signal 9; the plan below is not proven. Search again"
+    assert verdict(answer.plan) in shown(kept).replace("\\u00a0", " ")  # type: ignore[arg-type]
+
+
+def state(answer: Answer | None, searching_s: float) -> str:
+    """The state of the search as text."""
+    return " ".join(part.children for part in progress(answer, searching_s))
 
 
 def test_why_there_is_no_answer_is_said() -> None:
@@ -134,8 +153,11 @@ class Known:
         self.answers = answers
         self.asked: Counter[Any] = Counter()
 
-    def ask(self, page: str, questions: tuple[str, ...]) -> None:
+    def ask(self, page: str, questions: tuple[str, ...], *, again: bool = False) -> None:
         self.asked[page, questions] += 1
+
+    def searching_s(self, question: str) -> float:
+        return 7.0
 
     def answer(self, question: str, wait_s: float = 0.0) -> Answer | None:
         return self.answers.get("now" if question == query(SMALL) else "base")
@@ -147,14 +169,17 @@ def test_a_look_sends_what_is_new_and_rests_when_nothing_is_left(answer: Answer)
         return look(state, "page", seen, searches=searches)  # type: ignore[arg-type]
 
     none = at(Known(), "")
-    assert none[2] == POLL_MS
+    assert none[3] == POLL_MS
     early, final = replace(answer, stage="proven"), answer
-    some = at(Known(now=early), none[1])
-    assert some[2] == POLL_MS
-    assert at(Known(now=early), some[1])[:2] == (no_update, no_update)
-    assert at(Known(now=final), some[1])[2] == REST_MS
+    some = at(Known(now=early), none[2])
+    assert some[3] == POLL_MS
+    assert at(Known(now=early), some[2])[1:3] == (no_update, no_update)
+    done = at(Known(now=final), some[2])
+    assert done[3] == REST_MS
+    assert at(Known(now=final), done[2])[:3] == (no_update, no_update, no_update)
     both = Known(now=final)
-    assert at(both, "", {"gpus": "8", "model": "0.5b"})[2] == POLL_MS
+    assert at(both, "", {"gpus": "8", "model": "0.5b"})[3] == POLL_MS
+    assert at(Known(now=died("signal 9")), "")[3] == REST_MS
     assert both.asked["page", (query(SMALL), "gpus=8&model=0.5b")] == 1
 
 

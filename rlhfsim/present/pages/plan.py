@@ -19,7 +19,7 @@ from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
-from rlhfsim.present.terminal.odds import summary
+from rlhfsim.present.terminal.odds import quantiles
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.requirements import verdicts_of
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -143,7 +143,7 @@ def tiles(plan: Plan) -> Iterator[Tile]:
         yield Tile(
             label="Money", value="unknown", detail="no price for this hardware; give --price", mark="warn"
         )
-    else:
+    elif plan.run_usd is None:
         yield Tile(
             label="Money per step", value=format(p.usd_per_step, "usd"), detail=" and ".join(_rents(plan))
         )
@@ -182,7 +182,7 @@ def _run_tile(plan: Plan) -> Iterator[Tile]:
     yield Tile(
         label=f"Run of {words.plural(run.steps, 'step')}",
         value=f"{format(plan.run_s, 's')}{money}",
-        detail=words.capital(summary(run)),
+        detail=words.capital("; ".join(filter(None, (quantiles(run), *_rents(plan))))),
         mark="good" if all(v.met for v in verdicts_of(plan)) else "bad",
     )
 

@@ -50,16 +50,20 @@ def summary(run: AskedRun) -> str:
     """The run with its quantiles, and the probability of everything together; empty where none was drawn."""
     if (odds := run.odds) is None:
         return ""
-    parts = []
-    if odds.run_s is not None:
-        low, _, high = odds.run_s
-        scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
-        time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
-        parts.append(f"with failures and restarts {time}{_money(odds)}")
-    parts.append(f"it fits with a probability of {likely(odds.fits)}")
+    parts = [quantiles(run), f"it fits with a probability of {likely(odds.fits)}"]
     asked = sum(target.probability is not None for target in run.targets)
     parts += [f"and meets all targets with {likely(odds.together)}"] if asked else []
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
+
+
+def quantiles(run: AskedRun) -> str:
+    """Time and money of the run in draws; empty where its length was not given, or nothing was drawn."""
+    if run.odds is None or run.odds.run_s is None:
+        return ""
+    low, _, high = run.odds.run_s
+    scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
+    time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
+    return f"with failures and restarts {time}{_money(run.odds)}"
 
 
 def _money(odds: RunOdds) -> str:
