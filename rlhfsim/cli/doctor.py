@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from rlhfsim.cli import completion
-from rlhfsim.cli.import_run import MAX_TOKENS, settings
+from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, settings
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import Number, OneOf, Words, emit, json_option, on_command_line, option
 from rlhfsim.frameworks.configuration.configuration import configuration_names
+from rlhfsim.frameworks.configuration.forms import scalars
 from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.present.terminal import doctor as view
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import diagnose
@@ -52,6 +54,7 @@ class MeanTokens(Number):
 @option(
     "--version", Words("RELEASE"), "Release of the framework, as 0.7: its defaults hold. Default: the latest."
 )
+@option("--model", Words("NAME", completion.models), MODEL_HELP)
 @option("--prompt-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a prompt; its limit is read.")
 @option("--response-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a response; its limit is read.")
 @option(
@@ -74,6 +77,10 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
         configuration, said = read_configuration(
             _source(configs), settings(given["given"]), given["framework"]
         )
+        variables = {name: os.environ[name] for name in sorted(said.variables() & os.environ.keys())}
+        said = said.with_values(scalars(variables))
+        if given["model"]:
+            said = said.with_values({NAMED_MODEL: given["model"]})
         if given["version"]:
             said = said.with_values({configuration.version_key: given["version"]})
         case = Case(
@@ -84,6 +91,7 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
             prompt_tokens=given["prompt_len"],
             response_tokens=given["response_len"],
             price=given["price"],
+            environment=variables,
         )
         answer = diagnose(case)
     emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))

@@ -26,6 +26,7 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported
 from rlhfsim.frameworks.logs.imported import import_run as read_logs
@@ -45,6 +46,7 @@ Examples:
   rlhfsim compare runs/verl/plan.json runs/verl/
 """
 MAX_TOKENS = 10_000_000
+MODEL_HELP = "The policy, over what the files name: preset, Hugging Face name or folder of a config.json."
 NAMES = framework_names()
 
 
@@ -66,6 +68,7 @@ NAMES = framework_names()
 @option(
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
+@option("--model", Words("NAME", completion.models), MODEL_HELP)
 @option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logged them.")
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
@@ -81,7 +84,7 @@ def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **gi
         gpu=given["gpu"],
         rollout_gpu=given["rollout_gpu"],
         configs=given["configs"],
-        given=settings(given["given"]),
+        given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
         prompt_tokens=given["prompt_len"],
     )
     with on_command_line():

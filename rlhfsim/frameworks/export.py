@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_workload
@@ -149,7 +150,9 @@ def export(
     written = as_release(plan, way.write(plan), name, way)
     if price is not None:
         written = _priced(plan, written, price)
-    files = dict(way.files(plan, written))
+    files = with_carried(
+        way.files(plan, written), plan, [f"{unsaid.what}: {unsaid.instead}" for unsaid in written.unsaid]
+    )
     needs = read_by(files["launch.sh"], way.needs)
     start = way.start
     if manager is not None:

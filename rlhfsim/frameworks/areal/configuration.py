@@ -46,7 +46,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     gone = gone and actor.offload_params == "none"
     return RunDescription(
         algorithm=algorithm(s),
-        model=s.text("actor.path"),
+        model=s.model("actor.path"),
         critic="same" if _has(s, "critic") else None,
         prompts=prompts,
         samples=samples,

@@ -183,8 +183,14 @@ def _check_filled(gpus: int, each: int, layout: str) -> None:
         )
 
 
-def setup(run: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | None = None) -> RunSpecs:
-    """The specs of a run on a kind of GPU.
+def setup(
+    run: RunDescription,
+    lengths: Lengths,
+    gpu: str,
+    rollout_gpu: str | None = None,
+    node_gpus: int | None = None,
+) -> RunSpecs:
+    """The specs of a run on a kind of GPU; `node_gpus`: those of a node, None: as many as the run takes.
 
     Raises:
         RlhfsimError: layouts that do not fill the GPUs, an unknown model or GPU.
@@ -194,7 +200,7 @@ def setup(run: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | No
     cluster = parse_cluster(
         own if rollout_gpu else own + (run.rollout_gpus or 0),
         gpu,
-        gpus_per_node=min(run.gpus_per_node, own + (run.rollout_gpus or 0)),
+        gpus_per_node=node_gpus or min(run.gpus_per_node, own + (run.rollout_gpus or 0)),
         rollout_gpus=run.rollout_gpus if rollout_gpu else None,
         rollout_gpu=rollout_gpu,
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.carried import carried_in
 from rlhfsim.frameworks.configuration.configuration import (
     ENTRY_POINT,
     Configuration,
@@ -36,7 +37,8 @@ def read_configuration(
 
 def settings_of(configuration: Configuration, said: Said, given: Mapping[str, str]) -> FrameworkSettings:
     """What was said as settings of a framework, over the configurations of its own that it names."""
-    values = {**configuration.below(said), **said.values, **scalars(given)}
+    below = {**configuration.below(said), **carried_in(said.text, said.name)}
+    values = {**below, **said.values, **scalars(given)}
     entries = (re.search(entry, said.text) for entry in configuration.entries)
     values = {ENTRY_POINT: next((found[0] for found in entries if found), None), **values}
     version = configuration.version_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mode
 from typing import Any
 
@@ -23,6 +24,10 @@ PLACEHOLDER = 8
 """Stands for a key that is asked for, while others are looked for."""
 MAX_NUMBER = 1e12
 """A larger setting is a slip."""
+NAMED_MODEL, PLANNED_MODEL = "rlhfsim.model", "plan.model"
+"""Keys of the policy as `--model` names it, over those of the framework, and as an export wrote it down, for
+where those say nothing."""
+_SHELL_NAME = re.compile(r"\$\{(\w+)\}")
 
 
 class SettingMissing(RlhfsimError):
@@ -39,13 +44,24 @@ class SettingMissing(RlhfsimError):
         self.key = key
 
 
+@dataclass(slots=True)
+class Asked:
+    """What was asked of a configuration, also with some of its values changed."""
+
+    keys: set[str] = field(default_factory=set)
+    """Keys that were looked up, and beginnings of keys, with a dot at the end."""
+    models: set[str] = field(default_factory=set)
+    """Keys that name the policy."""
+
+
 class FrameworkSettings:
     """Values by dotted key; remembers which default stood in for what the configuration does not say."""
 
-    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+    def __init__(self, values: Mapping[str, Any], name: str, asked: Asked | None = None) -> None:
         """`values`: dotted key -> value; `name` stands for the files in errors."""
         self._values = dict(values)
         self.name = name
+        self.asked = asked or Asked()
         self.names: dict[str, tuple[str, ...]] = {}
         """Every key that was asked for -> all names under which it may stand."""
         self.assumed: dict[str, Any] = {}
@@ -69,7 +85,7 @@ class FrameworkSettings:
 
     def with_values(self, more: Mapping[str, Any]) -> FrameworkSettings:
         """The same with other values over its own."""
-        return FrameworkSettings({**self._values, **more}, self.name)
+        return FrameworkSettings({**self._values, **more}, self.name, self.asked)
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -78,7 +94,8 @@ class FrameworkSettings:
 
     def not_enough(self, keys: Sequence[str]) -> RlhfsimError:
         """What asks for all the keys that decide and are not said."""
-        asked = " ".join(f"--set {key}=VALUE" for key in keys)
+        models = self.asked.models
+        asked = " ".join("--model NAME" if key in models else f"--set {key}=VALUE" for key in keys)
         return RlhfsimError(
             "not-enough-said",
             f"the configuration does not say {', '.join(map(self._asked, keys))}",
@@ -94,6 +111,7 @@ class FrameworkSettings:
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
         self.names.update(dict.fromkeys(keys, keys))
+        self.asked.keys.update(keys)
         for key in keys:
             value = self._resolved(self._values.get(key), key, 0)
             if value is not None and value != "???":
@@ -102,6 +120,7 @@ class FrameworkSettings:
 
     def says(self, *keys: str) -> bool:
         """Whether one of the keys is set, be it to a variable that is not known."""
+        self.asked.keys.update(keys)
         return any(self._values.get(key) is not None for key in keys)
 
     def whole(self, *keys: str, default: int | None = None, least: int = 0) -> int:
@@ -136,6 +155,25 @@ class FrameworkSettings:
         """A word."""
         return str(self._or_default(keys, default))
 
+    def model(self, *keys: str, default: str | None = None) -> str:
+        """The policy; a variable that nobody sets is asked for, whatever the default.
+
+        `--model` lies over the keys, what an export wrote down below them.
+        """
+        self.asked.models.update(keys)
+        named = self.find(NAMED_MODEL) or self.find(*keys) or self.find(PLANNED_MODEL)
+        if named is not None:
+            return str(named)
+        unset = [key for key in keys if "$" in str(self._values.get(key))]
+        if unset:
+            raise SettingMissing(unset[0], self.name)
+        return self.text(*keys, default=default)
+
+    def variables(self) -> set[str]:
+        """Variables of a shell that values rest on and nothing sets."""
+        texts = (value for value in self._values.values() if isinstance(value, str))
+        return {name for text in texts for name in _SHELL_NAME.findall(text)} - self._values.keys()
+
     def unknown(self) -> Iterator[str]:
         """Keys that were asked for and stand on what only a run would know, and arguments handed on whole."""
         for key, value in self._values.items():
@@ -146,6 +184,7 @@ class FrameworkSettings:
 
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""
+        self.asked.keys.add(prefix)
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self._values)
 
     def _whole(self, keys: tuple[str, ...], value: Any) -> int:
@@ -205,6 +244,7 @@ class FrameworkSettings:
         up = len(name) - len(name.lstrip("."))
         parents = key.split(".")[: -up or None] if up else []
         full = ".".join([*parents, name.lstrip(".")])
+        self.asked.keys.add(full)
         return self._resolved(self._values.get(full), full, depth + 1)
 
 

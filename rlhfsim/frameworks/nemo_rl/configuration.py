@@ -60,7 +60,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
     return RunDescription(
         algorithm=kind,
-        model=s.text("policy.model_name"),
+        model=s.model("policy.model_name"),
         critic=_critic(s) if kind == "ppo" else None,
         prompts=prompts,
         samples=samples,
@@ -109,7 +109,7 @@ def _preferences(s: FrameworkSettings, megatron: bool) -> RunDescription:
     adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
     return RunDescription(
         algorithm="dpo",
-        model=s.text("policy.model_name"),
+        model=s.model("policy.model_name"),
         prompts=max(1, s.whole("policy.train_global_batch_size", default=128)),
         samples=1,
         packing=_packed(s),

@@ -58,7 +58,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     asleep = s.flag("ds.enable_sleep", "deepspeed_enable_sleep")
     return RunDescription(
         algorithm=algorithm(s),
-        model=s.text("actor.model_name_or_path", "pretrain"),
+        model=s.model("actor.model_name_or_path", "pretrain"),
         critic=_critic(s),
         reward_model=_reward(s),
         prompts=prompts,
@@ -145,9 +145,11 @@ def _gpus(s: FrameworkSettings, role: str) -> int:
 
 
 def _layout(s: FrameworkSettings, gpus: int, **sizes: int) -> Layout:
+    tp = s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1)
     return training_layout(
         gpus,
-        tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
+        tp=tp,
+        sequence_parallel=tp == 1,  # DeepSpeed's AutoTP cuts no activations
         cp=_cp(s),
         zero=s.whole("ds.zero_stage", "zero_stage", default=2),
         **sizes,
@@ -222,7 +224,10 @@ def _critic(s: FrameworkSettings) -> str | None:
     """The critic; without a name it starts from the reward model, or from the policy."""
     if algorithm(s) != "ppo":
         return None
-    named = s.find("critic.model_name_or_path", "critic_pretrain")
+    keys = ("critic.model_name_or_path", "critic_pretrain")
+    named, policy = s.find(*keys), s.find("actor.model_name_or_path", "pretrain")
+    if s.says(*keys) and named == policy:
+        return None
     return str(named) if named else _reward(s)
 
 

@@ -152,6 +152,9 @@ def _training(plan: Plan) -> Iterator[Setting]:
     placed, work = plan.placement.actor, plan.workload
     layout = placed.layout
     yield Setting(key="--actor.model_name_or_path", value="${MODEL}")
+    if plan.placement.critic is not None:
+        why = "as the policy, which OpenRLHF would take from the reward model"
+        yield Setting(key="--critic.model_name_or_path", value="${MODEL}", why=why)
     yield Setting(key="--ds.zero_stage", value=layout.zero, why=call(plan, "actor.train"))
     if layout.tp > 1:
         yield Setting(key="--ds.tensor_parallel_size", value=layout.tp)

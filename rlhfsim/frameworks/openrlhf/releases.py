@@ -18,6 +18,7 @@ _UNDERSCORES = {
     "--algo.kl.estimator": "--kl_estimator",
     "--algo.kl.init_coef": "--init_kl_coef",
     "--algo.kl.use_loss": "--use_kl_loss",
+    "--critic.model_name_or_path": "--critic_pretrain",
     "--critic.num_": "--critic_num_",
     "--data.max_len": "--max_len",
     "--data.prompt_dataset": "--prompt_data",

@@ -50,7 +50,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     loss = s.text(f"{ALGORITHM}.policy_loss_type", default="regular")
     return RunDescription(
         algorithm=algorithm(s),
-        model=s.text(f"{POLICY}.model.path", default="Qwen/Qwen2.5-1.5B-Instruct"),
+        model=s.model(f"{POLICY}.model.path", default="Qwen/Qwen2.5-1.5B-Instruct"),
         critic=_critic(s) if algorithm(s) == "ppo" else None,
         prompts=prompts,
         samples=s.whole("generator.n_samples_per_prompt", default=5),

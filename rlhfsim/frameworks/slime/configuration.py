@@ -45,7 +45,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     updates = s.whole("num_steps_per_rollout", default=max(1, round(prompts * samples / max(1, batch))))
     algorithm = ESTIMATORS.get(s.text("advantage_estimator", default="grpo"), "grpo")
     plain = algorithm == "grpo" and s.flag("disable_grpo_std_normalization")
-    model = s.text("hf_checkpoint")
+    model = s.model("hf_checkpoint")
     leaves = algorithm == "ppo" or (shared and not s.flag("no_offload_train")) or s.flag("offload_train")
     disk = s.text("update_weight_transport", default="nccl") == "disk"
     stale, continuous = _schedule(s)

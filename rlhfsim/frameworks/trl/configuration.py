@@ -20,6 +20,7 @@ from rlhfsim.frameworks.configuration.described import (
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.trl.findings import findings
+from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software, default_software
@@ -78,7 +79,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     corrected = s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)
     return RunDescription(
         algorithm=algorithm(s),
-        model=s.text("model_name_or_path", "model"),
+        model=s.model("model_name_or_path", "model"),
+        reward_model=_reward(s),
         prompts=max(1, gpus * batch * each // max(1, samples)),
         samples=samples,
         epochs=s.whole("num_iterations", default=1),
@@ -100,6 +102,13 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         **(_modules(layout) if not s.flag("use_vllm") else {"sleep": asleep, "weight_path": path}),
         software=_software(s),
     )
+
+
+def _reward(s: FrameworkSettings) -> str | None:
+    """The reward model among the rewards; None: functions, by their names, or a model that is not known."""
+    named = s.find("reward_model_name_or_path", "reward_funcs")
+    names = [str(name) for name in (named if isinstance(named, list) else [named])]
+    return next((name for name in names if preset_name(name) or elsewhere(name)), None)
 
 
 def _old_logprobs(s: FrameworkSettings, corrected: bool) -> OldLogprobs:
@@ -124,7 +133,7 @@ def _ppo(s: FrameworkSettings) -> RunDescription:
     reward = s.text("reward_model_path", "reward_model")
     return RunDescription(
         algorithm="ppo",
-        model=s.text("sft_model_path", "model_name_or_path", "model"),
+        model=s.model("sft_model_path", "model_name_or_path", "model"),
         critic=reward,
         reward_model=reward,
         prompts=max(1, gpus * batch * _accumulation(s)),

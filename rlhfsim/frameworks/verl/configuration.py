@@ -68,7 +68,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     packing = s.flag(UNPADDED, default=bool(default(UNPADDED, s.find(VERSION), megatron=megatron)))
     return RunDescription(
         algorithm=algorithm(s),
-        model=s.text("actor_rollout_ref.model.path"),
+        model=s.model("actor_rollout_ref.model.path"),
         critic=_critic(s),
         reward_model=_reward(s),
         prompts=prompts,

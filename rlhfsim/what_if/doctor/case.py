@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.frameworks.export import exporter
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
@@ -45,12 +46,13 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
         if error.code != "unknown-model":
             raise
         key = next((key for key in settings.values if settings.find(key) == name), "the model")
+        key = {NAMED_MODEL: "--model", PLANNED_MODEL: "the model of the exported plan"}.get(key, key)
         raise RlhfsimError(
             error.code,
             f"{key} is {name!r}, whose shape is not known",
             place=Place(file=settings.name),
-            help=f"name the model that it was made from: --set {key}=Qwen/Qwen2.5-7B, or give the folder of "
-            "its config.json",
+            help="name the model that it was made from: --model Qwen/Qwen2.5-7B, or give the folder of its "
+            "config.json",
         ) from error
 
 
@@ -68,6 +70,8 @@ class Case:
     """Mean of a response; None: not said."""
     price: float | None = None
     """USD per GPU-hour."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the configuration rests on and the user's shell sets."""
 
     def under(self, keys: Mapping[str, Any]) -> Described:
         """What it says with these keys changed.
@@ -79,9 +83,21 @@ class Case:
         run = self.configuration.run(settings, {})
         check_model(settings, run.model)
         lengths = self._lengths(run)
-        specs = setup(run, lengths, self.gpu, self.rollout_gpu)
-        cluster = replace(specs.cluster, framework=self.configuration.name)
-        return Described(settings=settings, run=run, lengths=lengths, specs=replace(specs, cluster=cluster))
+        specs = setup(run, lengths, self.gpu, self.rollout_gpu, settings.count(NODE_GPUS))
+        cluster = replace(
+            specs.cluster,
+            framework=self.configuration.name,
+            oversubscription=settings.find(OVERSUBSCRIPTION) or 1.0,
+        )
+        work = planned_workload(settings, specs.workload, self._limits(run))
+        specs = replace(specs, cluster=cluster, workload=work)
+        return Described(settings=settings, run=run, lengths=lengths, specs=specs)
+
+    def _limits(self, run: RunDescription) -> dict[str, int | None]:
+        """Lengths that nobody gave with the doctor, and where the configuration cuts them."""
+        limits = {"prompt_len": run.max_prompt, "response_len": run.max_response}
+        given = {"prompt_len": self.prompt_tokens, "response_len": self.response_tokens}
+        return {field: limit for field, limit in limits.items() if given[field] is None}
 
     def _lengths(self, run: RunDescription) -> Lengths:
         prompt = self.prompt_tokens or PROMPT_SHARE * (run.max_prompt or UNLIMITED)
@@ -96,12 +112,19 @@ class Case:
         unknown = tuple(described.settings.unknown())
         if unknown:
             yield f"not known: {'; '.join(unknown)}; the defaults stand in for them"
+        for name, value in self.environment.items():
+            yield f"{name}={value}, as this shell has it"
+        planned = dict(planned_fields(self.settings))
+        if planned:
+            yield f"{', '.join(planned)} as in the plan that was exported"
+        for unsaid in self.settings.find(UNSAID) or ():
+            yield f"of the exported plan no key says {unsaid}"
         lengths, run = described.lengths, described.run
-        for name, said, mean, limit in (
-            ("prompts", self.prompt_tokens, lengths.prompt, run.max_prompt),
-            ("responses", self.response_tokens, lengths.response, run.max_response),
+        for name, field_, said, mean, limit in (
+            ("prompts", "prompt_len", self.prompt_tokens, lengths.prompt, run.max_prompt),
+            ("responses", "response_len", self.response_tokens, lengths.response, run.max_response),
         ):
-            if said is None:
+            if said is None and field_ not in planned:
                 share = f"{mean / limit:.0%} of the limit of {limit:,}" if limit else "no limit is known"
                 yield f"{name} of {mean:,.0f} tokens on average ({share})"
 
