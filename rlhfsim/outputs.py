@@ -1,8 +1,9 @@
 """Files that commands write: whole or absent, and never over what this program did not write.
 
-A file is written beside its place under a temporary name and renamed. While it is written its temporary is
-locked (flock): one that nobody holds was left by a killed process, and the next write in that folder removes
-it. What is not a regular file (/dev/null, a FIFO) is written to as it is.
+A file is written beside its place under a temporary name and renamed. A link at its place is followed where
+we or root made it, and refused where somebody else did. While it is written its temporary is locked (flock):
+one that nobody holds was left by a killed process, and the next write in that folder removes it.
+What is not a regular file (/dev/null, a FIFO) is written to as it is.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         if not is_replaceable(path):
             path.write_bytes(_bytes(content))
             return
+        check_own_link(path)
         target = Path(os.path.realpath(path))  # a link stays a link
         with _temporary_file(target.parent, content) as temporary:
             with suppress(FileNotFoundError):
@@ -122,6 +124,7 @@ def check_file(path: Path, kind: str | None = None) -> None:
         RlhfsimError: its folder is missing or read-only, or it is a file of somebody else.
     """
     with _told(path):
+        check_own_link(path)
         if path.is_symlink():
             with suppress(FileNotFoundError):  # its target may be new
                 path.stat()
@@ -137,6 +140,21 @@ def check_file(path: Path, kind: str | None = None) -> None:
             f"this file exists and is no {kind} of rlhfsim, so it is not written over",
             place=Place(file=str(path)),
             help="name another file, or move this one away",
+        )
+
+
+def check_own_link(path: Path) -> None:
+    """That `path`, where it is a symbolic link, was made by us or by root.
+
+    Raises:
+        RlhfsimError: somebody else made it.
+    """
+    if path.is_symlink() and (owner := path.lstat().st_uid) not in (0, os.geteuid()):
+        raise RlhfsimError(
+            "foreign-link",
+            f"this is a link that user {owner} made, so it is not followed",
+            place=Place(file=str(path)),
+            help="name the file itself, or remove the link",
         )
 
 

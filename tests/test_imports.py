@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
     {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance", "rlhfsim.extras"},
+    {"rlhfsim.cache"},
     {"rlhfsim.specs"},
     {"rlhfsim.choice"},
     {"rlhfsim.plan"},
@@ -44,6 +45,7 @@ EXECUTOR_MAY = {
     "rlhfsim.errors",
     "rlhfsim.units",
     "rlhfsim.outputs",
+    "rlhfsim.cache",
     "rlhfsim.provenance",
     "rlhfsim.extras",
     "rlhfsim.specs",

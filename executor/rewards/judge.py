@@ -18,17 +18,18 @@ import re
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from executor.rewards.answers import LOOKED_AT
 from executor.settings import Judge
+from rlhfsim.cache import PRIVATE, Cache
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.outputs import cache_folder, write_atomically
+from rlhfsim.outputs import cache_folder
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 MAX_REPLY = 4 * 2**20
@@ -137,7 +138,7 @@ class RemoteJudge:
 
     def _refused(self, error: urllib.error.HTTPError) -> JudgeError:
         try:
-            said = error.read(500).decode(errors="replace")
+            said = error.read(_CHUNK).decode(errors="replace")
         except OSError:
             said = ""
         asked = str(error.headers.get("Retry-After", ""))
@@ -149,7 +150,11 @@ class RemoteJudge:
         )
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+        """The text as it may be stored or shown: cut it afterwards, lest half a key is left."""
+        forms = {self._key, urllib.parse.quote(self._key, safe=""), json.dumps(self._key)[1:-1]} - {""}
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, "***")
+        return text
 
     def _read(self, reply: str) -> float:
         """The last score of a reply, as a share of the range."""
@@ -157,29 +162,29 @@ class RemoteJudge:
         found = _of_json(reply, settings.json_key) if settings.json_key else _of_text(reply, self._pattern)
         low, high = settings.range
         if found is None or not math.isfinite(found) or not low <= found <= high:
-            end = self._without_key(reply[-80:])
+            end = self._without_key(reply)[-80:]
             raise JudgeError(f"no score from {low:g} to {high:g} in the reply, which ends {end!r}")
         return (found - low) / (high - low)
 
     def _kept(self, name: str) -> str | None:
         """The reply to this request; None: never asked, or not kept."""
         try:
-            reply = json.loads(self._place(name).read_text())["reply"] if self._settings.cache else None
-            return str(reply) if reply is not None else None
-        except (OSError, RlhfsimError, ValueError, KeyError, TypeError, RecursionError):
+            kept = _cache(name).read(f"{name}.json") if self._settings.cache else None
+            return str(json.loads(kept)["reply"]) if kept is not None else None
+        except (RlhfsimError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _keep(self, name: str, reply: str) -> None:
+        """Put the reply on disk, without the key, which a server may have echoed."""
         if not self._settings.cache:
             return
-        try:
-            self._place(name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._place(name), json.dumps({"model": self._settings.model, "reply": reply}))
-        except (OSError, RlhfsimError):
-            pass  # a home that cannot be written to: asked again next time
+        kept = {"model": self._settings.model, "reply": self._without_key(reply)}
+        with contextlib.suppress(RlhfsimError):  # a home that cannot be written to: asked again next time
+            _cache(name).write(f"{name}.json", json.dumps(kept).encode())
 
-    def _place(self, name: str) -> Path:
-        return cache_folder("judge") / name[:2] / f"{name}.json"
+
+def _cache(name: str) -> Cache:
+    return Cache(cache_folder("judge") / name[:2], PRIVATE)
 
 
 def _within(response: http.client.HTTPResponse, deadline: float) -> bytes:

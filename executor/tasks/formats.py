@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import shutil
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,8 @@ SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder of datasets' save_to_disk is known."""
 BUFFER = 2**20
 """Bytes that are unpacked at a time."""
+MAX_UNPACKED_BYTES, MAX_RATIO = 256 * 2**20, 100
+"""A gzip file may hold so many bytes, or so many times its own: text packs 3 to 20 times."""
 CHUNK = 1_000
 """Rows of Parquet that are in memory at a time."""
 
@@ -102,7 +103,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
     """The file itself, or what is packed in it, written into `folder`; once it is open it may go.
 
     Raises:
-        RlhfsimError: it is no whole gzip file, or the disk is full.
+        RlhfsimError: it is no whole gzip file, unpacks to far more than text does, or the disk is full.
     """
     if path.suffix.lower() != GZIP:
         return path
@@ -110,12 +111,25 @@ def _unpacked(path: Path, folder: Path) -> Path:
     target = folder / path.stem
     try:
         with gzip.open(path) as packed, target.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, BUFFER)
+            limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size)
+            while part := packed.read(BUFFER):
+                if plain.tell() + len(part) > limit:
+                    raise _packs_too_much(path, limit)
+                plain.write(part)
     except (OSError, EOFError, zlib.error) as error:
         raise RlhfsimError(
             "data-format", f"cannot be read as gzip: {error}", place=Place(file=str(path))
         ) from None
     return target
+
+
+def _packs_too_much(path: Path, limit: int) -> RlhfsimError:
+    return RlhfsimError(
+        "data-format",
+        f"unpacks to more than {limit / 2**20:,.0f} MiB, over {MAX_RATIO} times its size: no text does",
+        place=Place(file=str(path)),
+        help="unpack it yourself, look at it, and name the unpacked file",
+    )
 
 
 def _folder(path: Path, data: Data) -> Rows:

@@ -7,12 +7,12 @@ the user's cache under a hash of file, tokenizer and columns.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from executor.settings import Data
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
+from rlhfsim.cache import PRIVATE, Cache
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.outputs import cache_folder, write_atomically
+from rlhfsim.outputs import cache_folder
 
 CHUNK = 1_000
 """Prompts that are counted at a time."""
@@ -88,19 +89,16 @@ def _counted(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     if len(source) < KEPT:
         return _count(source, text, say)
     try:
-        known: Lengths = np.load(_place(source, text), allow_pickle=False)
+        kept = _cache().read(_name(source, text)) or b""
+        known: Lengths = np.load(io.BytesIO(kept), allow_pickle=False)
         if known.shape == (len(source),) and known.dtype == np.int32:
             return known
     except (OSError, RlhfsimError, ValueError, EOFError):
         pass  # never counted, or the file is broken
     counted, written = _count(source, text, say), io.BytesIO()
     np.save(written, counted)
-    try:
-        path = _place(source, text)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, written.getvalue())
-    except (OSError, RlhfsimError):
-        pass  # a home that cannot be written to: counted again next time
+    with contextlib.suppress(RlhfsimError):  # a home that cannot be written to: counted again next time
+        _cache().write(_name(source, text), written.getvalue())
     return counted
 
 
@@ -115,8 +113,11 @@ def _count(source: FileSource, text: Text | ByteText, say: Say) -> Lengths:
     return np.array(counts, np.int32)
 
 
-def _place(source: FileSource, text: Text | ByteText) -> Path:
-    """Where the lengths of these prompts under this tokenizer lie."""
+def _cache() -> Cache:
+    return Cache(cache_folder("prompt_lengths"), PRIVATE)
+
+
+def _name(source: FileSource, text: Text | ByteText) -> str:
+    """The file of the lengths of these prompts under this tokenizer."""
     parts = (*source.identity(), text.identity())
-    name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-    return cache_folder("prompt_lengths") / f"{name}.npy"
+    return f"{hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()}.npy"

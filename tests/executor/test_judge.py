@@ -204,3 +204,35 @@ def test_what_cannot_work_is_refused_at_the_start(server: Server, monkeypatch: p
     for wrong in (*({"url": url} for url in urls), {"range": (1, 1)}):
         with pytest.raises(ValueError, match=r"http|no room"):
             rule(server, **wrong)
+
+
+def test_a_key_that_the_judge_echoes_is_neither_kept_nor_logged(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    padding = "x" * (80 - len(SECRET) // 2)
+    server.answer = lambda n, text: (
+        says(f"Authorization: Bearer {SECRET}. Score: 7")
+        if "good" in text
+        else (400, {}, f"{'y' * (500 - len(SECRET) // 2)}{SECRET}")
+        if "bad" in text
+        else says(f"{SECRET}{padding[: 80 - len(SECRET) // 2]}")
+    )
+    assert scores(rule(server), "good") == [0.7]
+    kept = [file.read_text() for file in tmp_path.rglob("*.json")]
+    assert len(kept) == 1
+    with caplog.at_level(logging.DEBUG):
+        scores(rule(server, on_error="zero", retries=0), "bad", "none")
+    for text in (*kept, caplog.text):
+        assert not any(SECRET[i : i + 6] in text for i in range(3, len(SECRET) - 5)), text
+
+
+def test_a_reply_is_not_written_through_a_link(server: Server, tmp_path: Path) -> None:
+    scores(rule(server), "r0")
+    [kept] = tmp_path.rglob("*.json")
+    foreign = tmp_path / "foreign"
+    foreign.write_text("precious")
+    kept.unlink()
+    kept.symlink_to(foreign)
+    scores(rule(server), "r0")
+    assert foreign.read_text() == "precious"
+    assert not kept.is_symlink()

@@ -16,7 +16,7 @@ import pytest
 
 from executor.rewards.answers import is_right
 from executor.settings import Data
-from executor.tasks import generators, hub, lengths, tiny
+from executor.tasks import formats, generators, hub, lengths, tiny
 from executor.tasks.files import FileSource
 from executor.tasks.prompts import Generated
 from executor.tasks.sources import open_source
@@ -396,6 +396,18 @@ def test_conversations_hold_prompt_and_response(tmp_path: Path) -> None:
     nested = [{"prompt": turns[:1], "reward_model": {"style": "rule", "ground_truth": "4"}}]
     data = replace(_jsonl(tmp_path / "v.jsonl", nested), chat_template=True)
     assert open_source(data, "grpo", 0).batch(0, 1)[0].answer == "4"
+
+
+def test_a_gzip_file_that_unpacks_to_far_more_than_text_is_refused_before_it_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b'{"prompt": "a"}\n' + b" " * 40 * 2**20))
+    monkeypatch.setattr(formats, "MAX_UNPACKED_BYTES", 2**20)
+    with pytest.raises(RlhfsimError, match="over 100 times its size") as caught:
+        open_source(Data(path=str(bomb)), "grpo", 0)
+    assert caught.value.place is not None
+    assert caught.value.place.file == str(bomb)
 
 
 def test_a_packed_file_is_named_as_it_lies_there(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.outputs import sweep, write_atomically
+from rlhfsim.cache import Cache
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
 from rlhfsim.search.request import Request
@@ -155,24 +155,15 @@ class Store:
         """The folder is made where it is absent.
 
         Raises:
-            RlhfsimError: it cannot be made.
+            RlhfsimError: it cannot be made, or others can put files into it.
         """
-        self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RlhfsimError(
-                "unwritable-file",
-                f"cannot keep designs: {(error.strerror or 'error').lower()}",
-                place=Place(file=str(folder)),
-                help="give --cache FOLDER, or --no-cache",
-            ) from error
-        sweep(folder)
+        self._cache = Cache(folder)
+        self._cache.check()
 
     def recall(self, key: str) -> DesignResult | None:
         """The design of this key; None where there is none that is whole and as it was kept."""
         try:
-            kept = json.loads(read_bytes(self._path(key)))
+            kept = json.loads(self._cache.read(f"{key}.json") or b"")
             return _read(kept["design"]) if kept["check"] == content_hash(key, kept["design"]) else None
         except (RlhfsimError, ValueError, KeyError, TypeError, RecursionError):
             return None
@@ -181,10 +172,7 @@ class Store:
         """Write a design; a reader sees all of it or nothing."""
         design = _plain(designed)
         kept = {"check": content_hash(key, design), "design": design}
-        write_atomically(self._path(key), json.dumps(kept) + "\n")
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
+        self._cache.write(f"{key}.json", json.dumps(kept).encode() + b"\n")
 
 
 def _plain(designed: DesignResult) -> Any:
