@@ -269,7 +269,7 @@ class _Execution:
     def _confine(self, ruleset: int | None, own_pids: bool) -> None:
         processes = self.processes if own_pids else 1
         tasks = _TASKS if processes == 1 else processes
-        memory = int(self.job["memory_bytes"]) + self.facts["baseline"]
+        memory = isolation.address_space(int(self.job["memory_bytes"]), processes) + self.facts["baseline"]
         isolation.drop_privileges(self.facts["uid"])
         isolation.limit(memory=memory, cpu_s=self._cpu_s(), tasks=tasks)
         if ruleset is not None:

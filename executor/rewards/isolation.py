@@ -42,6 +42,8 @@ _SCOPES = 3  # abstract Unix sockets and signals end at the domain's border
 
 NOBODY = 65534
 SCRATCH_BYTES = 16 * 2**20
+UNCOUNTED_BYTES = 2 * SCRATCH_BYTES
+"""Most that a program can hold outside its address space: the scratch folder, buffers of 64 descriptors."""
 _SCRATCH_FILES = 256  # below Python's recursion limit: a deepest possible tree can be removed
 
 
@@ -184,6 +186,22 @@ def hide() -> None:
     LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def address_space(memory_bytes: int, processes: int) -> int:
+    """Bytes that each of a program's processes may map, so that all of them keep to `memory_bytes`.
+
+    Where the program gets less than 256 MiB, an eighth is kept for what is not mapped, which may be more.
+    """
+    return (memory_bytes - min(UNCOUNTED_BYTES, memory_bytes // 8)) // processes
+
+
+def in_memory(folder: str) -> bool:
+    """Whether files in the folder take memory: its file system is a tmpfs."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    real = os.path.realpath(folder) + "/"
+    around = [m for m in mounts if real.startswith(m[1].rstrip("/") + "/")]
+    return max(around, key=lambda m: len(m[1]))[2] in ("tmpfs", "ramfs") if around else False
+
+
 def limit(*, memory: int, cpu_s: int, tasks: int) -> None:
     """Kernel limits of the caller and its children: address space, CPU seconds, tasks, files."""
     for resource_limit, value in (
@@ -192,6 +210,7 @@ def limit(*, memory: int, cpu_s: int, tasks: int) -> None:
         (resource.RLIMIT_NPROC, tasks),
         (resource.RLIMIT_FSIZE, SCRATCH_BYTES),
         (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_SIGPENDING, 64),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 0),

@@ -5,8 +5,8 @@ namespaces of its own, else under landlock and seccomp alone (isolation.py); eve
 of it that can be killed with all its descendants. `strength` says in words what is in force. Where neither
 namespaces nor landlock with seccomp can be had, nothing runs.
 
-What it does not do: total memory over several processes is not capped (each process is, and by default there
-is only one); a bug in the kernel is a way out.
+What it does not do: the tests' process has a memory limit of its own, as large as the program's; a bug in the
+kernel is a way out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CodeRun:
     stdin: str = ""
     wall_s: float = 5.0
     memory_bytes: int = 256 * 2**20
-    """Address space that a process may take beyond the interpreter's own."""
+    """Memory that the program may take beyond the interpreter's own, its processes and files together."""
     output_bytes: int = 65536
     """Most that may be written to stdout, and to stderr."""
     processes: int = 1
@@ -144,7 +144,7 @@ class Sandbox:
             else "cannot start any (seccomp), so that none can be left",
             "user": f"{user}, no capabilities, no new privileges",
             "verdict": "tests in a process that the program cannot touch, which gets plain data only",
-            "limits": "address space per process, CPU and wall time, tasks, file size, output",
+            "limits": "memory (address space, files, buffers), CPU and wall time, tasks, file size, output",
         }
         return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
 
@@ -266,7 +266,7 @@ class ConfinedWorker:
     def _start(self) -> None:
         if self.mode == "bubblewrap" and shutil.which("bwrap") is None:
             raise _impossible("bwrap is not installed")
-        self._scratch = tempfile.mkdtemp(prefix="rlhfsim-sandbox-")
+        self._scratch = tempfile.mkdtemp(prefix="rlhfsim-sandbox-", dir=_scratch_parent(self.mode))
         self._process = subprocess.Popen(
             _command(self.mode, self._scratch, self.modules),
             stdin=subprocess.PIPE,
@@ -290,6 +290,20 @@ class ConfinedWorker:
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         message = protocol.receive(self._output.fileno(), timeout_s, "the sandbox worker")
         return json.loads(message)  # type: ignore[no-any-return]
+
+
+def _scratch_parent(mode: Mode) -> str | None:
+    """Where scratch folders lie; in namespaces each is a small file system of its own.
+
+    Raises:
+        RlhfsimError: files would take memory that no limit counts.
+    """
+    if mode != "kernel":
+        return None
+    for folder in (tempfile.gettempdir(), "/var/tmp"):
+        if os.access(folder, os.W_OK) and not isolation.in_memory(folder):
+            return folder
+    raise _impossible("its files would lie in memory, beyond the limit: set TMPDIR to a folder on a disk")
 
 
 def _too_weak(facts: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """A seccomp filter for untrusted code: which system calls it may not make (x86-64 and aarch64).
 
 A deny list: no new network sockets, no tracing, mounting, namespaces, kernel modules, io_uring, shared System
-V memory or changes to other processes; new processes only where asked for. Refused calls fail with EPERM. Two
-filters: one that the worker and all its children share, and a small one for each execution, because compiling
-the large one took a fifth of an execution. Standard library only: the sandbox's worker imports it. The
-aarch64 numbers have not been run.
+V memory or changes to other processes; new processes only where asked for; no pages that a limit on address
+space does not count (memory files, spliced pages, sockets within sockets, wide pipes). Refused calls fail
+with EPERM. Two filters: one that the worker and all its children share, and a small one for each execution,
+because compiling the large one took a fifth of an execution. Standard library only: the sandbox's worker
+imports it. The aarch64 numbers have not been run.
 """
 
 from __future__ import annotations
@@ -91,6 +92,19 @@ _NEW_PROCESS = {
     "setsid": (112, 157),
     "pidfd_open": (434, 434),
 }
+_HIDDEN_MEMORY = {  # pages that no limit on address space counts
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "vmsplice": (278, 75),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "setsockopt": (54, 208),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "landlock_create_ruleset": (444, 444),
+}
 _SIGNALS_TO_OTHERS = {
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
@@ -99,7 +113,8 @@ _SIGNALS_TO_OTHERS = {
 }
 _KILL, _TGKILL = (62, 129), (234, 131)
 _CLONE, _CLONE3 = (56, 220), (435, 435)
-_PRLIMIT = (302, 261)
+_PRLIMIT, _FCNTL = (302, 261), (72, 25)
+_SET_PIPE_SIZE = 1031
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -107,7 +122,7 @@ _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM = _ERRNO | errno.EPERM
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000  # user, pid, net, ipc, uts, cgroup, mount
 _X32 = 0x40000000
-_ARGUMENT_0 = 16  # offset of the low word of the first argument in struct seccomp_data
+_ARGUMENT_0, _ARGUMENT_1 = 16, 24  # offsets of the low words of arguments in struct seccomp_data
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
@@ -130,11 +145,13 @@ def executing(pid: int | None, *, processes: bool) -> bytes:
     namespace and may signal whom it likes there.
     """
     column = _ARCHITECTURES[platform.machine()][0]
-    names = ({} if processes else _NEW_PROCESS) | ({} if pid is None else _SIGNALS_TO_OTHERS)
+    names = _HIDDEN_MEMORY | ({} if processes else _NEW_PROCESS) | ({} if pid is None else _SIGNALS_TO_OTHERS)
     refused = [number for numbers in names.values() if (number := numbers[column]) is not None]
     rules = [*_head(), *_refuse(refused)]
     rules += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
     rules += _if_argument(_PRLIMIT[column], _step(_EQUAL, 0, 0, 1), yes=_ALLOW, no=_EPERM)
+    widens = _step(_EQUAL, _SET_PIPE_SIZE, 0, 1)
+    rules += _if_argument(_FCNTL[column], widens, yes=_EPERM, no=_ALLOW, offset=_ARGUMENT_1)
     for call in (_KILL, _TGKILL) if pid is not None else ():
         is_itself = _step(_EQUAL, pid or 0, 0, 1)
         rules += _if_argument(call[column], is_itself, yes=_ALLOW, no=_EPERM)
@@ -158,9 +175,9 @@ def _refuse(numbers: list[int]) -> list[bytes]:
     return [step for n in numbers for step in (_step(_EQUAL, n, 0, 1), _step(_RETURN, _EPERM))]
 
 
-def _if_argument(number: int, test: bytes, *, yes: int, no: int) -> list[bytes]:
-    """Call `number`: decide by a test of its first argument's low word."""
-    load = _step(_LOAD, _ARGUMENT_0)
+def _if_argument(number: int, test: bytes, *, yes: int, no: int, offset: int = _ARGUMENT_0) -> list[bytes]:
+    """Call `number`: decide by a test of the low word of one argument."""
+    load = _step(_LOAD, offset)
     return [_step(_EQUAL, number, 0, 4), load, test, _step(_RETURN, yes), _step(_RETURN, no)]
 
 

@@ -123,6 +123,73 @@ def test_a_memory_bomb_is_stopped_at_its_limit(sandbox: Sandbox) -> None:
     assert _run(sandbox, allowed, memory_bytes=64 * 2**20).status == "passed"
 
 
+def _skip_without_modules(outcome: CodeOutcome) -> None:
+    if "No module named" in outcome.error:
+        pytest.skip("another user cannot read this Python, so that only what is preloaded can be imported")
+
+
+HIDING = {
+    "memory files": "hold = os.memfd_create('x'); size = sum(os.write(hold, bytes(2**20)) for _ in range(15))",
+    "unlinked files": "hold = os.open('x', os.O_RDWR | os.O_CREAT); os.unlink('x')\n"
+    "    size = sum(os.write(hold, bytes(2**20)) for _ in range(15))",
+    "wide pipes": "hold = os.pipe(); fcntl.fcntl(hold[1], 1031, 2**20); os.set_blocking(hold[1], False)\n"
+    "    size = os.write(hold[1], bytes(2**20))",
+    "wide sockets": "hold = socket.socketpair()\n"
+    "    hold[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22); hold[0].setblocking(False)\n"
+    "    size = hold[0].send(bytes(2**17))",
+    "sockets in sockets": "a, b = socket.socketpair(); hold = socket.socketpair(); a.setblocking(False)\n"
+    "    size = a.send(bytes(2**17)); socket.send_fds(hold[0], [b'x'], [b.fileno()]); size += 2**17",
+    "spliced pages": "hold = os.pipe(); page = mmap.mmap(-1, 2**16)\n"
+    "    size = libc.vmsplice(hold[1], ctypes.byref(Vector(addressed(page), 2**16)), 1, 2)\n"
+    "    if size < 0: raise OSError",
+}
+
+
+@pytest.mark.parametrize("way", HIDING)
+def test_memory_outside_the_address_space_is_refused_or_small(sandbox: Sandbox, way: str) -> None:
+    if way == "unlinked files" and sandbox.mode == "kernel":
+        pytest.skip("its scratch folder is on a disk")
+    code = f"""
+import ctypes, fcntl, mmap, os, socket
+libc = ctypes.CDLL(None)
+class Vector(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+def addressed(page): return ctypes.addressof(ctypes.c_char.from_buffer(page))
+held, total = [], 0
+try:
+  while total < 2**27:
+    {HIDING[way]}
+    held.append(hold); total += size
+except (OSError, PermissionError): pass
+print(total)
+"""
+    outcome = _run(sandbox, code, memory_bytes=2**26)
+    _skip_without_modules(outcome)
+    assert (outcome.status, outcome.error) == ("passed", "")
+    assert int(outcome.output) <= isolation.UNCOUNTED_BYTES // 2
+
+
+def test_programs_may_use_asyncio_and_files(sandbox: Sandbox) -> None:
+    code = (
+        "import asyncio\nasync def f(): await asyncio.sleep(0)\nasyncio.run(f()); open('x', 'w').write('y')"
+    )
+    outcome = _run(sandbox, code)
+    _skip_without_modules(outcome)
+    assert outcome.status == "passed"
+
+
+def test_several_processes_share_one_limit_of_memory() -> None:
+    whole = isolation.address_space(256 * 2**20, 1)
+    assert whole + isolation.UNCOUNTED_BYTES == 256 * 2**20
+    assert isolation.address_space(256 * 2**20, 4) == whole // 4
+
+
+def test_scratch_files_that_would_take_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isolation.in_memory("/proc") is False
+    monkeypatch.setattr(isolation, "in_memory", lambda folder: True)
+    with pytest.raises(RlhfsimError, match="set TMPDIR to a folder on a disk"):
+        Sandbox(mode="kernel")
+
+
 @pytest.mark.parametrize("processes", [1, 6])
 def test_a_fork_bomb_ends_with_its_execution(sandbox: Sandbox, processes: int) -> None:
     code = """
