@@ -43,6 +43,7 @@ from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.design import design_dict, show
 from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.search import clock
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
@@ -68,6 +69,8 @@ Examples:
   rlhfsim design --gpus 64 --model 70b --steps 1000 --deadline 7d --budget 50kUSD
 """
 OBJECTIVES = get_args(Objective)
+ANSWERED_EARLY = 3
+"""Exit code of a search that Ctrl-C ended with an answer."""
 
 
 @writer(epilog=EPILOG)
@@ -108,7 +111,8 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
-    answer = designed(request, targets, instead, given)
+    with clock.answering():
+        answer = designed(request, targets, instead, given)
     asked = bool(targets or steps)
     known = odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None
     extras = Extras(
@@ -125,6 +129,8 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         lambda: design_dict(answer, extras),
         lambda: show(console(), answer, extras, str(given["out"]), given["detail"]),
     )
+    if clock.was_asked() and answer.chosen is not None:
+        ctx.exit(ANSWERED_EARLY)
     ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
 
 

@@ -136,10 +136,16 @@ def _say(text: str, code: int) -> int:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C raises KeyboardInterrupt; where Python would drop it (a finaliser), the process ends at once."""
+    """Ctrl-C ends a search with the best answer that it has; else it raises KeyboardInterrupt.
+
+    Where Python would drop that (a finaliser), the process ends at once.
+    """
     pressed: list[int] = []
 
     def stop(signum: int, frame: object) -> None:
+        clock = sys.modules.get("rlhfsim.search.clock")
+        if clock is not None and clock.ask_to_end():
+            return  # the search answers with what it has
         pressed.append(signum)
         raise KeyboardInterrupt
 

@@ -236,7 +236,7 @@ class _Standing(NamedTuple):
     """Of this stage."""
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     """States and buffers of a role under every layout with these fields."""
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
@@ -286,7 +286,6 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     )
 
 
-@lru_cache(maxsize=65536)
 def _calls(
     kind: RoleKind, layout: Layout, stage: Stage, batch: BatchLengths, imbalance: float, waste: float
 ) -> tuple[_Standing, Extra, Extra]:
@@ -306,7 +305,7 @@ def _calls(
     return standing, score, _extra(standing.gathered, buffers, backward, waste)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def _activations(
     kind: RoleKind, fields: tuple[Any, ...], stage: Stage, batch: BatchLengths, imbalance: float, layers: int
 ) -> tuple[Activations, Activations | None]:

@@ -102,7 +102,7 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
     return ("only",) if layout.pp == 1 else ("first", "last")
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
     t, ranks = layout.tp, layout.shards or layout.dp * layout.cp

@@ -39,14 +39,19 @@ def agreements(runs: Runs | None, present: Collection[str], group: Collection[st
     return tuple(found)
 
 
-def agree(agreement: Sequence[Agreement], placed: Sequence[Placed], added: Placed) -> Bools:
-    """Whether a role that is `added` to combinations says the same as those before it."""
-    possible = np.ones(len(added[2]), dtype=np.bool_)
+def agreeing(
+    agreement: Sequence[Agreement], placed: Sequence[Placed], added: Placed, count: int
+) -> tuple[Ints, Ints]:
+    """A number of each of `count` combinations, and of each option of a role that is `added` to them.
+
+    They go together where it is the same.
+    """
+    ours, theirs = np.zeros(count, dtype=np.int64), np.zeros(len(added[2]), dtype=np.int64)
     for each in agreement:
         others = [x for x in placed if x[0] in each.roles]
         if others and added[0] in each.roles:
-            possible &= _numbers(each, added) == _numbers(each, others[0])
-    return possible
+            ours, theirs = mixed(ours, _numbers(each, others[0])), mixed(theirs, _numbers(each, added))
+    return ours, theirs
 
 
 def agree_apart(agreement: Sequence[Agreement], pools: Sequence[Sequence[Placed]]) -> Bools:

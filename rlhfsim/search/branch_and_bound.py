@@ -7,25 +7,24 @@ left is simulated in the order of its bound, until no bound is better than the b
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 
 import numpy as np
 
 from rlhfsim.kernels.devices import interned
-from rlhfsim.search.bound import objective_bound
+from rlhfsim.search import clock
+from rlhfsim.search.branches import Branch, bounded, fit_alone
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, Steps, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.columns import Floats, Ints, Numbers
 from rlhfsim.search.dominance import Beside, rollout_of
-from rlhfsim.search.pools import PoolTable
+from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Branch, Partition, Skeleton, competing, may_carry
+from rlhfsim.search.space import Partition, Skeleton, competing, may_carry
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -103,7 +102,6 @@ class Search:
         self._continuous: dict[object, list[Beside]] = {}
         """Simulated plans whose rollout never drains, by their rollout."""
         self._opened = 0
-        self._deadline = time.monotonic() + (request.time_limit or inf)
 
     @property
     def limit(self) -> float:
@@ -126,27 +124,16 @@ class Search:
         return self.best
 
     def _branches(self) -> list[Branch]:
-        """Every partition with its splits, all roles priced; a weight path adds nothing to the bounds yet."""
+        """Every partition with its splits and their bounds, see `search.branches`."""
         if self._known is not None:
             return self._known
         wanted, sizes = competing(self.request, self.models, self._only, self._sizes)
-        self.pricer.prepare(self.subproblems.keys(wanted, sizes))
-        bounds: dict[tuple[object, ...], tuple[Floats, list[int], list[int]]] = {}
-        branches = []
-        for partition, rows in zip(wanted, sizes, strict=True):
-            if len(rows):
-                name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
-                if name not in bounds:
-                    bounds[name] = self._bounded(partition, rows)
-                bound, legal, fitting = bounds[name]
-                branch = Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
-                branches.append(branch)
-        self._known = branches
-        return branches
+        self._known = bounded(self.request, self.subproblems, wanted, sizes)
+        return self._known
 
     def may_stay(self, below: float) -> bool:
         """Whether bounds leave room for a plan below a value; known early where a role fits nowhere."""
-        if not self.subproblems.fit_alone(*competing(self.request, self.models, self._only, self._sizes)):
+        if not fit_alone(self.subproblems, *competing(self.request, self.models, self._only, self._sizes)):
             return False
         return below == inf or any((branch.bound < below).any() for branch in self._branches())
 
@@ -164,13 +151,22 @@ class Search:
         other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance, steps=self.steps)
         other.subproblems, other.best = self.subproblems.of(request), start
         other._known = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
-        other._deadline, other._partly = self._deadline, True
+        other._partly = True
         return other.run()
 
     def run(self) -> SearchResult:
-        """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
+        """Price all roles, search a warm start for a good plan, then prove that there is no better one.
+
+        Where time is up, the best plan that was met, with its gap; where none was, the first that is met.
+        """
+        with clock.within(self.request.time_limit):
+            return self._run()
+
+    def _run(self) -> SearchResult:
         branches = self._branches()
         self._warm_start(branches)
+        if clock.over() and self.limit == inf:
+            self._meet_one(branches)
         left, gap = self._near(branches) if self._partly else self._prove(branches)
         others = [c for c in self.kinds.values() if c is not self.best]
         return SearchResult(
@@ -183,22 +179,6 @@ class Search:
             search=self,
         )
 
-    # --- bounds of skeletons -----------------------------------------------------------------------
-
-    def _bounded(self, partition: Partition, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
-        """Of each skeleton: bound by its fastest options, plans, and those whose roles fit alone."""
-        legal, fitting = [1] * len(sizes), [1] * len(sizes)
-        pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
-        for i in range(len(partition.groups)):
-            values, at = np.unique(sizes[:, i], return_inverse=True)
-            least = [self.subproblems.least(partition, i, int(gpus)) for gpus in values]
-            fits &= np.array([row.fitting > 0 for row in least])[at]
-            pools.append(Numbers(np.array([row.numbers.values for row in least])[at]))
-            legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
-            fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
-        bound = objective_bound(partition, self.request, pools, np.zeros(len(sizes)))
-        return np.where(fits, bound, inf), legal, fitting
-
     # --- a first good plan ----------------------------------------------------------------------
 
     def _warm_start(self, branches: list[Branch]) -> None:
@@ -206,7 +186,8 @@ class Search:
         kinds: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
         for branch in branches:
             kind = branch.partition.labels, branch.partition.role_placement
-            rows = np.argsort(branch.bound, kind="stable")[: self._warm_starts].tolist()
+            order = np.argsort(branch.bound, kind="stable")
+            rows = order[branch.priced[order]][: self._warm_starts].tolist()
             entries = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
             kinds.setdefault(kind, []).extend(entries)
         ordered = (sorted(entries, key=lambda e: e[0]) for entries in kinds.values() if entries)
@@ -215,9 +196,23 @@ class Search:
                 break
             near = [branch.skeleton(row) for _, branch, row in entries[: WARM_STARTS * self._warm_starts]]
             for skeleton in sorted(near, key=lambda s: float(self.subproblems.bound(s)))[: self._warm_starts]:
-                pools = self._pools(skeleton)
-                if len(pools[-1]):
-                    self._simulate(skeleton, pools)
+                if clock.over() and self.limit < inf:
+                    return
+                self._look(skeleton)
+
+    def _look(self, skeleton: Skeleton) -> None:
+        """The first plan of a skeleton that runs, of a beam through its pools."""
+        pools = self._pools(skeleton)
+        if len(pools[-1]):
+            self._simulate(skeleton, pools)
+
+    def _meet_one(self, branches: list[Branch]) -> None:
+        """Some plan: skeletons with the fewest pools on most GPUs come first, priced or not."""
+        skeletons = [b.skeleton(row) for b in branches for row in np.flatnonzero(b.bound < inf).tolist()]
+        for skeleton in sorted(skeletons, key=lambda s: (len(s.sizes), -sum(s.sizes))):
+            self._look(skeleton)
+            if self.best is not None:
+                return
 
     # --- proof ------------------------------------------------------------------------------------
 
@@ -251,11 +246,13 @@ class Search:
                     later.append(index)
                     continue
                 opened += 1
-                if time.monotonic() > self._deadline or opened > most:
+                ended = opened > most or (clock.over() and self.limit < inf)
+                closed = None if ended else self._open(branch, at, factors)
+                if closed is None:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
                     return left, 1 - float(min(bound[rest])) / self.limit if self.best else 1.0
-                if not self._open(branch, at, factors):
+                if not closed:
                     later.append(index)
             order = later
         reached = bound[order] * rounds[0][-1]  # the plans below that were looked at
@@ -263,12 +260,13 @@ class Search:
         left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
         return left, 1 - float(min(reached)) / self.limit if rest else 0.0
 
-    def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool:
-        """Every plan of a skeleton, counted, and True; skeletons that stay closed are counted at the end.
+    def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool | None:
+        """Every plan of a skeleton, counted, and True; None where time ended before.
 
         First those little above the bound of the skeleton, then more, until the best plan is no worse
         than what was looked at: the better the plan to beat, the fewer combinations there are. Where the last
-        of `factors` is not enough, nothing is counted, and the skeleton waits for what others bring.
+        of `factors` is not enough, nothing is counted, and the skeleton waits for what others bring. What
+        stays closed is counted at the end.
         """
         skeleton, fitting = branch.skeleton(row), branch.fitting[row]
         least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
@@ -277,7 +275,11 @@ class Search:
         close = self.threshold < inf and skeleton.partition.pace != "continuous"  # whose bound is far below
         for above in factors if close else (inf,):
             limit = min(self.threshold, least * above)
-            self._open_up_to(limit, skeleton, fitting)
+            try:
+                self._open_up_to(limit, skeleton, fitting)
+            except clock.OutOfTime:
+                self.counts = before
+                return None if self.limit < inf else False
             if self.threshold <= limit:
                 self._opened += fitting
                 return True
@@ -289,11 +291,11 @@ class Search:
         before = self.counts["simulated"] + self.counts["refused"]
         pools = self._pools(skeleton, limit)
         if not len(pools[-1]):
-            self._count_empty(fitting, pools[-1])
+            self.counts.update(counted_empty(fitting, pools[-1]))
             return
         unfit, beaten = self._simulate(skeleton, pools, limit)
         simulated = self.counts["simulated"] + self.counts["refused"] - before
-        self._count(fitting, pools, unfit, beaten, simulated)
+        self.counts.update(counted(fitting, pools, unfit, beaten, simulated))
 
     def _pools(self, skeleton: Skeleton, limit: float | None = None) -> list[PoolTable]:
         """The combinations of each pool, up to the first that has none; some of them without `limit`."""
@@ -327,6 +329,8 @@ class Search:
             order = np.lexsort((bounds, learners[:, 0]))
             rows, bounds, learners = rows[order], bounds[order], learners[order]
         for choice, bound, (learner, sync) in zip(rows, bounds.tolist(), learners.tolist(), strict=True):
+            if proves and self.limit < inf:
+                clock.check()
             if proves and bound > self.threshold:
                 if continuous:
                     continue
@@ -345,24 +349,6 @@ class Search:
         return unfit, beaten
 
     # --- counting ---------------------------------------------------------------------------------
-
-    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, simulated: int) -> None:
-        """Plans of an opened skeleton: dominated roles, then pool by pool, then their combinations."""
-        considered = prod(p.considered for p in pools)
-        hopeful = prod(p.considered - p.bounded for p in pools)
-        feasible = prod(p.considered - p.bounded - p.infeasible for p in pools)
-        left = prod(len(p) for p in pools)
-        self.counts["dominated"] += fitting - considered + feasible - left + beaten
-        self.counts["infeasible"] += hopeful - feasible + unfit
-        self.counts["bounded"] += considered - hopeful + left - unfit - beaten - simulated
-
-    def _count_empty(self, fitting: int, pool: PoolTable) -> None:
-        """Plans of a skeleton one of whose pools has no combination left: they go where it went."""
-        own = prod(map(len, pool.originals))
-        others = fitting // own
-        self.counts["dominated"] += others * (own - pool.considered + pool.dominated)
-        self.counts["infeasible"] += others * pool.infeasible
-        self.counts["bounded"] += others * pool.bounded
 
     def _certificate(self, branches: list[Branch], left: int, gap: float) -> Certificate:
         """Where every plan went; roles that do not fit alone make a plan infeasible."""

@@ -29,11 +29,16 @@ def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> In
 
     Of rows that are equal in every column the one with the least `tie` stays.
     """
-    order = np.argsort(classes, kind="stable")
-    fronts: list[Ints] = []
-    for members in np.split(order, np.flatnonzero(np.diff(classes[order])) + 1):
-        fronts.append(members[_front(columns[members], None if tie is None else tie[members])])
-    rows = np.concatenate(fronts) if fronts else np.empty(0, dtype=np.int64)
+    keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
+    order = np.lexsort([*keys, classes])
+    starts = np.flatnonzero(np.diff(classes[order], prepend=classes[order[:1]] - 1))
+    sizes = np.diff(starts, append=len(order))
+    stays = np.zeros(len(order), dtype=np.bool_)
+    for size in np.unique(sizes).tolist():
+        places = starts[sizes == size][:, None] + np.arange(size)
+        for some in np.split(places, range(0, len(places), max(1, PAIRS // size**2))[1:]):
+            stays[some] = _fronts(columns, order[some])
+    rows = order[stays]
     return np.asarray(rows[np.argsort(columns[rows].sum(axis=1), kind="stable")])
 
 
@@ -43,28 +48,34 @@ def distinct(columns: Floats) -> Floats:
     return np.unique(varied, axis=1) if varied.size else columns[:, :1]
 
 
-def _front(columns: Floats, tie: Floats | None) -> Ints:
-    """Rows that are not dominated.
+def _fronts(columns: Floats, members: Ints) -> Bools:
+    """(classes, rows) whether a row of a class is not dominated; rows in lexicographic order.
 
-    In lexicographic order a row can only be dominated by an earlier one, so of the first rows left those that
-    none before them dominates stay; what they dominate goes.
+    There a row can only be dominated by an earlier one, so of the first rows left those that none before them
+    dominates stay; what they dominate goes.
     """
-    keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
-    left = np.lexsort(keys)
-    fronts: list[Ints] = [left[:0]]
-    while len(left):
-        few = min(AT_ONCE, max(1, PAIRS // len(left)))
-        first, left = left[:few], left[few:]
-        fronts.append(first[~np.tril(_beaten(columns[first], columns[first]), -1).any(axis=1)])
-        left = left[~_beaten(columns[left], columns[fronts[-1]]).any(axis=1)]
-    return np.concatenate(fronts)
+    size = members.shape[1]
+    if size <= AT_ONCE:
+        rows = columns[members]
+        return np.asarray(~np.tril(_beaten(rows, rows), -1).any(axis=-1))
+    stays = np.zeros(members.shape, dtype=np.bool_)
+    for own, of_class in zip(stays, members, strict=True):
+        left = np.arange(size)
+        while len(left):
+            few = min(AT_ONCE, max(1, PAIRS // len(left)))
+            first, left = left[:few], left[few:]
+            rows = columns[of_class[first]]
+            front = first[~np.tril(_beaten(rows, rows), -1).any(axis=-1)]
+            own[front] = True
+            left = left[~_beaten(columns[of_class[left]], columns[of_class[front]]).any(axis=-1)]
+    return stays
 
 
 def _beaten(rows: Floats, others: Floats) -> Bools:
-    """(rows, others) whether the other is no worse in any column."""
-    beaten = np.ones((len(rows), len(others)), dtype=np.bool_)
-    for one, other in zip(rows.T, others.T, strict=True):
-        beaten &= one[:, None] >= other
+    """(..., rows, others) whether the other is no worse in any column."""
+    beaten = np.ones((*rows.shape[:-1], others.shape[-2]), dtype=np.bool_)
+    for one, other in zip(np.moveaxis(rows, -1, 0), np.moveaxis(others, -1, 0), strict=True):
+        beaten &= one[..., :, None] >= other[..., None, :]
     return beaten
 
 

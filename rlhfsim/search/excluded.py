@@ -20,8 +20,9 @@ from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
+from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import ALONE, AnyRolePlacement, Key, OptionTable, broken_limit
-from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, compared, pool_table
+from rlhfsim.search.pools import ENDS, Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import ROLES, Partition, Skeleton, partitions, roles_of, splits

@@ -29,6 +29,8 @@ from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
+Shapes = Sequence[Sequence[tuple[RolePlacement, ...]]]
+"""Shape -> layout (rising micro-batch) -> what a role does between its calls."""
 ALONE = "alone"
 """Pool name while a role is priced by itself."""
 

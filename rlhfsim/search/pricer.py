@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, host_of, rested, role_sums
+from rlhfsim.memory.components import ENGINE, NO_SYNC, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, role_memory, software_of
-from rlhfsim.memory.states import cut, stages
+from rlhfsim.memory.states import cut
 from rlhfsim.rollout.generation import Generation
+from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import OptionTimes
+from rlhfsim.search.fitting_options import fitting_options
 from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
@@ -47,7 +48,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
+from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.step.calls import Setting, bias_of, generation_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
@@ -128,25 +129,38 @@ class Pricer:
             total.update(table.refused)
         return total
 
-    def prepare(self, keys: Iterable[Key]) -> None:
-        """Price many roles, the roles of one pool size on one core."""
+    def has(self, key: Key) -> bool:
+        """Whether a role is priced, or takes its prices from another pricer, which has it."""
+        return key in self._tables or (self._whole is not None and self._whole[0].has(key))
+
+    def legal(self, key: Key) -> int:
+        """Options of a role in the space, priced or not."""
+        if key.role == "rollout":
+            return len(self.every(key))
+        return self._options(key).legal
+
+    def prepare(self, keys: Iterable[Key]) -> bool:
+        """Prices many roles, the roles of one pool size on one core, while there is time; whether it was
+        enough."""
         if self._whole:
-            self._whole[0].prepare(keys)
-            return
+            return self._whole[0].prepare(keys)
         wanted = {k for k in keys if k not in self._tables}
         self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
         missing = sorted(wanted - self._tables.keys())
         batches = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
-        largest_first = sorted(batches, key=lambda batch: -len(batch))
-        for tables in mapped(lambda keys: [self.table(key) for key in keys], largest_first):
+        largest_first = sorted(batches, key=lambda batch: (-len(batch), -batch[0].gpus))
+        for tables in mapped(
+            lambda keys: [self.table(key) for key in keys if not clock.over()], largest_first
+        ):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
+        return wanted <= self._tables.keys()
 
     def hardware(self, key: Key) -> NodeGroup:
         """The nodes under a pool."""
         return self.request.cluster.node_groups[key.hardware]
 
-    def _setting(self, key: Key) -> Setting:
+    def setting(self, key: Key) -> Setting:
         """A pool by itself, enough to price the calls of any role in it."""
         name = key.hardware, key.gpus
         if name not in self._settings:
@@ -172,49 +186,21 @@ class Pricer:
 
     def _fit(self, key: Key) -> OptionTable:
         """The options of a role that run when nobody else is there, not yet timed."""
-        options, pool, backend = self._options(key), self.hardware(key), self.request.backend
-        trained, usable = key.role in TRAINED, pool.profile.usable_memory.value
-        memory = role_memory(
-            self.models,
-            key.role,
-            self.request.workload,
-            backend=backend,
-            profile=pool.profile,
-            beside_actor=key.beside_actor,
-            software=software_of(
-                None, self.request.cluster.framework, backend, packing=self.request.workload.packing
-            ),
-        )
-        roles, parts, counts = list[RolePlacement](), list[list[RoleBytes]](), list[int]()
-        for shape in options.shapes:
-            for variants in filter(None, shape):
-                views = [memory.of(variants[0], stage) for stage in stages(variants[0].layout)]
-                if trained and max(part.training for part in views) > usable:
-                    break  # whatever happens between its calls; a larger micro-batch needs more
-                roles += variants
-                parts.append([views[0], views[-1]])
-                counts.append(len(variants))
-        layouts = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
-        rows = rested(np.repeat(layouts, counts, axis=0), roles, memory.kind)
-        host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
-        states = role_sums(pool.profile, rows, NO_SYNC)
-        fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
-        for name in {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}:
-            fits &= fitting(states[name], usable, self.request.max_oom, self.doubt)
-        left = tuple(roles[i] for i in np.flatnonzero(fits))
+        options, kinds = self._options(key), [c.kind for c in self.calls_of(key.role)]
+        roles, rows, host = fitting_options(self.request, self.models, key, options.shapes, kinds, self.doubt)
         return OptionTable(
             key=key,
             legal=options.legal,
             refused=options.refused,
-            options=left,
-            times=OptionTimes(np.zeros((len(left), 6))),
-            bytes=rows[fits],
-            host=host[fits],
-            pieces=np.zeros((len(left), STREAM_CHUNKS)),
-            continuous=np.zeros(len(left)),
-            no_start=np.zeros(len(left)),
-            sync_class=sync_classes(left),
-            agreed=agreed(self.request, key.role, left),
+            options=roles,
+            times=OptionTimes(np.zeros((len(roles), 6))),
+            bytes=rows,
+            host=host,
+            pieces=np.zeros((len(roles), STREAM_CHUNKS)),
+            continuous=np.zeros(len(roles)),
+            no_start=np.zeros(len(roles)),
+            sync_class=sync_classes(roles),
+            agreed=agreed(self.request, key.role, roles),
         )
 
     def _options(self, key: Key) -> RoleOptions:
@@ -254,10 +240,10 @@ class Pricer:
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
     def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
-        setting, model = self._setting(key), self.models.of(key.role)
+        setting, model = self.setting(key), self.models.of(key.role)
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
-        for call in self._calls(key.role):
+        for call in self.calls_of(key.role):
             train = call.kind == "train"
             load, run, unload = times.of_call(train=train)
             moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
@@ -277,7 +263,7 @@ class Pricer:
 
     def _seconds(self, key: Key, call: Call) -> Callable[[Layout], float]:
         """Of a call, for any layout; a forward pass is the same whatever the backward does."""
-        setting, model, train = self._setting(key), self.models.of(key.role), call.kind == "train"
+        setting, model, train = self.setting(key), self.models.of(key.role), call.kind == "train"
         of, placed = call.role, setting.placement.actor
         cost = trainer(setting, of, placed) if train else scorer(setting, call, placed)
         factor = bias_of(setting, call.name, ALONE)
@@ -293,7 +279,8 @@ class Pricer:
 
         return seconds
 
-    def _calls(self, role: str) -> list[Call]:
+    def calls_of(self, role: str) -> list[Call]:
+        """Forward calls and training of a role."""
         return [c for c in self.calls if c.role == role and c.kind not in ("generate", "sync")]
 
     # --- rollout ----------------------------------------------------------------------------------
@@ -342,7 +329,7 @@ class Pricer:
     def _waking(self, key: Key, role: RolloutPlacement) -> tuple[float, float]:
         """Seconds until an engine is awake, and until it sleeps."""
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
-        home = self._setting(key).placement
+        home = self.setting(key).placement
         before, after = moves(device, self.models.actor, role, self.calls[0], self.request.workload, home)
         return before.seconds, after.seconds
 
@@ -360,7 +347,7 @@ class Pricer:
         return self._paces[name]
 
     def _with(self, key: Key, role: RolloutPlacement) -> Setting:
-        setting = self._setting(key)
+        setting = self.setting(key)
         schedule = Schedule(double_buffered=key.double_buffered)
         placed = replace(setting.placement, rollout=role, schedule=schedule)
         if key.adapters:  # they cost a decode step time of their own

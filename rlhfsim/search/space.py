@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from rlhfsim.frameworks.runs import OWN
-from rlhfsim.search.columns import Bools, Floats, Ints
+from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
@@ -107,25 +107,6 @@ class Skeleton:
             pools.append(ResourcePool(name=name, start=start[hardware], gpus=gpus, hardware=hardware))
             start[hardware] += gpus
         return tuple(pools)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Branch:
-    """A partition with the bounds of its skeletons."""
-
-    partition: Partition
-    sizes: Ints
-    """(n, groups) GPUs."""
-    bound: Floats
-    """Of each skeleton; inf where a role fits nowhere."""
-    legal: list[int]
-    """Plans of each skeleton."""
-    fitting: list[int]
-    """Those whose roles fit by themselves."""
-
-    def skeleton(self, row: int) -> Skeleton:
-        """One of them."""
-        return Skeleton(partition=self.partition, sizes=tuple(self.sizes[row].tolist()))
 
 
 def pool_name(group: Group, pools: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -16,9 +16,11 @@ from rlhfsim.search.agreement import Agreement, agree_apart, agreements
 from rlhfsim.search.bound import learner_seconds, objective_bound, rules_streamed
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
+from rlhfsim.search.floors import floor_of
 from rlhfsim.search.least import Least, generating, least
+from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import Key, OptionTable
-from rlhfsim.search.pools import ENDS, MERGE, PoolTable, Subproblem, alone, pool_table
+from rlhfsim.search.pools import ENDS, Subproblem, alone
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
@@ -94,29 +96,27 @@ class Subproblems:
             for role in group
         ]
 
-    def fit_alone(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> bool:
-        """Whether every role has an option somewhere; roles are priced until one has none."""
-        keys = sorted(self.keys(wanted, sizes), key=lambda key: MERGE.index(key.role))
-        for _, same in groupby(keys, key=lambda key: key.role):
-            of_role = list(same)
-            self.pricer.prepare(of_role)
-            if not any(len(self.pricer.table(key)) for key in of_role):
-                return False
-        return True
-
     # --- least numbers ------------------------------------------------------------------------------
 
     def least(self, partition: Partition, index: int, gpus: int) -> Least:
-        """Bounds of one pool from the fastest options of its roles."""
+        """Bounds of one pool from the fastest options of its roles, where they are priced."""
         continuous = partition.pace == "continuous"
         streamed = rules_streamed(partition, self.request)
         name = _pool(partition, index, gpus), continuous, streamed
-        if name not in self._least:
-            tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
-            self._least[name] = least(
-                tables, self.request.workload, continuous=continuous, rules_streamed=streamed
-            )
-        return self._least[name]
+        if name in self._least:
+            return self._least[name]
+        keys = self.keys_of(partition, index, gpus)
+        priced = [self.pricer.has(k) for k in keys]
+        found = least(
+            [self.pricer.table(k) for k, has in zip(keys, priced, strict=True) if has],
+            self.request.workload,
+            unpriced=[floor_of(self.pricer, k) for k, has in zip(keys, priced, strict=True) if not has],
+            continuous=continuous,
+            rules_streamed=streamed,
+        )
+        if all(priced):
+            self._least[name] = found
+        return found
 
     # --- the weight path ----------------------------------------------------------------------------
 

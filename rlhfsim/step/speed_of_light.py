@@ -33,11 +33,12 @@ def limits(setting: Setting, generation: Generation | None) -> dict[str, float]:
     prompt and l response. Optimistic: every response runs beside all others, nothing is recomputed or padded,
     windowed layers read no cache.
     """
-    seconds = {call.name: _limit(setting, call, generation) for call in dataflow(setting.workload)}
+    seconds = {call.name: limit_of(setting, call, generation) for call in dataflow(setting.workload)}
     return {name: limit for name, limit in seconds.items() if limit is not None}
 
 
-def _limit(setting: Setting, call: Call, generation: Generation | None) -> float | None:
+def limit_of(setting: Setting, call: Call, generation: Generation | None) -> float | None:
+    """Seconds of one call at the limits of its hardware; None where it has none, or nothing is generated."""
     if call.kind == "generate":
         return None if generation is None else _generate(setting, generation)
     if call.kind == "sync":

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhfsim.choice import BreakEven
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -116,10 +117,10 @@ def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | N
 
     That the order changes once on the way is assumed; where it changes back and forth, one crossing is found.
     """
-    factor = _crossing(quantity, rivals)
+    factor = None if clock.over() else _crossing(quantity, rivals)
     chosen = rivals[0].placement
     assert chosen is not None
-    return None if factor is None else _designed(quantity, chosen, rivals[0].request, factor)
+    return None if factor is None or clock.over() else _designed(quantity, chosen, rivals[0].request, factor)
 
 
 def _crossing(quantity: Quantity, rivals: Sequence[Question]) -> float | None:

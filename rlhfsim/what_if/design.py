@@ -10,6 +10,7 @@ from math import inf
 
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan
+from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
@@ -120,9 +121,33 @@ def design(
     the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
     where a time limit ended the search, the best that was met is.
 
+    Where time is up, what was met is the answer, and what would take another search is left out.
+
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
+    with clock.within(request.time_limit):
+        return _designed(
+            request,
+            explain=explain,
+            left_out=left_out,
+            rivals=rivals,
+            instead=instead,
+            simple=simple,
+            at_most=at_most,
+        )
+
+
+def _designed(
+    request: Request,
+    *,
+    explain: bool,
+    left_out: bool,
+    rivals: bool,
+    instead: Sequence[Alternative],
+    simple: bool,
+    at_most: float,
+) -> Design:
     searches = list(answers(Question(request=request, rivals=rivals)))
     found = Design(
         request=request,
@@ -142,15 +167,15 @@ def design(
         return _proven(request, searches, first) if explain and rivals else met[1:]
 
     def recommended() -> _Recommended:
-        close = simple and found.certificate.proven
+        close = simple and found.certificate.proven and not clock.over()
         chosen = _simpler(first.candidate, prices, at_most) if close else None
-        step_s = (chosen or best).prediction.step_s
+        step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
         return _Recommended(
             chosen=chosen,
-            close=close,
+            close=close and not clock.over(),
             gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
-            elsewhere=elsewhere(prices, first.candidate, step_s) if explain and not left_out else None,
-            fewer=fewer_gpus(prices.request, first.candidate) if explain else None,
+            elsewhere=elsewhere(prices, first.candidate, step_s) if asks and not left_out else None,
+            fewer=fewer_gpus(prices.request, first.candidate) if asks and not clock.over() else None,
         )
 
     behind, ours = beside(others, recommended) if explain and rivals else (others(), recommended())
@@ -203,7 +228,7 @@ def _compared(
         gaps=tuple(rival.gap for rival in shown),
         confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
         reasons=tuple(why),
-        break_evens=tuple(break_evens(variant, same_work)) if explain else (),
+        break_evens=tuple(break_evens(variant, same_work)) if explain and not clock.over() else (),
         gains=ours.gains,
         elsewhere=ours.elsewhere,
         fewer=ours.fewer,

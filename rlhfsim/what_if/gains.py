@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfsim.frameworks.runs import ANY, Runs, runner_of
+from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
@@ -74,6 +75,8 @@ def _gains(
     request = prices.request
 
     def met(question: Question) -> Candidate | None:
+        if clock.over():
+            return None
         search = search_of(question, prices)
         return search.first() if search.may_stay(below) else None
 

@@ -17,8 +17,9 @@ from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.agreement import Agreement
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import distinct, lean, undominated
+from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import Key, OptionTable, agreed
-from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
+from rlhfsim.search.pools import Subproblem
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster

@@ -104,8 +104,7 @@ def considered(answer: Design) -> Text:
     proof = f"proven: no plan of the space {best}"
     if not c.proven:
         proof = (
-            f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} "
-            "better"
+            f"ended early: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} better"
         )
     if answer.simpler:
         proof += " than plan 1"
@@ -177,7 +176,7 @@ def proof(answer: Design) -> str:
     in_bytes = answer.request.objective == "memory"
     better = "leaner" if in_bytes else "faster"
     if not c.proven:
-        return f"time limit reached: a plan that was not looked at could be up to {c.gap:.1%} {better}"
+        return f"ended early: a plan that was not looked at could be up to {c.gap:.1%} {better}"
     space = rounded(c.space)
     if not answer.simpler:
         return f"proven: of {space} complete plans none is {better}"

@@ -1,0 +1,125 @@
+"""Searches that end early: a time limit while roles are priced, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhfsim.cli import main as entry
+from rlhfsim.plan import read_plan
+from rlhfsim.search import clock
+from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.floors import floor_of
+from rlhfsim.search.space import Skeleton
+
+TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
+
+
+def asked_after(calls: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ctrl-C is pressed at a call of a method of the search."""
+    plain, count = getattr(Search, name), 0
+
+    def method(self: Search, *given: Any, **named: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == calls:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(Search, name, method)
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["rlhfsim", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("name", ["_branches", "_warm_start", "_prove"])
+def test_ctrl_c_ends_a_search_with_the_best_plan_so_far_and_code_3(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked_after(1, monkeypatch, name)
+    out = tmp_path / "plan.json"
+    assert exit_code(monkeypatch, "design", *TINY, "--out", str(out)) == 3
+    choice = read_plan(out).choice
+    assert choice is not None
+    assert choice.certificate.gap > 0
+    assert "ended early" in capfd.readouterr().out
+
+
+def test_a_second_ctrl_c_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_after(1, monkeypatch, "_warm_start")
+    asked_after(1, monkeypatch, "_prove")
+    assert exit_code(monkeypatch, "design", *TINY, "--out", str(tmp_path / "plan.json")) == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_roles_for_which_no_time_is_left_have_their_floor_and_all_their_options(questions: Any) -> None:
+    case = next(c for seed in range(1400, 1410) if (c := questions.drawn(seed, most=10**6)) is not None)
+    with clock.within(1e-9):
+        early = Search(case.request, case.models)._branches()
+    whole = Search(case.request, case.models)._branches()
+    assert not any(branch.priced.any() for branch in early)
+    for one, other in zip(early, whole, strict=True):
+        assert one.legal == other.legal
+        assert other.priced.all()
+        assert (one.bound <= other.bound).all()
+
+
+def test_no_option_of_a_role_is_faster_than_its_floor(questions: Any) -> None:
+    compared = 0
+    for seed in range(1500, 1512):
+        case = questions.drawn(seed, most=10**6)
+        if case is None:
+            continue
+        pricer = Search(case.request, case.models).pricer
+        search = Search(case.request, case.models, pricer)
+        search._branches()
+        for key, table in pricer._tables.items():
+            floor = floor_of(pricer, key)
+            assert floor.legal == table.legal
+            if len(table):
+                compared += floor.ready + floor.training > 0
+                assert floor.ready <= table.times.ready.min()
+                assert floor.training <= table.times.training.min()
+    assert compared > 10
+
+
+def fitting(questions: Any) -> tuple[Search, Skeleton]:
+    """A search, and a skeleton whose first pool has combinations that fit."""
+    for seed in range(1400, 1420):
+        case = questions.drawn(seed, most=10**6)
+        search = Search(case.request, case.models) if case else None
+        for branch in search._branches() if search else ():
+            for row in np.flatnonzero(np.isfinite(branch.bound)).tolist():
+                if search and len(search.subproblems.beam(branch.skeleton(row), 0)) > 1:
+                    return search, branch.skeleton(row)
+    raise AssertionError("nothing fits")
+
+
+def test_merging_a_pool_ends_with_the_time_unless_it_is_a_quick_look(questions: Any) -> None:
+    search, skeleton = fitting(questions)
+    search.subproblems._pools.clear()
+    with clock.within(1e-9):
+        assert len(search.subproblems.beam(skeleton, 0))
+        with pytest.raises(clock.OutOfTime):
+            search.subproblems.pool(skeleton, 0, np.inf)
+
+
+def test_options_that_no_other_role_can_save_are_counted_with_all_their_combinations(questions: Any) -> None:
+    search, skeleton = fitting(questions)
+    close = search.subproblems.pool(skeleton, 0, float(search.subproblems.bound(skeleton)) * 1.01)
+    every = search.subproblems.pool(skeleton, 0, np.inf)
+    assert close.bounded > 0
+    assert close.considered == every.considered
+    for table in (close, every):
+        assert table.considered == table.bounded + table.infeasible + table.dominated + len(table)
+    assert {tuple(row) for row in close.rows.tolist()} <= {tuple(row) for row in every.rows.tolist()}
