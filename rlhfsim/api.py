@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,11 @@ def simulate_file(
     Raises:
         RlhfsimError: the first thing wrong in the file, with its line.
     """
-    return simulated(
+    answer = simulated(
         priced_placement(*_read(path)), options or SimulationOptions(), price=price, progress=progress
     )
+    run = read_plan(Path(path)).run if Path(path).suffix == ".json" else None
+    return replace(answer, plan=replace(answer.plan, run=run.question)) if run else answer
 
 
 def whatif(

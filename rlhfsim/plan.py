@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -227,6 +227,12 @@ class AskedRun:
     """Probability with which each target had to be met; None: none was asked for."""
     odds: RunOdds | None = None
     """None where nothing was drawn yet."""
+
+    @property
+    def question(self) -> AskedRun:
+        """The run as it was asked for, without what was predicted of it."""
+        targets = tuple(replace(target, probability=None) for target in self.targets)
+        return replace(self, targets=targets, odds=None)
 
 
 @checked

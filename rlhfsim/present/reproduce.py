@@ -9,7 +9,7 @@ from rlhfsim.choice import Asked
 from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
-from rlhfsim.specs.hardware.prices import DEFAULT
+from rlhfsim.specs.hardware.prices import DEFAULT, market_of
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -56,6 +56,7 @@ def _run(run: AskedRun) -> dict[str, object]:
 def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
     first, *rest = plan.hardware
     second = rest[0] if rest else None
+    market = first.market or market_of(first.profile, first.price)
     return {
         "gpus": first.gpus,
         "gpu": first.profile,
@@ -63,7 +64,7 @@ def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
         "rollout-gpus": second.gpus if second else None,
         "rollout-gpu": second.profile if second else None,
         "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
-        "price": _short(asked.price) or (None if first.market == DEFAULT else first.market),
+        "price": _short(asked.price) or _unless(market, DEFAULT),
     }
 
 

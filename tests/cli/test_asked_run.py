@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from rlhfsim.cli.diff import diff
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.export import export
 from rlhfsim.cli.report import report
+from rlhfsim.cli.simulate import simulate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan, write_plan
+from rlhfsim.present.reproduce import design_arguments
+from rlhfsim.units import format
 
 WORK = [
     *("--gpus", "2", "--model", "0.5b", "--algorithm", "grpo"),
@@ -126,6 +130,16 @@ def test_a_plan_without_a_run_names_no_run(tmp_path: Path) -> None:
     assert "steps take" not in said(report, path, "--no-sizes", "--out", tmp_path / "page.html")
 
 
+def test_the_command_of_a_report_asks_the_same_run(asked: tuple[Path, str]) -> None:
+    plan = read_plan(asked[0])
+    old = replace(plan, hardware=tuple(replace(h, market=None) for h in plan.hardware))
+    for one in (plan, old):
+        given = design.make_context("design", design_arguments(one)).params
+        assert (given["steps"], given["deadline"], given["budget"]) == (500, 7200, 9)
+        assert given["require"] == ("step_time<1h",)
+        assert given["price"] == "reserved"
+
+
 def test_a_plan_of_an_older_release_is_read(asked: tuple[Path, str], tmp_path: Path) -> None:
     plan = read_plan(asked[0])
     write_plan(tmp_path / "new.json", plan)
@@ -133,3 +147,14 @@ def test_a_plan_of_an_older_release_is_read(asked: tuple[Path, str], tmp_path: P
     del data["run"], data["prediction_hash"], data["hardware"][0]["market"]
     (tmp_path / "old.json").write_text(json.dumps(data))
     assert read_plan(tmp_path / "old.json", as_priced=True).run is None
+
+
+def test_a_simulation_says_what_the_run_takes_at_its_pace(asked: tuple[Path, str]) -> None:
+    shown = said(simulate, asked[0], "--iterations", "2", "--expected-lengths")
+    step_s = read_plan(asked[0]).prediction.step_s
+    assert f"500 steps take {format(500 * step_s, 's')} at this pace" in shown
+    failing = said(simulate, asked[0], "--iterations", "2", "--expected-lengths", "--mtbf", "20h")
+    assert "at this pace with failures and checkpoints" in " ".join(failing.split())
+    plan = json.loads(said(simulate, asked[0], "--iterations", "2", "--json"))["plan"]
+    assert plan["run"]["steps"] == 500
+    assert plan["run"]["odds"] is None

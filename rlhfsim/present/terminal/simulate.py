@@ -74,7 +74,9 @@ def phase_note(answer: Simulation) -> str:
 
 def summary(answer: Simulation) -> dict[str, str]:
     """Run, step time, memory; staleness, queue and goodput where they mean something."""
-    rows = {"run": run_text(answer), "step": step_text(answer), "memory": memory_text(answer)}
+    rows = {"simulated": run_text(answer), "step": step_text(answer)}
+    rows |= {"run": asked_text(answer)} if answer.plan.run and answer.plan.run.steps else {}
+    rows["memory"] = memory_text(answer)
     if not answer.contention and len(answer.plan.placement.pools) > 1:
         rows["links"] = "no call waited for a link that another one used"
     if answer.staleness is not None:
@@ -94,6 +96,17 @@ def run_text(answer: Simulation) -> str:
         else f"seed {answer.seed}"
     )
     return f"{plural(len(answer.runs[0]), 'step')}{warm}, {seeds}; {answer.randomness}"
+
+
+def asked_text(answer: Simulation) -> str:
+    """`500 steps take 5.99 h at this pace`: the run that the plan was asked for; failures where simulated."""
+    assert answer.plan.run is not None
+    steps = answer.plan.run.steps or 0
+    share = answer.goodput.simulated if answer.goodput else 1.0
+    counted = " with failures and checkpoints" if answer.goodput else ""
+    run_s = steps * answer.mean / share
+    takes = "takes" if steps == 1 else "take"
+    return f"{plural(steps, 'step')} {takes} {units.format(run_s, 's')} at this pace{counted}"
 
 
 def step_text(answer: Simulation) -> str:
