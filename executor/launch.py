@@ -8,21 +8,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor import refusals
-from executor.coordination import checkpoints, cluster, run_folder
+from executor import refusals, resume
+from executor.coordination import cluster, run_folder
+from executor.coordination.contents import contents
 from executor.coordination.sample_log import SampleLog
 from executor.coordination.tracing import coordination_overhead
 from executor.coordination.tracking import check_libraries
-from executor.engines.deepspeed.config import ds_config
 from executor.engines.fake import Fakes
-from executor.engines.fsdp2.config import fsdp2_config
-from executor.engines.training import library
 from executor.evaluation import Evaluator
-from executor.resolve import Job, engine_specs, model_config, rollout_spec
+from executor.resolve import Job, located, model_config, model_folder
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, Rules
 from executor.rewards.rules import Plain, Scorer
@@ -35,9 +33,7 @@ from executor.tasks.prompter import TaskPrompter
 from executor.tasks.sources import open_source
 from executor.tasks.text import ByteText, Text, shown
 from executor.weight_transfer.shared_memory import sweep
-from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.loading import load
 
 DRY_ITERATIONS = 2
 
@@ -51,6 +47,9 @@ class LaunchOptions:
     address: str | None = None
     """A running Ray cluster; None: one is started on this machine."""
     resume: bool = False
+    """Go on with the run in the folder; where there is none, start it."""
+    change: frozenset[str] = frozenset()
+    """Parts of the inputs (`amendments.CHANGEABLE`) that may differ from those of the run that goes on."""
     dry_run: bool = False
     dry_step_s: float = 1.0
     """Seconds of a dry run's fake step."""
@@ -84,6 +83,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
     Raises:
         RlhfsimError: bad input before anything starts; or the run stopped, with what to do.
     """
+    settings = located(plan, settings)
     if options.dry_run:
         settings = replace(settings, iterations=DRY_ITERATIONS)
     check_libraries(settings.tracking)
@@ -92,9 +92,16 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
         plan, settings, dry_step_s=dry_step_s, address=options.address, say=listener.phase
     )
     job, asked = evaluation_prompter(job, prompter, listener.phase)
+    named = contents(job, (prompter.source, asked.source))
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
-        checkpoint = _checkpoint(files, job, listener) if options.resume else None
-        _write_inputs(files, job)
+        checkpoint = None
+        if options.resume and run_folder.holds_something(files):
+            checkpoint = resume.checkpoint_of(files, job, named, options.change, listener.phase)
+        else:
+            resume.write_inputs(files, job, named)
+        if checkpoint is not None and checkpoint.progress.iteration >= settings.iterations:
+            listener.phase(f"the run in {files.root} has done its {checkpoint.progress.iteration} iterations")
+            return FinishedRun(ended=resume.ended_before(files, job, checkpoint), files=files, restarts=())
         sweep(str(weights_folder(files)))
         with contextlib.ExitStack() as open_scorers:
             scorer = open_scorers.enter_context(Scorer(_local(job, job.rules)))
@@ -115,6 +122,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
                     number=settings.tracking.samples,
                     every=settings.tracking.samples_every,
                 ),
+                contents=named,
                 listener=listener,
                 watch=options.watch,
             )
@@ -266,14 +274,6 @@ def _longest_prompt(
     return found.longest
 
 
-def model_folder(plan: Plan, settings: Settings) -> str:
-    """Where the policy's weights lie: settings before plan; a config.json stands for its folder."""
-    path = settings.model or next(m.path for m in plan.models if m.role == "actor")
-    folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
-    # workers of another cluster have another working directory
-    return str(folder.absolute()) if folder.is_dir() else str(folder)
-
-
 def _local(job: Job, rules: Sequence[RewardRule]) -> list[RewardRule]:
     """The rules; those of a dry run without its remote judges, which cost money."""
     return [rule for rule in rules if job.fakes is None or rule.kind != "judge"]
@@ -324,44 +324,3 @@ def _logged(files: run_folder.RunFiles) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         handler.close()
-
-
-def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> checkpoints.Checkpoint | None:
-    """Where an interrupted run goes on; None: it has no whole checkpoint and begins again."""
-    newest = checkpoints.newest(files.checkpoints)
-    if newest is None:
-        listener.phase("the run in this folder has no whole checkpoint: it begins again")
-    before = asdict(load(Settings, files.settings)) if files.settings.is_file() else asdict(job.settings)
-    for text in checkpoints.differences(before, asdict(job.settings)):
-        listener.phase(f"another setting than before: {text}")
-    if newest is not None:
-        checkpoints.check_resumable(
-            newest, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings))
-        )
-        if newest.progress.iteration >= job.settings.iterations:
-            raise RlhfsimError(
-                "run-is-done",
-                f"the run in {files.root} has done its {newest.progress.iteration} iterations",
-                help="raise iterations in the settings (or --iterations) to go on",
-            )
-    return newest
-
-
-def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
-    """The emitted configuration of a run, beside its results."""
-    vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
-    run_folder.write_inputs(
-        files, plan=job.plan, settings=job.settings, trainers=trainer_configs(job), vllm=vllm
-    )
-
-
-def trainer_configs(job: Job) -> dict[str, dict[str, dict[str, Any]]]:
-    """Training library -> role -> what it is given."""
-    specs = engine_specs(job)
-    deepspeed = {
-        role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu, gradients=spec.gradients)
-        for role, spec in specs.items()
-        if spec.optimizer is not None and spec.backend == "deepspeed"
-    }
-    fsdp2 = {r: fsdp2_config(s, cuda=job.gpu) for r, s in specs.items() if library(s) == "FSDP2"}
-    return {"deepspeed": deepspeed, "fsdp2": fsdp2}

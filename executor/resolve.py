@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,32 @@ class Job:
         """Optimizer steps of the whole run."""
         workload = self.plan.workload
         return self.settings.iterations * workload.epochs * workload.mini_batches
+
+
+def model_folder(plan: Plan, settings: Settings) -> str:
+    """Where the policy's weights are: settings before plan; a config.json stands for its folder."""
+    path = settings.model or next(m.path for m in plan.models if m.role == "actor")
+    folder = Path(path).parent if Path(path).name == CONFIG else Path(path)
+    # workers of another cluster have another working directory
+    return str(folder.absolute()) if folder.is_dir() else str(folder)
+
+
+def located(plan: Plan, settings: Settings) -> Settings:
+    """Settings with whole paths of what is on this machine: a run may go on from another directory."""
+    model, evaluation = model_folder(plan, settings), settings.evaluation
+    own = evaluation.data and replace(evaluation.data, path=_whole(evaluation.data.path))
+    return replace(
+        settings,
+        model=model if Path(model).is_dir() else settings.model,
+        critic_model=_whole(settings.critic_model),
+        reward_model=_whole(settings.reward_model),
+        data=replace(settings.data, path=_whole(settings.data.path)),
+        evaluation=replace(evaluation, data=own),
+    )
+
+
+def _whole(path: str | None) -> str | None:
+    return str(Path(path).absolute()) if path and Path(path).exists() else path
 
 
 def served_by(plan: Plan) -> dict[str, str]:

@@ -86,6 +86,8 @@ class Run:
     rules: Rules
     evaluator: Evaluator
     samples: SampleLog
+    contents: Mapping[str, str]
+    """Hashes of what the settings name, for checkpoints."""
     listener: Listener
     watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
@@ -303,7 +305,7 @@ class Run:
             metrics=tuple(rows),
             score=score,
         )
-        identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
+        identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings), self.contents)
         saver.save(progress, identity, workers, last=last)
         times.saved(time.monotonic() - began)
 

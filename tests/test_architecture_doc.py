@@ -75,13 +75,13 @@ OWN = {
     "rlhfsim/cli/planned.py": "the hash of a plan that was read",
     "rlhfsim/cli/params.py": "words of an option",
     "rlhfsim/cli/inputs.py": "words of options",
-    "rlhfsim/cli/launch.py": "settings: executor/settings.py",
+    "rlhfsim/cli/launch.py": "looks whether a plan was edited",
+    "rlhfsim/cli/run_settings.py": "settings: executor/settings.py",
     "rlhfsim/cli/whatif.py": "words of an option",
     "rlhfsim/specs/hardware/clusters.py": "a part of a scenario",
     "rlhfsim/specs/model/presets.py": "a shipped file",
     "rlhfsim/validation/cases/training.py": "a shipped file",
     "rlhfsim/validation/assumptions.py": "a shipped file",
-    "executor/launch.py": "settings: executor/settings.py",
 }
 """Modules that read no format of their own, and what instead."""
 

@@ -67,7 +67,7 @@ EXECUTOR_LAYERS = [
     {"executor.coordination"},
     {"executor.selfcheck", "executor.evaluation"},
     {"executor.run"},
-    {"executor.restart_loop"},
+    {"executor.restart_loop", "executor.resume"},
     {"executor.launch"},
     {"executor.syncs"},
 ]

@@ -34,6 +34,8 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"
+RESHARDED = ("ranks", "dp")
+"""What may be others than those that saved, where nothing else is split: engines cut their states anew."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "zero")
 LEFTOVER = ".unfinished-"
 """Prefix of folders that are being written or deleted."""
@@ -50,6 +52,7 @@ _SHOWN = 5
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 MAX_STATE = 512 * 2**20
 """It holds the metrics of every iteration."""
+_World = Mapping[str, Mapping[str, int]]
 Write = Callable[[Path], Callable[[], None] | None]
 """Lets the workers write into a folder; what it returns waits until they are done."""
 
@@ -66,6 +69,8 @@ class RunIdentity:
     """Ranks and degrees of every trained role: {"actor": {"ranks": 2, "tp": 1, ...}}."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Workload and placement as plain data, to say what differs."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the rows, weights and code that the run used, see contents.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ class Checkpoint:
     progress: RunProgress
 
 
-def identity(plan: Plan, settings_hash: str) -> RunIdentity:
+def identity(plan: Plan, settings_hash: str, contents: Mapping[str, str] | None = None) -> RunIdentity:
     """What checkpoints of this plan belong to."""
     plain = plan.to_dict()
     return RunIdentity(
@@ -106,6 +111,7 @@ def identity(plan: Plan, settings_hash: str) -> RunIdentity:
             if isinstance(placed, RolePlacement) and role in TRAINED
         },
         inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
+        contents=contents or {},
     )
 
 
@@ -299,20 +305,22 @@ def _read(folder: Path) -> Checkpoint:
     )
 
 
-def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity) -> None:
-    """Refuse a checkpoint of another plan or other ranks; other settings are only said.
+def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity, *, other_plan: bool = False) -> None:
+    """Refuse a checkpoint of ranks that do not fit or, without `other_plan`, of another plan.
+
+    Other settings are said.
 
     Raises:
         RlhfsimError: names what differs.
     """
     saved = checkpoint.identity
-    if saved.world != wanted.world:
+    if not _fits(saved.world, wanted.world):
         code, what, differing = "checkpoint-of-other-ranks", "ranks", differences(saved.world, wanted.world)
     else:
         code, what = "checkpoint-of-other-plan", "inputs of the plan"
         differing = differences(saved.inputs, wanted.inputs)
         differing = differing or [f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"]
-    if saved.world != wanted.world or saved.plan_hash != wanted.plan_hash:
+    if not _fits(saved.world, wanted.world) or (saved.plan_hash != wanted.plan_hash and not other_plan):
         raise RlhfsimError(
             code,
             f"the checkpoint was written with other {what}: {'; '.join(differing)}",
@@ -321,6 +329,18 @@ def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity) -> None:
         )
     if saved.settings_hash != wanted.settings_hash:
         logger.warning("settings differ from those that wrote %s", checkpoint.folder)
+
+
+def _fits(saved: _World, wanted: _World) -> bool:
+    """Whether ranks and degrees are those that saved, or others by which the states can be cut anew."""
+    if saved == wanted:
+        return True
+    split = any(shape.get(name, 1) > 1 for shape in saved.values() for name in ("tp", "pp", "cp", "ep"))
+    return not split and _others(saved) == _others(wanted)
+
+
+def _others(world: _World) -> dict[str, dict[str, int]]:
+    return {role: {k: v for k, v in shape.items() if k not in RESHARDED} for role, shape in world.items()}
 
 
 def differences(before: Any, now: Any, path: str = "") -> list[str]:

@@ -18,6 +18,7 @@ import yaml
 
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.rlhfsim.run_folder import AMENDMENTS
 from rlhfsim.outputs import sweep, write_atomically
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.provenance import content_hash, installed_version
@@ -46,6 +47,10 @@ class RunFiles:
         """The plan with everything resolved."""
         self.settings = root / "settings.yaml"
         """All settings, defaults included."""
+        self.contents = root / "contents.json"
+        """Hashes of the rows, weights and code that the settings name, see contents.py."""
+        self.amendments = root / AMENDMENTS
+        """How the inputs were changed since, see amendments.py."""
         self.vllm = root / "vllm.json"
         """Arguments of the rollout engine."""
         self.trainers = {name: root / name for name in ("deepspeed", "fsdp2")}
@@ -79,7 +84,8 @@ def occupy(root: Path, *, resume: bool = False) -> Iterator[RunFiles]:
     """The folder for the time of one run; it is made where it is missing.
 
     Raises:
-        RlhfsimError: it holds something and `resume` is not asked; nothing to resume; another run is in it.
+        RlhfsimError: it holds something and `resume` is not asked, or something else than a run; another run
+            is in it.
     """
     files = RunFiles(root)
     _check(files, resume)
@@ -141,13 +147,13 @@ def _check(files: RunFiles, resume: bool) -> None:
             "choose another path",
         ),
         (
-            resume and not files.plan.is_file(),
+            resume and holds_something(files) and not (files.plan.is_file() and files.settings.is_file()),
             "nothing-to-resume",
-            "there is no run in this folder (no plan.json)",
-            "leave out --resume to start one",
+            "there is no run in this folder (no plan.json and settings.yaml), but something else",
+            "choose another folder",
         ),
         (
-            not resume and root.is_dir() and _holds_something(files),
+            not resume and holds_something(files),
             "run-folder-not-empty",
             "the run folder holds something already",
             "choose another folder, or resume the run that is in it with --resume",
@@ -158,11 +164,14 @@ def _check(files: RunFiles, resume: bool) -> None:
             raise RlhfsimError(code, message, place=Place(file=str(root)), help=remedy)
 
 
-def _holds_something(files: RunFiles) -> bool:
+def holds_something(files: RunFiles) -> bool:
     """Whether there is more than an attempt leaves that ended before its first step: it can start again."""
+    if not files.root.is_dir():
+        return False
     leftovers = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
-        leftovers |= {files.plan, files.settings, files.vllm, files.environment, *files.trainers.values()}
+        leftovers |= {files.plan, files.settings, files.contents, files.vllm, files.environment}
+        leftovers |= set(files.trainers.values())
     sweep(files.root)
     return any(path not in leftovers for path in files.root.iterdir()) or any(
         files.checkpoints.glob("step-*")
@@ -174,6 +183,7 @@ def write_inputs(
     *,
     plan: Plan,
     settings: Settings,
+    contents: Mapping[str, str] | None = None,
     trainers: Mapping[str, Mapping[str, Mapping[str, Any]]],
     vllm: Mapping[str, Any],
     devices: Sequence[str] = (),
@@ -182,6 +192,8 @@ def write_inputs(
 
     `trainers`: library (the name of a folder) -> role -> its configuration.
     """
+    files.root.mkdir(parents=True, exist_ok=True)
+    write_json(files.contents, contents or {})
     write_plan(files.plan, plan)
     write_atomically(files.settings, settings_text(settings))
     for library, folder in files.trainers.items():
@@ -206,27 +218,27 @@ def link(path: Path, target: Path) -> None:
 
 def settings_text(settings: Settings) -> str:
     """Settings as YAML that `rlhfsim.specs.loading.load(Settings, path)` reads back equal."""
-    return yaml.safe_dump(_plain(asdict(settings)), sort_keys=False, width=100)
+    return yaml.safe_dump(plain(asdict(settings)), sort_keys=False, width=100)
 
 
 def settings_hash(settings: Settings) -> str:
     """Of all that settings fix, except how long the run is and where its metrics go."""
-    data = _plain(asdict(settings))
+    data = plain(asdict(settings))
     return content_hash(
         {k: v for k, v in data.items() if k not in ("iterations", "tracking", "checkpoints", "limits")}
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Tuples as lists and mappings as dicts."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write plain data atomically; what JSON does not know becomes text."""
-    write_atomically(path, json.dumps(_plain(data), indent=1, default=str) + "\n")
+    write_atomically(path, json.dumps(plain(data), indent=1, default=str) + "\n")
 
 
 def environment(devices: Sequence[str] = ()) -> dict[str, Any]:

@@ -271,5 +271,5 @@ def _windows(trace: Trace) -> Mapping[int, tuple[float, float]]:
     starts: dict[int, float] = {}
     for span in sorted(trace.spans, key=lambda s: (s.step, s.start_s)):
         starts.setdefault(span.step, span.start_s)
-    ends = [*list(starts.values())[1:], trace.end_s]
+    ends = [*list(starts.values()), trace.end_s][1:]
     return {step: (start, end) for (step, start), end in zip(starts.items(), ends, strict=True)}

@@ -1,6 +1,7 @@
 """The file that a rank writes into a checkpoint, its random streams, and a copy for users in safetensors.
 
-It fits only the same ranks, layout, precision and model.
+It fits the same layout, precision and model; another number of data-parallel ranks where an engine cuts the
+states anew, which each of its ranks does from the files of all that saved.
 """
 
 from __future__ import annotations
@@ -91,6 +92,32 @@ def read(saved: Saved, folder: Path) -> dict[str, Any]:
             f"{folder} has no {path.name}: it was not saved by {dist.get_world_size()} ranks",
             help="resume with the layout that saved it, or start from its safetensors files",
         )
+    state = _checked(saved, path, _identity(saved.spec))
+    saved.steps = state["steps"]
+    _put_random(state["random"])
+    return state
+
+
+def read_all(saved: Saved, folder: Path) -> list[dict[str, Any]]:
+    """The files of all ranks that saved, where they were not as many as now; else none.
+
+    The steps are put back, and the random streams of a rank that saved.
+
+    Raises:
+        RlhfsimError: as `read`, except for the number of data-parallel ranks.
+    """
+    paths = sorted(folder.glob("rank-*-of-*.pt"), key=lambda path: int(path.name.split("-")[1]))
+    if not paths or _path(folder).is_file():
+        return []
+    wanted = {key: value for key, value in _identity(saved.spec).items() if key != "dp"}
+    states = [_checked(saved, path, wanted) for path in paths]
+    saved.steps = states[0]["steps"]
+    _put_random(states[dist.get_rank() % len(states)]["random"])
+    return states
+
+
+def _checked(saved: Saved, path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's file, mapped."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (UnpicklingError, RuntimeError, EOFError) as error:
@@ -100,15 +127,13 @@ def read(saved: Saved, folder: Path) -> dict[str, Any]:
             help="resume from an older checkpoint of the run, or start from its safetensors files",
         ) from error
     before = state["identity"]
-    for key, value in _identity(saved.spec).items():
+    for key, value in wanted.items():
         if before.get(key) != value:
             raise RlhfsimError(
                 "checkpoint-layout",
                 f"{path} was saved with {key}={before.get(key)}, this run has {key}={value}",
                 help="resume with the layout that saved it, or start from its safetensors files",
             )
-    saved.steps = state["steps"]
-    _put_random(state["random"])
     return state
 
 

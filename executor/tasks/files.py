@@ -12,9 +12,12 @@ out where there are enough, or the share `data.held_out`, chosen by hash: no epo
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +60,7 @@ class FileSource:
         self._data, self._seed = data, seed
         self._rows = open_rows(data)
         self._columns = columns_of(data, preference, self._first(), answers=answers, say=say)
+        self._digest = hashlib.blake2b(digest_size=16)
         self._usable, hashes = self._looked_at(say)
         share = HELD_OUT_SHARE if data.held_out is None else data.held_out
         self._training, self._held_out = _split(hashes, share)
@@ -85,6 +89,7 @@ class FileSource:
                 if isinstance(row, BadRow):
                     raise row
                 problem = self._columns.problem(row)
+                self._digest.update(_PLAIN.encode(row).encode())
                 usable.append(number)
                 hashes.append(_hash(problem.prompt))
             except BadRow as error:
@@ -122,6 +127,11 @@ class FileSource:
         """Another one where rows or columns are others."""
         used = sorted(self._columns.used.items())
         return (*self._rows.identity(), *used, self._data.chat_template, len(self))
+
+    @property
+    def content(self) -> str:
+        """Hash of all usable rows."""
+        return self._digest.hexdigest()
 
     def shares(self) -> str:
         """How many rows are for training and how many for evaluation, in words."""
@@ -177,6 +187,14 @@ class FileSource:
 def _all(rows: Rows) -> Iterator[Row | BadRow]:
     for start in range(0, len(rows), CHUNK):
         yield from rows.read(start, start + CHUNK)
+
+
+def _stable(value: object) -> str:
+    """A value that JSON does not know, the same in every process."""
+    return str(value) if isinstance(value, bytes | date | timedelta | Decimal) else type(value).__name__
+
+
+_PLAIN = json.JSONEncoder(default=_stable)
 
 
 def _hash(prompt: Prompt) -> int:

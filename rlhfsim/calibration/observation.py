@@ -26,6 +26,7 @@ from rlhfsim.frameworks.rlhfsim.run_folder import (
     Row,
     check_run_folder,
     device_words,
+    inputs_folder,
     mapping,
     read_environment,
     read_metrics,
@@ -115,7 +116,7 @@ def read_run(folder: str | Path) -> Observation:
     """
     path = Path(folder)
     check_run_folder(path)
-    plan, trace = read_plan(path / PLAN), read_trace(path / TRACE)
+    plan, trace = read_plan(inputs_folder(path) / PLAN), read_trace(path / TRACE)
     place = Place(file=str(path / TRACE))
     if trace.source != MEASURED:
         raise RlhfsimError(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
     FOLDER,
+    Several,
     Whole,
     Words,
     bad_option,
@@ -26,20 +27,23 @@ from rlhfsim.cli.params import (
     option,
 )
 from rlhfsim.cli.planned import profile_notes
-from rlhfsim.errors import RlhfsimError
+from rlhfsim.cli.run_settings import settings_of
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
+from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
-from rlhfsim.specs.loading import convert, load, parse_json, parse_yaml, read_text
+from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
 from rlhfsim.what_if.memory_peaks import memory_peaks
 from rlhfsim.what_if.remedies import remedy
 
 if TYPE_CHECKING:
+    from executor.coordination.amendments import Inputs
     from executor.settings import Settings
 
 CORE = "cpu_core"
@@ -59,7 +63,8 @@ Examples:
   rlhfsim launch plan.json --dry-run --assume-cluster 8x8xh100
   rlhfsim launch plan.json --dry-run --address auto
   rlhfsim launch openrlhf --scale 4
-  rlhfsim launch plan.json --out runs/a --resume
+  rlhfsim launch plan.json --model ./qwen2.5-7b --settings run.yaml --out runs/a --resume
+  rlhfsim launch --resume runs/a --iterations 500
 """
 
 
@@ -99,7 +104,17 @@ Examples:
     "nodes x GPUs x kind, as in 8x8xh100 or 4x8xh100+2x8xh20.",
     metavar="NODESxGPUSxKIND",
 )
-@flag("--resume", "Go on from the newest whole checkpoint in --out.")
+@flag(
+    "--resume",
+    "Go on from the newest whole checkpoint in --out, with the plan and settings that are there; start where "
+    "there is none. FILE may be the folder itself.",
+)
+@option(
+    "--change",
+    Several("part of a run", CHANGEABLE),
+    "With --resume: what may differ from the run so far (data, model, plan, rewards, settings); recorded.",
+    default="",
+)
 @option(
     "--recalibrate-every",
     Whole(2, 10**6),
@@ -115,13 +130,17 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         check_described(file, dry_run=dry_run, scale=scale, as_json=as_json, **given)
         return None
     need(*(DRY if dry_run and not scale else STACK), purpose="a real run")
+    from executor.coordination.amendments import recorded
     from executor.launch import LaunchOptions
 
     with on_command_line():
-        plan = scaled(file, scale, out) if scale else read(file)
+        out = run_folder(file, out, scale, **given)
+        before = recorded(out) if given["resume"] else None
+        plan = plan_of(file, out, scale, before)
         settings = settings_of(
             given["settings_file"],
             given["pairs"],
+            before.settings if before else None,
             model=given["model"] or (str(tiny_folder(out)) if scale else None),
             iterations=given["iterations"],
         )
@@ -129,6 +148,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         out=out,
         address=given["address"],
         resume=given["resume"],
+        change=given["change"],
         dry_run=dry_run,
         self_check=not given["no_self_check"],
         smallest_change=smallest_change,
@@ -138,7 +158,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         settings,
         options,
         as_json=as_json,
-        notes=profile_notes(file) if not scale else (),
+        notes=profile_notes(file) if not scale and not Path(file).is_dir() else (),
         scale=bool(scale),
         recalibrate_every=given["recalibrate_every"],
     )
@@ -167,7 +187,7 @@ def run(
     listener = launch_view.Screen(screen)
     for line in launch_view.before(plan, dry_run=options.dry_run, notes=notes):
         screen.print(line)
-    if scale and not options.resume:
+    if scale:
         make_tiny(options.out)
     replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
     if replan is not None and recalibrate_every:
@@ -242,6 +262,43 @@ def smallest_change(plan: Plan) -> str | None:
 # --- inputs -------------------------------------------------------------------------------------------
 
 
+def run_folder(file: str, out: Path, scale: int | None, **given: Any) -> Path:
+    """The folder of the run: FILE where that is the folder of a run that goes on, else --out.
+
+    Raises:
+        RlhfsimError: options that do not go together.
+    """
+    if given["change"] and not given["resume"]:
+        raise bad_option("--change is about a run that goes on", "add --resume")
+    if not (given["resume"] and Path(file).is_dir()):
+        return out
+    named = click.get_current_context().get_parameter_source("out") == ParameterSource.COMMANDLINE
+    if named and out.absolute() != Path(file).absolute():
+        raise bad_option("--out is another folder than the run to resume", "leave out --out")
+    if scale:
+        raise bad_option("--scale shrinks a plan, and the run to resume has its own", "leave out --scale")
+    return Path(file)
+
+
+def plan_of(file: str, out: Path, scale: int | None, before: Inputs | None) -> Plan:
+    """The plan to run; where it is that of the run `before`, exactly that one.
+
+    Raises:
+        RlhfsimError: no plan, or no run in the folder that FILE is.
+    """
+    if before is not None and Path(file).is_dir():
+        return before.plan
+    if Path(file).is_dir():
+        raise RlhfsimError(
+            "nothing-to-resume",
+            "there is no run in this folder (no plan.json and settings.yaml)",
+            place=Place(file=file),
+            help="start one: rlhfsim launch PLAN --out FOLDER",
+        )
+    plan = scaled(file, scale, out) if scale else read(file)
+    return before.plan if before is not None and before.plan.to_dict() == plan.to_dict() else plan
+
+
 def read(file: str) -> Plan:
     """A plan as written, with a note where it was edited, or a scenario planned now."""
     if Path(file).suffix != ".json":
@@ -278,53 +335,3 @@ def make_tiny(out: Path) -> None:
 
     if not (tiny_folder(out) / "model.safetensors").exists():
         tiny.build(tiny_folder(out))
-
-
-def settings_of(file: Path | None, pairs: tuple[str, ...], **given: Any) -> Settings:
-    """Settings from a file, then from --set, then from options of their own.
-
-    Raises:
-        RlhfsimError: an unknown key or a bad value, with its place.
-    """
-    from executor.settings import Settings
-
-    settings = load(Settings, file) if file is not None else Settings()
-    settings = _with(settings, pairs) if pairs else settings
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
-
-
-def _with(settings: Settings, pairs: Sequence[str]) -> Settings:
-    from executor.settings import Settings as Kind
-
-    data: Any = asdict(settings)
-    for pair in pairs:
-        _put(data, pair)
-    try:
-        return convert(Kind, parse_yaml("{}", "--set"), data)
-    except RlhfsimError as error:
-        raise bad_option(f"--set: {error.message}", error.help or "see docs/executor.md") from error
-
-
-def _put(data: Any, pair: str) -> None:
-    """One KEY=VALUE into plain settings; a section that is left out begins with it."""
-    key, equals, value = pair.partition("=")
-    if not equals:
-        raise bad_option(f"--set: {pair[:60]!r} is not KEY=VALUE", "as in --set optimizer.learning_rate=1e-5")
-    *path, last = key.split(".")
-    inner = data
-    for part in path:
-        if isinstance(inner, dict) and inner.get(part) is None:
-            inner[part] = {}
-        inner = inner[part] if isinstance(inner, dict) else None
-    if not isinstance(inner, dict):
-        raise bad_option(f"--set: {'.'.join(path)[:60]!r} has no keys", f"settings: {', '.join(data)}")
-    inner[last] = _number(value)
-
-
-def _number(value: str) -> Any:
-    """A YAML scalar; 1e-5 is a number too."""
-    parsed = parse_yaml(value, "--set").data
-    try:
-        return float(parsed) if isinstance(parsed, str) else parsed
-    except ValueError:
-        return parsed

@@ -208,6 +208,24 @@ def check_resumed(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_resharded(name: str, options: dict[str, Any], expected: Any) -> dict[str, Any]:
+    """Two more steps from what two ranks saved, as plain PyTorch makes them."""
+    engine = training.build(spec(model("llama"), **options))
+    engine.load(FOLDER / "checkpoints" / name)
+    norms = [engine.train(batch(step), LOSS)["grad_norm"] for step in range(2, STEPS)]
+    found = {
+        "weights": distance(weights(engine), expected[0]),
+        "norms": max(abs(norm - wanted) for norm, wanted in zip(norms, expected[1][2:], strict=True)),
+    }
+    engine.close()
+    return found
+
+
+def resharded() -> dict[str, Callable[[], Any]]:
+    expected = plain(model("llama"), STEPS)
+    return {name: partial(check_resharded, name, options, expected) for name, options in STAGES.items()}
+
+
 def check_tensor_parallel(zero: int, family: str) -> dict[str, Any]:
     engine = training.build(spec(model(family), zero=zero, tp=2, dp=1))
     stored = {
@@ -387,4 +405,4 @@ def main(parts: Mapping[str, Callable[[], dict[str, Callable[[], Any]]]]) -> Non
 
 
 if __name__ == "__main__":
-    main({"first": first, "second": second})
+    main({"first": first, "second": second, "resharded": resharded})

@@ -189,5 +189,22 @@ def second() -> dict[str, Callable[[], Any]]:
     }
 
 
+def resharded() -> dict[str, Callable[[], Any]]:
+    expected = shared.plain(model("llama"), shared.STEPS)
+    stages = {name: options | {"backend": "fsdp2"} for name, options in STAGES.items()}
+    return {
+        name: partial(shared.check_resharded, name, options, expected) for name, options in stages.items()
+    }
+
+
 if __name__ == "__main__":
-    shared.main({"first": first, "second": second, "others": others, "compared": compared, "hybrid": hybrid})
+    shared.main(
+        {
+            "first": first,
+            "second": second,
+            "others": others,
+            "compared": compared,
+            "hybrid": hybrid,
+            "resharded": resharded,
+        }
+    )

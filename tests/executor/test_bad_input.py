@@ -115,6 +115,8 @@ def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path
 
 
 def test_resume_where_no_run_is_says_so(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
     with pytest.raises(RlhfsimError, match="no run in this folder"):
         launch(
             plan, runs.settings(tiny_model), LaunchOptions(out=tmp_path / "run", resume=True), runs.Quiet()

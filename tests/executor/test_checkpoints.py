@@ -295,9 +295,17 @@ def test_another_plan_is_refused_by_what_differs(tmp_path: Path) -> None:
 def test_other_ranks_are_refused_by_what_differs(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     found = loaded(tmp_path)
-    other = replace(WHOSE, world={"actor": {"ranks": 4, "dp": 4, "zero": 2}})
-    with pytest.raises(RlhfsimError, match=r"other ranks: actor\.ranks was 2, is 4; actor\.dp was 2"):
-        check_resumable(found, other)
+    other = replace(WHOSE, world={"actor": {"ranks": 4, "dp": 2, "tp": 2, "zero": 2}})
+    with pytest.raises(RlhfsimError, match=r"other ranks: actor\.ranks was 2, is 4; actor\.tp was"):
+        check_resumable(found, other, other_plan=True)
+
+
+def test_other_data_parallel_ranks_fit_where_nothing_else_is_split(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    found = loaded(tmp_path)
+    check_resumable(found, replace(WHOSE, world={"actor": {"ranks": 4, "dp": 4, "zero": 2}}), other_plan=True)
+    with pytest.raises(RlhfsimError, match=r"other ranks: actor\.zero was 2, is 3"):
+        check_resumable(found, replace(WHOSE, world={"actor": {"ranks": 2, "dp": 2, "zero": 3}}))
 
 
 def test_other_settings_are_only_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

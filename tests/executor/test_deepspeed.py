@@ -117,6 +117,18 @@ def test_resumed_training_is_bit_identical(first: dict[str, Any], second: dict[s
     assert second[name]["digest"] == first[name]["digest"]
 
 
+@pytest.fixture(scope="module", params=[1, 4])
+def resharded(request: pytest.FixtureRequest, folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+    """What two ranks saved goes on with one and with four."""
+    return ranks("resharded", folder, world=request.param)
+
+
+@pytest.mark.parametrize("name", FULL_PRECISION)
+def test_another_number_of_ranks_goes_on_as_one_process_would(resharded: dict[str, Any], name: str) -> None:
+    assert resharded[name]["weights"] < 2e-6
+    assert resharded[name]["norms"] < 2e-6
+
+
 @pytest.mark.parametrize("name", FULL_PRECISION + HALF_PRECISION)
 def test_offload_to_files_brings_every_bit_back(first: dict[str, Any], name: str) -> None:
     assert first[name]["files"] >= 1

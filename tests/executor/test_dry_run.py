@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from executor import dry_run, refusals
-from executor.launch import trainer_configs
 from executor.resolve import Job, engine_specs, model_config
+from executor.resume import trainer_configs
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
 from rlhfsim.cli.launch import described_cluster

@@ -48,6 +48,7 @@ def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
         ".lock",
         "plan.json",
         "settings.yaml",
+        "contents.json",
         "vllm.json",
         "environment.json",
         "logs",
@@ -107,7 +108,13 @@ def test_a_run_can_be_resumed_in_its_folder(tmp_path: Path, plan: Plan) -> None:
     assert files.metrics.read_text() == "{}\n"
 
 
-def test_an_empty_folder_cannot_be_resumed(tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken_by_the_line_that_resumes_too(tmp_path: Path) -> None:
+    with occupy(tmp_path / "run", resume=True) as files:
+        assert files.checkpoints.is_dir()
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(RlhfsimError, match="no run in this folder"), occupy(tmp_path, resume=True):
         pass
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.engines import checkpoints
+from executor.engines.deepspeed.resharding import resharded
 from executor.engines.protocols import LaterWrites
 from executor.engines.transformers.heads import HeadedModel
 
@@ -38,9 +39,12 @@ def load(trained: Trained, folder: Path) -> None:
     """Put the state of `save` back.
 
     Raises:
-        RlhfsimError: no file for this rank, or one of another number of ranks, layout, precision or head.
+        RlhfsimError: no file of a rank, or one of another layout, precision or head.
     """
-    state = checkpoints.read(trained, folder)
+    if states := checkpoints.read_all(trained, folder):
+        state = resharded(trained.engine, states, masters(trained.engine))
+    else:
+        state = checkpoints.read(trained, folder)
     with torch.no_grad():
         for name, tensor in _module_tensors(trained.model):
             tensor.copy_(state["module"][name])

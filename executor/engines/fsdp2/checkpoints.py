@@ -37,9 +37,10 @@ def load(trained: Trained, folder: Path) -> None:
     """Put the state of `save` back.
 
     Raises:
-        RlhfsimError: no file for this rank, or one of another number of ranks, layout, precision or head.
+        RlhfsimError: no file of a rank, or one of another layout, precision or head.
     """
-    checkpoints.read(trained, folder)
+    if not checkpoints.read_all(trained, folder):
+        checkpoints.read(trained, folder)
     reader = FileSystemReader(folder / SHARDS)
     stored = reader.read_metadata().state_dict_metadata
     _make_states(trained, set(stored))

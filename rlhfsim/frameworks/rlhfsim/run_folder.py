@@ -17,6 +17,10 @@ PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", 
 SAMPLES = "samples.jsonl"
 LOCK = ".lock"
 """Of a launch, held while it runs; it stays."""
+AMENDMENTS = "amendments"
+"""NNNN.yaml says what was changed when a run went on; NNNN has its inputs from then on."""
+CHANGEABLE = ("data", "model", "plan", "rewards", "settings")
+"""Parts of a run's inputs that may be changed by name when it goes on."""
 HEAD_BYTES = 1000
 """In which a trace says whether it was measured."""
 """Files of a run folder; the first two must be there."""
@@ -37,6 +41,12 @@ def is_plan_of_a_run(path: Path) -> bool:
         return False
     with trace.open("rb") as file:
         return b'"source": "measured"' in file.read(HEAD_BYTES)
+
+
+def inputs_folder(folder: Path) -> Path:
+    """Where plan and settings of a run are as they count now: in its newest amendment, else at its top."""
+    names = [path.stem for path in (folder / AMENDMENTS).glob("*.yaml") if path.stem.isdigit()]
+    return folder / AMENDMENTS / max(names, key=int) if names else folder
 
 
 def check_run_folder(path: Path) -> None:
