@@ -312,6 +312,18 @@ def _adapter() -> TypeAdapter[Plan]:
     return TypeAdapter(Plan)
 
 
+def _check_pools(plan: Plan, source: Source) -> None:
+    """Every pool lies on hardware of the plan.
+
+    Raises:
+        RlhfsimError: it does not.
+    """
+    try:
+        plan.placement.check_pools([hardware.gpus for hardware in plan.hardware])
+    except RlhfsimError as error:
+        raise error.at(source.place(("placement", "pools"))) from error
+
+
 def _check_roles(plan: Plan, source: Source) -> None:
     """Every placed role has its ranks on the map, once, and a model.
 
@@ -355,6 +367,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
         )
     known = {key: value for key, value in source.data.items() if key != PREDICTED}
     plan = convert(Plan, source, known | {"schema": SCHEMA})
+    _check_pools(plan, source)
     _check_roles(plan, source)
     if as_priced and not is_as_priced(source.data):
         raise RlhfsimError(

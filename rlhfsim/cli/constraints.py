@@ -19,11 +19,10 @@ from rlhfsim.cli.params import (
     option,
     together,
 )
-from rlhfsim.cli.roles import MAX_DEGREE, MAX_PACK, PACKS, check_layouts
+from rlhfsim.cli.roles import check_layouts
 from rlhfsim.errors import unknown_name
 from rlhfsim.frameworks.runs import ANY, Lacks, Runs, frameworks
 from rlhfsim.search.fixed_layouts import pool_sizes
-from rlhfsim.search.layouts import SHARES
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
     FORBIDDABLE,
@@ -33,42 +32,19 @@ from rlhfsim.search.request import (
     second_pool_for_rollout,
 )
 from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
+from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES, bound
 from rlhfsim.search.space import partitions, roles_of, splits
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Offload, Recompute
-from rlhfsim.specs.placement.placement import Architecture, Residency
+from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.units import DAY, Dimension, format
 from rlhfsim.what_if.framework_rules import elsewhere
-from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
 PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
 ARCHITECTURES = get_args(Architecture)
-WHOLE: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
-    **dict.fromkeys(PACKS, (1, MAX_PACK)),
-    "zero": (0, 3),
-    "shards": (2, MAX_DEGREE),
-    "sleep": (0, 2),
-    "gpus": (1, MAX_GPUS),
-}
-"""Field -> range of its values; these may be bounded."""
-NAMES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute),
-    "residency": get_args(Residency),
-    "offload_optimizer": get_args(Offload),
-    "offload_between": ("no", "yes"),
-    "offload_fraction": tuple(f"{share:g}" for share in (*SHARES, 1)),
-}
-"""Field -> its values; these may be equal or not."""
 ALIASES = {"offload": "offload_optimizer"}
-FIELDS: dict[str, tuple[str, ...]] = {
-    "rollout": ("tp", "pp", "dp", "ep", "sleep", "gpus"),
-    "actor": (*ROLE_DEGREES, *NAMES, "offload", "gpus"),
-}
-"""RolePlacement -> fields; the other roles have those of the actor."""
 MAX_BUDGET = 1e12
 """USD; more is a slip."""
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
@@ -159,28 +135,10 @@ def limit_of(text: str, option: str) -> Limit:
     role, field, relation, value = match.groups()
     if role not in FIXABLE_ROLES:
         raise unknown_name("role", role[:40], FIXABLE_ROLES, place=COMMAND_LINE)
-    allowed = FIELDS["rollout" if role == "rollout" else "actor"]
-    if field not in allowed:
-        raise unknown_name("layout field", field[:40], allowed, place=COMMAND_LINE)
     field = ALIASES.get(field, field)
-    return _limit(role, field, relation, value, f"{option} {role} {field}")
-
-
-def _limit(role: str, field: str, relation: str, value: str, where: str) -> Limit:
-    if field in NAMES:
-        if relation not in ("=", "!="):
-            raise bad_option(
-                f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}"
-            )
-        name = OneOf(field, NAMES[field]).read(value)
-        given: int | float | str = name == "yes" if field == "offload_between" else name
-        given = float(name) if field == "offload_fraction" else given
-        return Limit(role=role, field=field, relation=cast(Any, relation), value=given)
-    low, high = WHOLE[field]
-    number = Whole(low, high).read(value, where)
-    if relation in ("<", ">"):  # whole numbers: one step further with equality
-        number, relation = (number - 1, "<=") if relation == "<" else (number + 1, ">=")
-    return Limit(role=role, field=field, relation=cast(Any, relation), value=number)
+    with on_command_line(f"{option} "):
+        known, number = bound(role, field, relation, value)
+    return Limit(role=role, field=field, relation=known, value=number)
 
 
 def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:

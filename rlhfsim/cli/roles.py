@@ -20,6 +20,7 @@ from rlhfsim.cli.params import (
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.fixed_layouts import check_layout
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_fields import PACKS, WHOLE
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Recompute
 
@@ -32,12 +33,8 @@ OPTIONS = {
     "reward": "--reward-layout",
 }
 """RolePlacement -> option; the plain names of the others already name models."""
-PACKS = ("pack_tokens", "score_pack_tokens")
 ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute")
 ROLLOUT_FIELDS = ("tp", "pp", "ep")
-MAX_DEGREE = 65536
-MAX_PACK = 100_000_000
-"""Tokens of a pack on a GPU."""
 
 
 def _role_option(role: str, name: str) -> Option:
@@ -75,7 +72,7 @@ def fixed_fields(role: str, text: str, option: str) -> Fields:
 def _value(option: str, name: str, value: str) -> int | str:
     if name == "recompute":
         return OneOf("recompute", get_args(Recompute)).read(value)
-    low, high = (0, 3) if name == "zero" else (1, MAX_PACK if name in PACKS else MAX_DEGREE)
+    low, high = WHOLE[name]
     return Whole(low, high).read(value, f"{option} {name}")
 
 

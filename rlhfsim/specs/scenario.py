@@ -17,7 +17,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import violation
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload, with_usual_kl
@@ -106,8 +106,7 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
                 f"{call.name} needs a role for {role!r}, the placement has none",
                 help=f"add {role}: {{pool: ..., layout: ...}}",
             )
-    for pool in placement.pools:
-        _check_pool(placement, pool.name, cluster)
+    placement.check_pools([group.gpus for group in cluster.node_groups])
     for name, taken in placement.roles.items():
         model = models.actor if name == "rollout" else getattr(models, name)
         if model is None:
@@ -125,35 +124,6 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
                 "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
             )
     _check_schedule(placement, workload)
-
-
-def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
-    pool = placement.pool(name)
-    if pool.hardware >= len(cluster.node_groups):
-        raise RlhfsimError(
-            "unknown-hardware",
-            f"pool {name!r} names hardware {pool.hardware}, the cluster has {len(cluster.node_groups)} kinds",
-            help="count from 0",
-        )
-    if pool.start + pool.gpus > cluster.node_groups[pool.hardware].gpus:
-        raise RlhfsimError(
-            "pool-exceeds-cluster",
-            f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has "
-            f"{cluster.node_groups[pool.hardware].gpus}",
-            help="lower start or gpus",
-        )
-    for other in placement.pools:
-        if (
-            other.name != name
-            and other.hardware == pool.hardware
-            and other.start < pool.start + pool.gpus
-            and pool.start < other.start + other.gpus
-        ):
-            raise RlhfsimError(
-                "pools-overlap",
-                f"pools {name!r} and {other.name!r} share GPUs",
-                help="roles that share GPUs sit in one pool",
-            )
 
 
 def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:
@@ -199,6 +169,12 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             help="set workload.lora, or use another path",
         )
     if rollout is None:
+        if schedule != Schedule():
+            raise RlhfsimError(
+                "schedule-without-rollout",
+                f"{workload.algorithm} generates nothing, so no schedule overlaps generation with training",
+                help="leave out schedule, and --architecture async",
+            )
         return
     together = rollout.pool == placement.actor.pool
     if schedule.asynchronous and together:

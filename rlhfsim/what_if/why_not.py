@@ -26,6 +26,7 @@ from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import SWITCHES, Limit, Request, switched
+from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
@@ -99,13 +100,6 @@ class WhyNot:
 
 
 # --- the choice as a question -----------------------------------------------------------------------
-
-ROLE_DEGREES = (
-    *("tp", "pp", "dp", "cp", "ep", "vp", "zero", "shards"),
-    *("micro_batch", "pack_tokens", "score_pack_tokens", "recompute"),
-)
-"""Fields of a layout that may be fixed to values which do not compete by themselves."""
-DEGREES = {"rollout": ("tp", "pp", "ep")}
 
 
 def alternative(request: Request, text: str, choice: str | Limit) -> Alternative:

@@ -224,6 +224,13 @@ def test_nothing_that_fits_shows_an_example_and_the_smallest_change() -> None:
     assert answer["plan"]["prediction"]["peak_memory_bytes"] > answer["plan"]["prediction"]["capacity_bytes"]
 
 
+@pytest.mark.parametrize("algorithm", ["sft", "reward_model"])
+def test_what_generates_nothing_is_not_asynchronous(algorithm: str) -> None:
+    found = run("--gpus", "4", "--model", "0.5b", "--algorithm", algorithm, "--architecture", "async")
+    assert found.exit_code == 1
+    assert "--architecture naive" in found.output
+
+
 def test_neither_file_nor_cluster_tells_what_to_give() -> None:
     error = refused()
     assert "--gpus is missing" in error.message

@@ -112,6 +112,28 @@ def test_a_wrong_value_is_refused_with_its_line(text: str, tmp_path: Path) -> No
     assert "ppi" in str(error.value.place.text)
 
 
+@pytest.mark.parametrize(
+    ("pool", "code"),
+    [
+        ({"hardware": 1}, "unknown-hardware"),
+        ({"start": 1}, "pool-exceeds-cluster"),
+        ({"gpus": 10**6}, "pool-exceeds-cluster"),
+    ],
+)
+def test_a_pool_outside_the_hardware_of_its_plan_is_refused(
+    text: str, tmp_path: Path, pool: dict[str, int], code: str
+) -> None:
+    data = json.loads(text)
+    data["placement"]["pools"][0] |= pool
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(RlhfsimError) as error:
+        read_plan(file)
+    assert error.value.code == code
+    assert error.value.place is not None
+    assert error.value.place.file == str(file)
+
+
 def test_equal_inputs_have_equal_hashes(plan: Plan) -> None:
     assert content_hash(plan.workload) == content_hash(plan.workload)
     assert content_hash(plan.workload) != content_hash(plan.placement)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhfsim import resources
+from rlhfsim import estimate, resources
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.scenario import load_scenario, system_names
 
@@ -82,6 +82,19 @@ def test_a_wrong_scenario_is_refused_with_its_line(
     assert error.code.startswith(code)
     assert error.place is not None
     assert line is None or error.place.line == line
+
+
+@pytest.mark.parametrize(
+    "schedule", ["{staleness: 1}", "{staleness: 2, partial_rollout: true}", "{streaming: true}"]
+)
+def test_a_schedule_without_a_rollout_is_refused(tmp_path: Path, schedule: str) -> None:
+    text = MINIMAL.replace("grpo", "sft").replace(", kl: false", "").replace("ipc", "none")
+    text = text.replace("  rollout: {pool: all, layout: {dp: 8}}\n", f"  schedule: {schedule}\n")
+    (tmp_path / "s.yaml").write_text(text)
+    scenario = load_scenario(tmp_path / "s.yaml")
+    with pytest.raises(RlhfsimError) as error:
+        estimate(scenario.placement, scenario.workload, scenario.cluster)
+    assert error.value.code == "schedule-without-rollout"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", "a: &x 1\nb: *x\n", "? [a]\n: b\n", "\x00"])

@@ -168,7 +168,7 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
         {"points": [{"name": "p", "set": {"request.fix": {"actor": {"tp": "many"}}}}]},
         "bad-value",
         "request.fix",
-        "'<=8'",
+        "give a whole number from 1 to",
     ),
     (
         {"points": [{"name": "p", "set": {"cluster.node_groups.2": {"gpu": "h100", "gpus": 8}}}]},
@@ -250,6 +250,34 @@ def test_bad_input_is_one_error_with_line_and_remedy(
     assert line in (error.place.text or "")
     assert error.help
     assert remedy in error.help
+
+
+@pytest.mark.parametrize(
+    ("role", "field", "value", "code"),
+    [
+        *(
+            ("actor", field, 0, "bad-value")
+            for field in ("micro_batch", "tp", "pp", "cp", "ep", "vp", "gpus")
+        ),
+        *(("actor", field, 0, "bad-value") for field in ("pack_tokens", "score_pack_tokens")),
+        *(("rollout", "tp", value, "bad-value") for value in (0, "<=0", -1, "4.5", "nan", 10**9)),
+        ("actor", "zero", 4, "bad-value"),
+        ("rollout", "sleep", 3, "bad-value"),
+        ("actor", "residency", "<=resident", "bad-value"),
+        ("actor", "offload_between", "maybe", "unknown-offload-between"),
+        ("rollout", "zero", 1, "unknown-layout-field"),
+        ("rollout", "micro_batch", 1, "unknown-layout-field"),
+        ("actor", "sleep", 1, "unknown-layout-field"),
+    ],
+)
+def test_a_value_that_a_field_cannot_have_is_refused(
+    role: str, field: str, value: int | str, code: str
+) -> None:
+    with pytest.raises(RlhfsimError) as caught:
+        asked(small(points=[{"name": "p", "set": {"request.fix": {role: {field: value}}}}]))
+    assert caught.value.code == code
+    assert caught.value.place is not None
+    assert "request.fix" in (caught.value.place.text or "")
 
 
 def test_a_wrong_base_is_told_where_it_stands(tmp_path: Path) -> None:

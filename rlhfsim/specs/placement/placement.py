@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -35,11 +36,16 @@ class ResourcePool:
     hardware: Annotated[int, Field(ge=0)] = 0
     """Index into `cluster.node_groups`."""
 
+    @property
+    def end(self) -> int:
+        """First GPU behind it."""
+        return self.start + self.gpus
+
     def gpus_on(self, hardware: int, node: int, size: int) -> int:
         """GPUs of this pool on one node of `size` GPUs."""
         if self.hardware != hardware:
             return 0
-        return max(0, min((node + 1) * size, self.start + self.gpus) - max(node * size, self.start))
+        return max(0, min((node + 1) * size, self.end) - max(node * size, self.start))
 
 
 @checked
@@ -147,6 +153,33 @@ class Placement:
                     help="lower dp, pp or tp",
                 )
         self._check_swapped()
+
+    def check_pools(self, gpus: Sequence[int]) -> None:
+        """Check that every pool lies on GPUs of its own; `gpus`: how many there are of each kind of hardware.
+
+        Raises:
+            RlhfsimError: a kind that is not there, too many GPUs of one, or GPUs that two pools share.
+        """
+        for pool in self.pools:
+            if pool.hardware >= len(gpus):
+                raise RlhfsimError(
+                    "unknown-hardware",
+                    f"pool {pool.name!r} names hardware {pool.hardware}, the cluster has {len(gpus)} kinds",
+                    help="count from 0",
+                )
+            if pool.end > gpus[pool.hardware]:
+                raise RlhfsimError(
+                    "pool-exceeds-cluster",
+                    f"pool {pool.name!r} ends at GPU {pool.end}, the cluster has {gpus[pool.hardware]}",
+                    help="lower start or gpus",
+                )
+        for one, other in combinations(self.pools, 2):
+            if one.hardware == other.hardware and one.start < other.end and other.start < one.end:
+                raise RlhfsimError(
+                    "pools-overlap",
+                    f"pools {one.name!r} and {other.name!r} share GPUs",
+                    help="roles that share GPUs sit in one pool",
+                )
 
     def _check_swapped(self) -> None:
         """Check that what is swapped is a reference whose weights fit exactly where the actor's lie."""

@@ -6,29 +6,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import reduce
-from typing import Literal, cast, get_args
 
-from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
+from rlhfsim.search.role_fields import bound
 from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.placement.layout import Offload, Recompute
-from rlhfsim.specs.placement.placement import Residency
 from rlhfsim.what_if.scenarios.document import Base, RequestText
 from rlhfsim.what_if.why_not import limited
 
 MAX_POOLS = 2
-NAMES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute),
-    "residency": get_args(Residency),
-    "offload_optimizer": get_args(Offload),
-}
-"""Fields of roles that are named; all others are whole numbers."""
-TRUE = ("1", "true", "yes")
-_BOUND = re.compile(r"^\s*(<=|>=|!=|=)?\s*(\S+)\s*$")
-Relation = Literal["=", "!=", "<=", ">="]
+_BOUND = re.compile(r"^\s*(<=|>=|!=|=|<|>)?\s*(\S+)\s*$")
 At = tuple[int | str, ...]
 REQUEST: At = ("base", "request")
 
@@ -86,19 +76,5 @@ def _limits(text: RequestText, source: Source) -> Iterator[Limit]:
 def _limit(role: str, field: str, value: int | str) -> Limit:
     match = _BOUND.match(str(value))
     relation, wanted = (match[1] or "=", match[2]) if match else ("=", str(value))
-    named = field in NAMES or field == "offload_between"
-    if field in NAMES and wanted not in NAMES[field]:
-        raise unknown_name(field, wanted[:40], NAMES[field])
-    if named and relation not in ("=", "!="):
-        raise RlhfsimError(
-            "bad-value", f"{field} {relation} needs a number", help="write = or != before a name"
-        )
-    if not named and not wanted.isdecimal():
-        raise RlhfsimError(
-            "bad-value",
-            f"{role}.{field}: {str(value)[:40]!r} is no whole number",
-            help=f"as in {field}: 8, or {field}: '<=8'",
-        )
-    bound: int | str = wanted if field in NAMES else wanted.lower() in TRUE if named else int(wanted)
-    known = cast(Relation, relation)  # the pattern has no other
-    return Limit(role=role, field=field, relation=known, value=bound)
+    known, number = bound(role, field, relation, wanted)
+    return Limit(role=role, field=field, relation=known, value=number)
