@@ -46,6 +46,8 @@ def _unit_table() -> dict[Dimension, dict[str, float]]:
 
 _UNITS = _unit_table()
 _NUMBER = re.compile(r"^\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*$")
+MAX_TEXT = 200
+"""Characters of a quantity; more is none."""
 
 
 def parse(value: str | float | int, dimension: Dimension) -> float:
@@ -58,9 +60,11 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
         raise RlhfsimError("bad-quantity", f"{value!r} is not a quantity", help=hint(dimension))
     if isinstance(value, int | float):
         return _finite(_as_float(value), value, dimension)
-    match = _NUMBER.match(value)
+    match = _NUMBER.match(value) if len(value) <= MAX_TEXT else None
     if not match:
-        raise RlhfsimError("bad-quantity", f"{value!r} is not a number with a unit", help=hint(dimension))
+        raise RlhfsimError(
+            "bad-quantity", f"{value[:MAX_TEXT]!r} is not a number with a unit", help=hint(dimension)
+        )
     number, unit = float(match[1]), match[2]
     if unit and unit not in _UNITS[dimension]:
         raise RlhfsimError("unknown-unit", f"unknown unit {unit!r} in {value!r}", help=hint(dimension))
@@ -78,7 +82,7 @@ def parse_any(value: str) -> tuple[float, Dimension]:
     Raises:
         RlhfsimError: not a number, not finite, or a unit that no dimension knows.
     """
-    match = _NUMBER.match(value)
+    match = _NUMBER.match(value[:MAX_TEXT])
     unit = match[2] if match else ""
     owners = [dim for dim, table in _UNITS.items() if unit in table and dim != "token"]
     dimension: Dimension = owners[0] if owners else "1"

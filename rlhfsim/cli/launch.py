@@ -56,7 +56,7 @@ EDITED = (
 DRY = ("ray", "tokenizers")
 STACK = (*DRY, "torch", "transformers", "deepspeed", "vllm")
 """Libraries that a real run imports; the planner needs none of them."""
-_GROUP = re.compile(r"^\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*$")
+_GROUP = re.compile(r"^\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*)$")
 EPILOG = """\b
 Examples:
   rlhfsim launch plan.json --model ./qwen2.5-7b --settings run.yaml
@@ -244,7 +244,7 @@ def described_cluster(text: str) -> Cluster:
     """
     groups = []
     for part in text.split("+"):
-        match = _GROUP.match(part)
+        match = _GROUP.match(part.strip())
         if match is None:
             raise bad_option(
                 f"--assume-cluster: {part[:60]!r} is not NODESxGPUSxKIND", "as in 8x8xh100: rlhfsim gpus"

@@ -77,6 +77,8 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     profiles = kinds_of(given["gpu"], given["price"])
     request = _request(given, profiles)
     if given["pareto"]:
+        if given["require"]:
+            raise bad_option("--pareto shows every size, whatever --require asks for", "drop one of the two")
         trials = fronts(request, profiles, given["max_gpus"])
         emit(given["as_json"], lambda: front_dict(trials), lambda: show_front(console(), trials))
         ctx.exit(0 if trials else 1)

@@ -28,7 +28,7 @@ QUANTITIES: dict[str, tuple[units.Dimension, str]] = {
     "staleness": ("1", "policy versions of lag: staleness<=1"),
 }
 """Name -> dimension and meaning."""
-_FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*?)\s*$")
+_FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*)$")
 SLACK = 1e-9
 """Relative distance by which a strict limit is kept."""
 
@@ -92,7 +92,7 @@ def requirement(text: str) -> Requirement:
     def bad(message: str, help: str | None) -> RlhfsimError:
         return RlhfsimError("bad-requirement", f"--require {message}", help=help)
 
-    shown, match = text[:60], _FORM.match(text)
+    shown, match = text[:60], _FORM.match(text.strip())
     if match is None:
         remedy = "write --require 'step_time<90s' (with quotes: < means something to the shell)"
         raise bad(f"{shown!r} is not QUANTITY<VALUE", remedy)

@@ -35,7 +35,7 @@ _MAYBE_ALIAS = re.compile(r"(?:^|[\s,:\[{?-])\*[^\s,\[\]{}*]")
 _MAYBE_DEEP = re.compile(rf"^[ ?:-]{{{MAX_DEPTH // 2},}}\S", re.MULTILINE)
 """A block of YAML nests at most twice a column."""
 _BRACKETS = re.compile(r"[\[\]{}]")
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(r'(?<!\\)"(?:[^"\\]|\\.)*"')
 _CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _MAYBE_CONTROL = re.compile(
     rf"[{_CONTROL}]|\\(?:u00[0189]|u20[26]|ud[89a-f]|x[0189]|[abefvNU0])", re.IGNORECASE

@@ -21,6 +21,8 @@ MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
 MAX_ROWS = 200_000
 """A table with more rows is refused."""
+MAX_CELL = 10_000
+"""Characters of a field."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", "+infinity"})
 
@@ -213,6 +215,8 @@ def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise _malformed(f"not valid CSV: {error}", name, line, "check the quotes") from error
+        if max(map(len, cells), default=0) > MAX_CELL:
+            raise _malformed(f"a field of more than {MAX_CELL:,} characters", name, line, "check the quotes")
         if any(cell.strip() for cell in cells) or len(cells) > 1:
             yield line, cells
 

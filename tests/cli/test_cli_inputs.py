@@ -10,8 +10,11 @@ from click.testing import CliRunner
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.gpus import gpus
 from rlhfsim.cli.inputs import build_cluster, build_workload, input_options, lengths
+from rlhfsim.cli.main import COMMANDS, cli
 from rlhfsim.cli.memory import memory
 from rlhfsim.cli.models import models
+from rlhfsim.cli.params import Number, Whole
+from rlhfsim.cli.simulate import Duration, Interval, Straggler
 from rlhfsim.errors import RlhfsimError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -146,6 +149,22 @@ def test_rules_replace_the_default_reward_model_and_join_a_named_one() -> None:
 def test_switches_of_the_workload_take_effect() -> None:
     workload = build_workload(given("--no-kl", "--no-packing", "--epochs", "2", "--seed", "7"))
     assert (workload.kl, workload.packing, workload.epochs, workload.seed) == (False, False, 2, 7)
+
+
+NUMBERS = (Whole, Number, Straggler, Interval, Duration)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_takes_a_number_that_is_not_finite(name: str) -> None:
+    whole = cli.get_command(click.Context(cli), name)
+    assert whole is not None
+    every = whole.commands.values() if isinstance(whole, click.Group) else (whole,)
+    for param in (param for command in every for param in command.params if isinstance(param.type, NUMBERS)):
+        for text in ("nan", "inf", "-inf", "infinity", "1e999", "1" * 10**6):
+            with pytest.raises(RlhfsimError):
+                param.type.convert(
+                    f"{text}:{text}" if isinstance(param.type, Straggler) else text, param, None
+                )
 
 
 def option_list(command: click.Command) -> str:

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.size import size
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
 
 SMALL = [
@@ -89,6 +90,13 @@ def test_the_front_lists_sizes() -> None:
     front = json.loads(result.output)["pareto"]
     assert front[0]["gpus"] == 1
     assert [t["step_s"] for t in front] == sorted((t["step_s"] for t in front), reverse=True)
+
+
+@pytest.mark.parametrize("target", ["step_time<1s", "step_time<inf"])
+def test_the_front_takes_no_target(target: str) -> None:
+    error = run("--pareto", "--require", target).exception
+    assert isinstance(error, RlhfsimError)
+    assert "--pareto shows every size" in error.message
 
 
 def test_the_front_is_a_table() -> None:

@@ -116,7 +116,7 @@ def test_a_wrong_value_is_refused_with_its_line(text: str, tmp_path: Path) -> No
     ("pool", "code"),
     [
         ({"hardware": 1}, "unknown-hardware"),
-        ({"start": 1}, "pool-exceeds-cluster"),
+        ({"start": 10**6}, "pool-exceeds-cluster"),
         ({"gpus": 10**6}, "pool-exceeds-cluster"),
     ],
 )

@@ -102,6 +102,7 @@ def test_a_target_beyond_the_curve_is_an_error_with_its_place(plan: Plan, tmp_pa
         ("1,2\n1,3\n", "ascend"),
         ("1,nan\n2,3", "not finite"),
         ("step,value\n", "no rows"),
+        ("1,2\n2," + "3" * 140_000, "not valid CSV"),
     ],
 )
 def test_a_bad_curve_is_an_error(text: str, message: str, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from rlhfsim.frameworks.configuration.settings import scalar
 from rlhfsim.frameworks.configuration.shell import words_of
 from rlhfsim.specs.loading import parse_json, parse_yaml, read_text
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*$")
-_YAML_LINE = re.compile(r"\s*(?:- )?[\"']?[\w./-]+[\"']?\s*:(?:\s|$)")
+_NAME = re.compile(r"^[A-Za-z_][\w.]*$")
+_YAML_LINE = re.compile(r"^\s*(?:- )?[\"']?[\w./-]+[\"']?\s*:(?:\s|$)")
 _ENDS = ("--", "$@", "&", "|", ";", ">", "2>")
 """What follows a switch that has no value."""
 COMMANDS = ("entrypoint", "run", "command")
@@ -32,7 +32,7 @@ VARIABLES = ("env_vars", "envs", "env")
 NAMED = ("defaults", "config", "config_file", "accelerate_config", "deepspeed")
 """Keys that name another configuration file, which lies under the one that names it."""
 FILES = (".sh", ".slurm", ".yaml", ".yml", ".json")
-_PYTHON = re.compile(r"(?<![\w$/])[\w./-]+\.py\b")
+_PYTHON = re.compile(r"(?<![\w$/.-])[\w./-]+\.py\b")
 """A script that a command starts."""
 _DEPTH = 4
 """Most files that name one another."""

@@ -33,7 +33,7 @@ _NUMBERS = (int, float)
 
 def is_python(text: str) -> bool:
     """Whether a text without a suffix is such a script."""
-    imports = re.search(r"^\s*(?:from|import) \w", text, re.MULTILINE)
+    imports = re.search(r"^[ \t]*(?:from|import) \w", text, re.MULTILINE)
     return bool(imports and re.search(rf"\w(?:{'|'.join(CALLED)})\(", text))
 
 

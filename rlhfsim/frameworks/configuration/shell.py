@@ -19,7 +19,7 @@ _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _RUN = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
 _SET_DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
 """`: ${NUM_GPUS:=8}` sets what is not set."""
-_ARRAY = re.compile(r"\s*(?:export\s+|declare\s+-a\s+|local\s+)?(\w+)(\+?)=\((.*)", re.DOTALL)
+_ARRAY = re.compile(r"^\s*(?:export\s+|declare\s+-a\s+|local\s+)?(\w+)(\+?)=\((.*)", re.DOTALL)
 _WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _UNKNOWN = "$?"
 _MOST_LINES = 400

@@ -25,13 +25,13 @@ _DICT = re.compile(r"^(?:.*?[\s:=])??(\{\s*['\"]\w+['\"]\s*:.*)$")
 _CALL = re.compile(r"^.*?\b((?:[Nn]amespace|\w+(?:Config|Arguments|Args))\(.*)$")
 _INSIDE = re.compile(r"^\s*(?:['\"{}\[\](),\d.+-]|None\b|True\b|False\b|inf\b|nan\b|<|\w+=|[A-Z]\w*\()")
 """How a line inside a printed value begins; others belong to somebody else."""
-_TOKEN = re.compile(
-    r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[{}\[\](),:=]|<[^<>]*>|[^\s{}\[\](),:='\"<]+|\S", re.DOTALL
-)
+_QUOTED = r"(?<!\\)'(?:\\.|[^'\\])*'|(?<!\\)\"(?:\\.|[^\"\\])*\""
+"""A string in quotes, which no backslash escapes: else one without end is read again from each of them."""
+_TOKEN = re.compile(_QUOTED + r"|[{}\[\](),:=]|<[^<>]*>|[^\s{}\[\](),:='\"<]+|\S", re.DOTALL)
 _LISTED = re.compile(r"^\s*(\w+) \.{2,} (.*)$")
 """`  micro_batch_size .......... 1` (megatron/training/arguments.py, `_print_args`)."""
-_COMMAND = re.compile(
-    r"\b(?:python[\d.]*|torchrun|accelerate launch|ray job submit|uv run)\b.*"
+_STARTER = re.compile(r"\b(?:python[\d.]*|torchrun|accelerate launch|ray job submit|uv run)\b")
+_TRAINER = re.compile(
     r"(?:verl[\w./-]*|openrlhf[\w.]*|main_ppo|train_ppo_ray|run_grpo\w*|skyrl[\w./-]*|trl|train_async)\b"
 )
 _SET = re.compile(r"^\s*(?:export\s+)?[A-Za-z_]\w*=\S*")
@@ -51,7 +51,8 @@ def printed_command(text: str) -> str | None:
     """The command that the text echoes and the variables before it, as a script; None where there is none."""
     lines = [line for _, line in process_of(text)]
     for i, line in enumerate(lines):
-        if not _COMMAND.search(line):
+        starter = _STARTER.search(line)
+        if starter is None or not _TRAINER.search(line, starter.end()):
             continue
         end = i
         while lines[end].rstrip().endswith("\\") and end + 1 < len(lines):
@@ -101,7 +102,7 @@ def _whole(first: str, following: Sequence[str]) -> tuple[Any, int]:
 
 def _depth(line: str) -> int:
     """Brackets that the line opens less those that it closes, outside of strings."""
-    bare = re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "", line)
+    bare = re.sub(_QUOTED, "", line)
     return sum(bare.count(c) for c in "{[(") - sum(bare.count(c) for c in "}])")
 
 

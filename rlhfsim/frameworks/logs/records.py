@@ -26,18 +26,18 @@ SHOWN = 3
 DECIMAL = r"-?\d+(?:\.\d+)?"
 """A number in the text of a log, for patterns that know what stands around it."""
 _NUMBER = re.compile(
-    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-    r"|[-+]?(?:nan|inf))\s*\)?s?\s*$"
+    r"^\s*+(?:np\.\w+\(|tensor\()?\s*+([-+]?(?:\d++(?:_\d++)*+(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
+    r"|[-+]?(?:nan|inf))\s*+\)?s?\s*+$"
 )
 """A number as Python prints it, also `np.float64(1.5)`, as NumPy 2 does."""
-_ITEM = re.compile(r"['\"]([^'\"]+)['\"]: ('[^']*'|\"[^\"]*\"|[^,{}\[\]]+)(?=[,}])")
-"""A key and a value that ends: of a dict that is cut off the last item does not count."""
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+_ITEM = re.compile(r"['\"]([^'\"]+)['\"]: ('[^']*'|\"[^\"]*\"|[^,{}\[\]]{1,200}+)(?=[,}])")
+"""A key and a value that ends: of a dict that is cut off the last item does not count. Numbers are short."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07")
 _PREFIX = re.compile(r"^\s*\((?:[^()\s]+\s+)?(?:[\w.:-]+\s+)*pid=\d+(?:,\s*ip=[\w.:]+)?\)\s?")
 """`(TaskRunner pid=4242, ip=10.0.0.1) ` and `(main_task pid=17) `."""
 _LINE_END = re.compile(r"[\r\n]+|(?=\((?:[^()\s]+\s+){1,4}pid=\d+(?:, ip=[\w.:]+)?\) )")
 """Ray also writes the line of a process behind another's, without an end between them."""
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

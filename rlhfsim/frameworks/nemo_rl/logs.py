@@ -42,8 +42,8 @@ TIMERS = (
 )
 TFLOPS, UTILIZATION = "train/tflops_per_rank", "train/fp_utilization_percent"
 WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
-_STEP = re.compile(r"=+ Step (\d{1,9})/")
-_TIME = re.compile(rf"^\s*\W\s*([\w/ ]+): ({DECIMAL})s(?: \({DECIMAL}%\))?\s*$")
+_STEP = re.compile(r"= Step (\d{1,9})/")
+_TIME = re.compile(rf"^(?=\W)\s*+[^\w\s]?\s*+([\w/][\w/ ]*): ({DECIMAL})s(?: \({DECIMAL}%\))?\s*$")
 PEAKS = {
     "h100_sxm": 989.5 * TERA,
     "h200_sxm": 989.5 * TERA,

@@ -187,10 +187,28 @@ class _Row(NamedTuple):
     value: float
 
 
+def _cells(path: Path) -> Iterator[list[str]]:
+    """The cells of each line.
+
+    Raises:
+        RlhfsimError: the line is no CSV.
+    """
+    reader = csv.reader(read_text(path).splitlines())
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise RlhfsimError(
+            "bad-row",
+            f"not valid CSV: {error}",
+            place=Place(file=str(path), line=reader.line_num),
+            help="two numbers, separated by a comma",
+        ) from error
+
+
 def _rows(path: Path) -> Iterator[_Row]:
     """Rows of a curve; a first line without numbers is its header."""
     last = -math.inf
-    for i, cells in enumerate(csv.reader(read_text(path).splitlines())):
+    for i, cells in enumerate(_cells(path)):
         if not cells:
             continue
         place = Place(file=str(path), line=i + 1, column=1, text=",".join(cells))
