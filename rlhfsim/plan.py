@@ -313,11 +313,7 @@ def _adapter() -> TypeAdapter[Plan]:
 
 
 def _check_pools(plan: Plan, source: Source) -> None:
-    """Every pool lies on hardware of the plan.
-
-    Raises:
-        RlhfsimError: it does not.
-    """
+    """Refuse a pool that does not lie on hardware of the plan."""
     try:
         plan.placement.check_pools([hardware.gpus for hardware in plan.hardware])
     except RlhfsimError as error:
