@@ -12,14 +12,15 @@ import click
 from rlhfsim.cli import completion
 from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, settings
 from rlhfsim.cli.inputs import price_option
-from rlhfsim.cli.params import Number, OneOf, Words, emit, json_option, on_command_line, option
+from rlhfsim.cli.params import Number, OneOf, Words, emit, flag, json_option, on_command_line, option
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_names
 from rlhfsim.frameworks.configuration.forms import scalars
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.present.terminal import doctor as view
 from rlhfsim.what_if.doctor.case import Case
-from rlhfsim.what_if.doctor.diagnosis import diagnose
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
 
 EPILOG = """\b
 Examples:
@@ -60,6 +61,7 @@ class MeanTokens(Number):
 @option(
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
+@flag("--strict", "Refuse keys that the release does not have (exit code 2).")
 @price_option()
 @json_option
 @click.pass_context
@@ -70,6 +72,8 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
     what is pasted; several files lie over each other. What it leaves out is the framework's own default, and
     is listed. Every change is read back in the framework's own words
     and priced again.
+
+    Every key that is not read is named: what may change the answer, and what the release does not have.
 
     Exit codes: 0 it fits, 1 it does not, 2 not enough said, with every key that is needed.
     """
@@ -94,8 +98,30 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
             environment=variables,
         )
         answer = diagnose(case)
+        if given["strict"]:
+            check_keys(answer)
     emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
     ctx.exit(0 if answer.judged.fits and not any(f.stops for f in answer.findings) else 1)
+
+
+def check_keys(answer: Diagnosis) -> None:
+    """Refuse keys that the release does not have.
+
+    Raises:
+        RlhfsimError: it has none of the name of one or more.
+    """
+    absent = [unread for unread in answer.unread if unread.kind == "no such key"]
+    if absent:
+        near = [f"{u.key} -> {u.nearest}" for u in absent if u.nearest]
+        names = ", ".join(u.key for u in absent)
+        raise RlhfsimError(
+            "no-such-key",
+            f"{answer.case.configuration.title} {answer.release} has no key {names}",
+            place=Place(file=answer.case.settings.name),
+            help=f"the nearest: {', '.join(near)}"
+            if near
+            else "remove them, or name the --version that has them",
+        )
 
 
 def _source(configs: tuple[str, ...]) -> list[Path] | str:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.keys import unread
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import export, exporters
 from rlhfsim.frameworks.runs import framework
@@ -118,7 +119,9 @@ def check(plan: Plan, name: str, folder: Path) -> bool:
     for each in unsaid:
         assert any(each.what in sentence for sentence in assumed)
     named = {field for u in unsaid for field in u.of}
-    specs = found.described.specs
+    specs, release = found.described.specs, case.version
+    absent = [u.key for u in unread(name, release, found.described.settings) if u.kind == "no such key"]
+    assert absent == []
     lines = {line.split(": ")[0]: line for line in differences(plan, specs.workload, specs.placement)}
     reward = {"workload.reward", "roles"} & named
     assert [

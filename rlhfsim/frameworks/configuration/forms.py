@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.python_script import arguments_of, is_python
 from rlhfsim.frameworks.configuration.settings import scalar
-from rlhfsim.frameworks.configuration.shell import words_of
+from rlhfsim.frameworks.configuration.shell import commands_of
 from rlhfsim.specs.loading import parse_json, parse_yaml, read_text
 
 _NAME = re.compile(r"^[A-Za-z_][\w.]*$")
@@ -48,6 +48,28 @@ class Said:
     """All of it, in which a framework's entry point and version may stand."""
     name: str
     """What stands for them in errors."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """Words of each statement of scripts."""
+    filed: frozenset[str] = frozenset()
+    """Keys that YAML and JSON files set; of Python scripts with the call: `GRPOConfig.beta`."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Commands and keys, see `Said`, of all files that were read."""
+
+    commands: list[list[str]] = field(default_factory=list)
+    filed: set[str] = field(default_factory=set)
+
+    def said(self, values: Mapping[str, Any], text: str, name: str) -> Said:
+        """With the values that follow from them."""
+        commands = tuple(tuple(words) for words in self.commands)
+        return Said(values=values, text=text, name=name, commands=commands, filed=frozenset(self.filed))
+
+    def arguments(self, commands: list[list[str]]) -> dict[str, Any]:
+        """Values of the arguments of commands, which are remembered."""
+        self.commands += commands
+        return dict(arguments([word for words in commands for word in words]))
 
 
 def scalars(given: Mapping[str, str]) -> dict[str, Any]:
@@ -61,15 +83,14 @@ def of_files(paths: Sequence[Path]) -> Said:
     Raises:
         RlhfsimError: a file cannot be read or is malformed.
     """
-    texts, values = list[str](), dict[str, Any]()
+    texts, values, heard = list[str](), dict[str, Any](), _Heard()
     for path in paths:
         for file in _files(path):
             text = read_text(file)
             texts.append(text)
-            values |= _values(text, file, _DEPTH)
-    return Said(
-        values=values, text="\n".join(texts), name=" + ".join(str(path) for path in paths) or "command line"
-    )
+            values |= _values(text, file, _DEPTH, heard)
+    name = " + ".join(str(path) for path in paths) or "command line"
+    return heard.said(values, "\n".join(texts), name)
 
 
 def of_text(text: str, name: str = "text") -> Said:
@@ -78,7 +99,8 @@ def of_text(text: str, name: str = "text") -> Said:
     Raises:
         RlhfsimError: it is malformed.
     """
-    return Said(values=_values(text, Path(name), 0), text=text, name=name)
+    heard = _Heard()
+    return heard.said(_values(text, Path(name), 0, heard), text, name)
 
 
 def _files(path: Path) -> list[Path]:
@@ -96,28 +118,30 @@ def _files(path: Path) -> list[Path]:
     return scripts or known
 
 
-def _values(text: str, path: Path, depth: int) -> dict[str, Any]:
+def _values(text: str, path: Path, depth: int, heard: _Heard) -> dict[str, Any]:
     """Values of one file by dotted key, those of the files that it names below its own."""
-    values = _of_form(text, path)
+    values = _of_form(text, path, heard)
     below = dict[str, Any]()
     for other in _named(values, path) if depth else ():
-        below |= _values(read_text(other), other, depth - 1)
+        below |= _values(read_text(other), other, depth - 1, heard)
     for script in _started(text, path) if depth else ():
-        below |= _values(read_text(script), script, depth - 1)
+        below |= _values(read_text(script), script, depth - 1, heard)
     return {**below, **values}
 
 
-def _of_form(text: str, path: Path) -> dict[str, Any]:
+def _of_form(text: str, path: Path, heard: _Heard) -> dict[str, Any]:
     match path.suffix or _form(text):
         case ".json":
-            return _of_mapping(parse_json(text, str(path)).data, path)
+            return _of_mapping(parse_json(text, str(path)).data, path, heard)
         case ".yaml" | ".yml":
-            return _of_mapping(parse_yaml(text, str(path)).data, path)
+            return _of_mapping(parse_yaml(text, str(path)).data, path, heard)
         case ".py":
-            return dict(_flat(dict(arguments_of(text, str(path)))))
+            values = dict(_flat(dict(arguments_of(text, str(path)))))
+            heard.filed.update(key for key in values if "." in key)
+            return values
     if _form(text) != ".sh":
-        return _of_form(text, path.with_name(f"{path.name}{_form(text)}"))
-    return dict(arguments(words_of(text, str(path))))
+        return _of_form(text, path.with_name(f"{path.name}{_form(text)}"), heard)
+    return heard.arguments(commands_of(text, str(path)))
 
 
 def _form(text: str) -> str:
@@ -130,22 +154,23 @@ def _form(text: str) -> str:
     return ".yaml" if lines and all(_YAML_LINE.match(x) or x[0] in " -]}" for x in lines) else ".sh"
 
 
-def _of_mapping(data: Any, path: Path) -> dict[str, Any]:
+def _of_mapping(data: Any, path: Path, heard: _Heard) -> dict[str, Any]:
     """Leaves by dotted key; a list is Hydra's overrides, and a job's command is read as a script."""
     if isinstance(data, list):
-        return dict(arguments([str(item) for item in data]))
+        return heard.arguments([[str(item) for item in data]])
     values = dict(_flat(data))
+    jobs = [k for k, v in values.items() if k.rpartition(".")[2] in COMMANDS and isinstance(v, str | list)]
+    heard.filed.update(() if jobs else values)
     variables = {
         key.rpartition(".")[2]: str(value)
         for key, value in values.items()
         if any(part in VARIABLES for part in key.split(".")[:-1])
     }
-    for key in [k for k in values if k.rpartition(".")[2] in COMMANDS]:
+    for key in jobs:
         command = values[key]
         if isinstance(command, list):
             command = " ".join(str(word) for word in command)
-        if isinstance(command, str):
-            values |= dict(arguments(words_of(command, str(path), variables)))
+        values |= heard.arguments(commands_of(command, str(path), variables))
     return values
 
 

@@ -7,7 +7,8 @@ decides, then how many of the keys are its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -18,8 +19,14 @@ from rlhfsim.frameworks.configuration.configuration import (
     configuration_named,
     configuration_names,
 )
-from rlhfsim.frameworks.configuration.forms import Said, of_files, of_text, scalars
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.configuration.forms import NAMED, Said, arguments, of_files, of_text, scalars
+from rlhfsim.frameworks.configuration.python_script import CALLED
+from rlhfsim.frameworks.configuration.settings import Asked, FrameworkSettings
+
+READ_BY_FORMS = {*NAMED, "config_name", "config_path"}
+"""Keys that name files, which are read."""
+SEPARATORS = ("|", "||", "&", "&&", ";", ">", ">>", "2>&1")
+"""Words that end a command."""
 
 
 def read_configuration(
@@ -45,7 +52,41 @@ def settings_of(configuration: Configuration, said: Said, given: Mapping[str, st
     if version not in values:
         found = named_version(configuration, said.text) or configuration.version_of(values)
         values |= {version: found} if found else {}
-    return FrameworkSettings(values, said.name)
+    own = {*own_arguments(configuration, said), *own_entries(configuration, said), *given}
+    return FrameworkSettings(values, said.name, Asked(own=frozenset(own - READ_BY_FORMS)))
+
+
+def own_arguments(configuration: Configuration, said: Said) -> Iterator[str]:
+    """Keys that commands hand to the framework; of all where none starts it.
+
+    A statement without an entry point may be the arguments alone, in which no bare name is a key: it may be a
+    variable of the shell.
+    """
+    started = [found for words in said.commands if (found := _handed(configuration, words)) is not None]
+    if started:
+        yield from (key for words in started for key, _ in arguments(words))
+        return
+    for words in said.commands:
+        plain = [word for word in words if not word.partition("=")[0].isidentifier() or "=" not in word]
+        yield from (key for key, _ in arguments(plain))
+
+
+def _handed(configuration: Configuration, words: Sequence[str]) -> list[str] | None:
+    """Words behind the entry point, to the end of the command; None: it does not start the framework."""
+    for i in range(1, len(words) + 1):
+        if any(re.search(entry, " ".join(words[:i])) for entry in configuration.entries):
+            return list(takewhile(lambda word: word not in SEPARATORS, words[i:]))
+    return None
+
+
+def own_entries(configuration: Configuration, said: Said) -> Iterator[str]:
+    """Keys of files, and keywords of the framework's own configuration classes."""
+    for key in said.filed:
+        call, _, name = key.partition(".")
+        if not call.endswith(CALLED):
+            yield key
+        elif any(re.search(entry, f"{call}(") for entry in configuration.entries):
+            yield name
 
 
 def recognised(said: Said) -> Configuration:

@@ -49,9 +49,11 @@ class Asked:
     """What was asked of a configuration, also with some of its values changed."""
 
     keys: set[str] = field(default_factory=set)
-    """Keys that were looked up, and beginnings of keys, with a dot at the end."""
+    """Keys that were looked up, and groups of keys that are void, with a dot at the end."""
     models: set[str] = field(default_factory=set)
     """Keys that name the policy."""
+    own: frozenset[str] = frozenset()
+    """Keys that the user's files and options set for the framework."""
 
 
 class FrameworkSettings:
@@ -113,7 +115,7 @@ class FrameworkSettings:
         self.names.update(dict.fromkeys(keys, keys))
         self.asked.keys.update(keys)
         for key in keys:
-            value = self._resolved(self._values.get(key), key, 0)
+            value = self.resolved(self._values.get(key), key, 0)
             if value is not None and value != "???":
                 return value
         return None
@@ -182,6 +184,10 @@ class FrameworkSettings:
                 shown = value.replace(PYTHON, "")
                 yield f"{key} is {shown}" if not key.startswith("**") else f"arguments in {key}"
 
+    def overruled(self, *keys: str) -> None:
+        """Keys, or groups with a dot at the end, of which another key makes whatever they say void."""
+        self.asked.keys.update(keys)
+
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""
         self.asked.keys.add(prefix)
@@ -217,7 +223,7 @@ class FrameworkSettings:
             help=f"correct it with --set {keys[0]}=VALUE",
         )
 
-    def _resolved(self, value: Any, key: str, depth: int) -> Any:
+    def resolved(self, value: Any, key: str, depth: int = 0) -> Any:
         """The value with references replaced; None where one leads nowhere."""
         if not isinstance(value, str) or "${" not in value:
             return value
@@ -234,7 +240,7 @@ class FrameworkSettings:
             chosen = self._at(name, key, depth)
             return scalar(other) if chosen is None else chosen
         if resolver == "mul":
-            factors = [self._resolved(scalar(p), key, depth + 1) for p in (name, other)]
+            factors = [self.resolved(scalar(p), key, depth + 1) for p in (name, other)]
             numbers = [f for f in factors if isinstance(f, int | float)]
             return numbers[0] * numbers[1] if len(numbers) == 2 else None
         return None
@@ -245,7 +251,7 @@ class FrameworkSettings:
         parents = key.split(".")[: -up or None] if up else []
         full = ".".join([*parents, name.lstrip(".")])
         self.asked.keys.add(full)
-        return self._resolved(self._values.get(full), full, depth + 1)
+        return self.resolved(self._values.get(full), full, depth + 1)
 
 
 def megatron_degrees(

@@ -47,12 +47,17 @@ class _Names:
 
 
 def words_of(text: str, name: str, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Words of all commands of a script, in order; `variables` are set outside of it.
+    """Words of all commands of a script, in order; see `commands_of`."""
+    return [word for command in commands_of(text, name, variables) for word in command]
+
+
+def commands_of(text: str, name: str, variables: Mapping[str, str] | None = None) -> list[list[str]]:
+    """Words of the statements of a script, in order; `variables` are set outside of it.
 
     Raises:
         RlhfsimError: a quote that is never closed.
     """
-    names, words = _Names(variables=dict(variables or {})), list[str]()
+    names, commands = _Names(variables=dict(variables or {})), list[list[str]]()
     for number, statement in _statements(text, name):
         for variable, usual in _SET_DEFAULT.findall(statement):
             names.variables.setdefault(variable, expanded(usual, names.variables))
@@ -67,8 +72,8 @@ def words_of(text: str, name: str, variables: Mapping[str, str] | None = None) -
             continue
         found = _expanded(_split(_computed(statement, names), name, number), names)
         _remember(found, names)
-        words += found
-    return words
+        commands.append(found)
+    return commands
 
 
 def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:

@@ -154,6 +154,7 @@ def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     """GPUs of the rollout alone: nodes of it, or GPUs of the only node."""
     prefix = f"{GEN}.colocated.resources"
     if nodes == 1:
+        s.overruled(f"{prefix}.num_nodes")
         return s.whole(f"{prefix}.gpus_per_node")
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
 

@@ -125,6 +125,8 @@ def _roles(s: FrameworkSettings, gpus: int, asleep: bool) -> dict[str, RoleDescr
     roles = {}
     for name, pool in pools.items():
         own = _gpus(s, pool) if pool else gpus
+        short = {"reference": "ref"}.get(name, name)
+        s.overruled(*(f"{short}{mark}num_{unit}" for mark in "._" for unit in ("nodes", "gpus_per_node")))
         if not present[name]:
             continue
         trained = name == "critic"

@@ -127,6 +127,8 @@ def _roles(s: FrameworkSettings, gpus: int, *, apart: bool, megatron: bool) -> d
             pool=None if shared else role,
             gpus=0 if shared else own,
         )
+        if shared:
+            s.overruled(f"{PLACE}.{name}_num_nodes", f"{PLACE}.{name}_num_gpus_per_node")
     present = {"critic": algorithm(s) == "ppo", "reference": _kl(s)}
     return {role: found for role, found in roles.items() if present[role]}
 

@@ -209,7 +209,8 @@ def _per_node(s: FrameworkSettings, gpus: int) -> int:
 
 
 def _fsdp(s: FrameworkSettings) -> bool:
-    return s.has("fsdp_config") or bool(s.find("fsdp")) or s.find("distributed_type") == "FSDP"
+    signs = (s.has("fsdp_config"), bool(s.find("fsdp")), s.find("distributed_type") == "FSDP")
+    return any(signs)
 
 
 def _sharding(s: FrameworkSettings) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
 def _megatron(s: FrameworkSettings) -> bool:
     """Whether Megatron-Core trains: its group of the configuration, or its trainer by name."""
     named = str(s.find("config_name") or "")
-    chosen = s.find("model_engine") or s.find(f"{ACTOR}.strategy") or named
+    chosen = s.find("model_engine", f"{ACTOR}.strategy") or named
     return "megatron" in str(chosen)
 
 
@@ -151,6 +151,8 @@ def _roles(
     roles = {"reference": RoleDescription(layout=reference, residency="offloaded" if away else "resident")}
     if algorithm(s) == "ppo":
         roles["critic"] = _trained(s, "critic", gpus, megatron)
+    else:
+        s.overruled("critic.")
     if _reward(s):
         roles["reward"] = reward_role(s, gpus)
     return roles

@@ -26,6 +26,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in a configuration of verl."""
     longest = (run.max_prompt or 0) + (run.max_response or 0)
     yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
+    yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
@@ -52,6 +53,32 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             keys=(f"{ROLL}.engine_kwargs.vllm.swap_space",),
             remedy="0 where nothing is swapped",
         )
+
+
+def _priced_otherwise(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Trainers and schedules that are priced as the nearest that is known."""
+    mode, apart = s.find("trainer.v1.trainer_mode"), run.rollout_gpus is not None
+    if mode == "colocate_async":
+        yield Finding(
+            what="trainer_mode=colocate_async is priced as sync: what it generates ahead is not counted",
+            keys=("trainer.v1.trainer_mode",),
+        )
+    if s.flag("actor_rollout_ref.hybrid_engine", default=not apart) and apart:
+        yield Finding(
+            what="with hybrid_engine=True the training GPUs generate as well, which is not counted",
+            keys=("actor_rollout_ref.hybrid_engine",),
+        )
+    every = s.count("trainer.v1.separate_async.parameter_sync_step") or run.mini_batches
+    if apart and every != run.mini_batches:
+        yield Finding(
+            what=f"new weights are sent after {every} updates, and priced once a batch of {run.mini_batches}",
+            keys=("trainer.v1.separate_async.parameter_sync_step",),
+        )
+    trainer = s.find(f"{ACTOR}.strategy")
+    for key in ("critic.strategy", f"{REF}.strategy"):
+        other = s.find(key)
+        if trainer is not None and other not in (None, trainer):
+            yield Finding(what=f"{key}={other} is priced as the actor's {trainer}", keys=(key,))
 
 
 def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:

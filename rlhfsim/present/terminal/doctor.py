@@ -9,16 +9,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
+from rlhfsim.frameworks.configuration.keys import Unread
 from rlhfsim.memory.ledger import LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
-from rlhfsim.present.words import component_text, percent, signed, size
+from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import LIKELY, Judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 
 SCHEMA = "rlhfsim.doctor/1"
+KEYS_SHOWN, KEYS_LISTED = 3, 12
+"""Misspelt keys next to the verdict, and keys of a list that are written out."""
 CERTAIN = 0.001
 """Risks nearer to 0 or 1 are not written out."""
 
@@ -30,6 +33,7 @@ def report(answer: Diagnosis) -> Iterator[RenderableType]:
     for finding in answer.findings:
         if finding.stops:
             yield Text(f"stops: {finding.what}; {finding.remedy}", style="bold red")
+    yield from _doubted(answer)
     if answer.fixes:
         yield Text("any one of these makes it fit:", style="bold")
         yield from _changes(answer.fixes, None)
@@ -40,6 +44,52 @@ def report(answer: Diagnosis) -> Iterator[RenderableType]:
     yield from _screen(base.plan, console().width)
     yield from _faster(answer)
     yield from _told(answer)
+
+
+def _doubted(answer: Diagnosis) -> Iterator[RenderableType]:
+    """Misspelt keys that matter, next to the verdict, and how many others it does not count."""
+    matters = [u for u in answer.unread if u.matters]
+    absent = [u for u in matters if u.kind == "no such key"]
+    for each in absent[:KEYS_SHOWN]:
+        yield Text(_absent(each, answer), style="bold red")
+    if len(absent) > KEYS_SHOWN:
+        yield Text(f"{len(absent) - KEYS_SHOWN} more such keys are listed at the end", style="bold red")
+    others = len(matters) - len(absent)
+    if others:
+        what = (
+            "a key that is not read and may change it" if others == 1 else f"{others} keys that are not read"
+        )
+        may = "" if others == 1 else " and may change it"
+        yield Text(f"the answer does not count {what}{may}: see `not read` below", style="yellow")
+
+
+def _absent(each: Unread, answer: Diagnosis) -> str:
+    gone = f" (it had until {each.until})" if each.until else ""
+    near = f"; the nearest is {each.nearest}" if each.nearest else ""
+    return f"{answer.lacks}{gone}: {each.key}={each.value}{near}"
+
+
+def _unread(answer: Diagnosis) -> Iterator[RenderableType]:
+    """What the configuration sets and nothing reads: what matters by name, the rest by number."""
+    if not answer.unread:
+        return
+    matters = [u for u in answer.unread if u.matters]
+    yield Text("\nnot read", style="bold")
+    may = [f"{u.key}={u.value}" for u in matters if u.kind == "may change"]
+    if may:
+        yield Text(f"- {plural(len(may), 'key')} may change the answer: {_folded(may)}")
+    absent = [_absent(u, answer) for u in answer.unread if u.kind == "no such key"]
+    yield from (Text(f"- {line}") for line in absent[:KEYS_LISTED])
+    rest = len(answer.unread) - len(may) - len(absent) + max(0, len(absent) - KEYS_LISTED)
+    if rest:
+        yield Text(
+            f"- {plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
+        )
+
+
+def _folded(names: Sequence[str]) -> str:
+    more = f" and {len(names) - KEYS_LISTED} more (--json)" if len(names) > KEYS_LISTED else ""
+    return ", ".join(names[:KEYS_LISTED]) + more
 
 
 def verdict(base: Judged) -> str:
@@ -165,6 +215,7 @@ def _told(answer: Diagnosis) -> Iterator[RenderableType]:
     if soft:
         yield Text("\nfound", style="bold")
         yield from (Text(f"- {f.what}" + (f"; {f.remedy}" if f.remedy else "")) for f in soft)
+    yield from _unread(answer)
     described = answer.judged.described
     yield Text("\nassumed", style="bold")
     yield from (Text(f"- {sentence}") for sentence in answer.case.assumed(described))
@@ -208,6 +259,18 @@ def as_data(answer: Diagnosis) -> dict[str, Any]:
         "findings": [
             {"what": f.what, "keys": list(f.keys), "remedy": f.remedy, "stops": f.stops}
             for f in answer.findings
+        ],
+        "release": answer.release,
+        "unread": [
+            {
+                "key": u.key,
+                "value": u.value,
+                "kind": u.kind,
+                "matters": u.matters,
+                "nearest": u.nearest,
+                "until": u.until,
+            }
+            for u in answer.unread
         ],
         "assumed": {
             "lengths": list(answer.case.assumed(described)),

@@ -73,6 +73,12 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the configuration rests on and the user's shell sets."""
 
+    @property
+    def version(self) -> str | None:
+        """Release that reads the configuration; None: nobody says, so the latest."""
+        version = self.settings.find(self.configuration.version_key)
+        return None if version is None else str(version)
+
     def under(self, keys: Mapping[str, Any]) -> Described:
         """What it says with these keys changed.
 
@@ -106,7 +112,7 @@ class Case:
 
     def assumed(self, described: Described) -> Iterator[str]:
         """What nobody said, in words: release and lengths; defaults are in the settings."""
-        if self.settings.find(self.configuration.version_key) is None:
+        if self.version is None:
             latest = exporter(self.configuration.name).version
             yield f"{self.configuration.title} {latest}, the latest known here"
         unknown = tuple(described.settings.unknown())

@@ -13,6 +13,7 @@ from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.frameworks.configuration.keys import Unread, key_table, unread
 from rlhfsim.frameworks.export import Value, Written, exporter, exporters
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, bare, judged
 from rlhfsim.what_if.doctor.edits import edited, edits
@@ -55,8 +56,23 @@ class Diagnosis:
     nearest: KeyChange | None = None
     """Where nothing fits: all that saves memory at once."""
     findings: tuple[Finding, ...]
+    unread: tuple[Unread, ...] = ()
+    """Keys that the configuration sets and nothing here reads, what matters first."""
     unnamed: str | None = None
     """Why no change could be put into keys."""
+
+    @property
+    def release(self) -> str:
+        """Release of the framework whose keys are compared with."""
+        table = key_table(self.case.configuration.name)
+        return table.releases[table.place(self.case.version)]
+
+    @property
+    def lacks(self) -> str:
+        """How a key that the release does not have is introduced."""
+        name = f"{self.case.configuration.title} {self.release}"
+        examples = key_table(self.case.configuration.name).examples
+        return f"no such key in the examples of {name}" if examples else f"no such key in {name}"
 
 
 def diagnose(case: Case) -> Diagnosis:
@@ -67,10 +83,13 @@ def diagnose(case: Case) -> Diagnosis:
     """
     base = judged(case.under({}), case.price)
     told = tuple(findings(case, base))
+    left = unread(case.configuration.name, case.version, base.described.settings)
     try:
         tries = list(_tries(case, base, _writer(case)))
     except RlhfsimError as error:
-        return Diagnosis(case=case, judged=base, fixes=(), faster=(), findings=told, unnamed=error.message)
+        return Diagnosis(
+            case=case, judged=base, fixes=(), faster=(), findings=told, unread=left, unnamed=error.message
+        )
     start, nearest = KeyChange(keys={}, judged=base), None
     fixes = () if base.fits else tuple(_fixes(case, tries))
     if not base.fits and not fixes:
@@ -85,6 +104,7 @@ def diagnose(case: Case) -> Diagnosis:
         faster=tuple(steps[1:]),
         nearest=None if fixes else nearest,
         findings=told,
+        unread=left,
     )
 
 
