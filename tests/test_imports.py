@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
     {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance", "rlhfsim.extras"},
-    {"rlhfsim.cache"},
+    {"rlhfsim.cache", "rlhfsim.ray_token"},
     {"rlhfsim.specs"},
     {"rlhfsim.choice"},
     {"rlhfsim.plan"},
@@ -46,6 +46,7 @@ EXECUTOR_MAY = {
     "rlhfsim.units",
     "rlhfsim.outputs",
     "rlhfsim.cache",
+    "rlhfsim.ray_token",
     "rlhfsim.provenance",
     "rlhfsim.extras",
     "rlhfsim.specs",

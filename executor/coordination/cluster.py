@@ -23,10 +23,11 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from executor.coordination.worker import THREADS
+from executor.coordination.worker import HOST, LOOPBACK, THREADS
 from executor.ranks import Place, bundles, check_room, places
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.ray_token import keep_private
 
 logger = logging.getLogger(__name__)
 GPU, SLOT = "GPU", "slot"
@@ -35,6 +36,13 @@ OBJECT_STORE_BYTES = 256 * 2**20
 POLL_S = 5.0
 """Between two looks at a reservation that waits."""
 
+LOOPBACK_ONLY = {
+    HOST: LOOPBACK,
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_HOST_IP": LOOPBACK,
+}
+"""Environment of workers on a cluster that is started here, which nobody joins; what the user set wins."""
 CONNECT_S = 1.0
 """For the answer of a raylet."""
 PROBE_SHARE, PROBE_S = 0.01, 60.0
@@ -65,8 +73,13 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    _start(options | _quiet(environment))
+    keep_private(make=True)
+    _start(options | _quiet(LOOPBACK_ONLY | _set_by_user() | dict(environment)))
     return GPU if gpus else SLOT
+
+
+def _set_by_user() -> dict[str, str]:
+    return {name: os.environ[name] for name in LOOPBACK_ONLY if name in os.environ}
 
 
 def _start(options: Mapping[str, Any]) -> None:
@@ -97,6 +110,7 @@ def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _join(address: str, environment: Mapping[str, str]) -> str:
     """The resource that the slots of the cluster at `address` are."""
+    keep_private(make=False)
     try:
         ray.init(address=address, **_quiet(environment))
     except (ConnectionError, RuntimeError, ValueError) as error:

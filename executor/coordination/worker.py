@@ -19,6 +19,9 @@ from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
 from executor.samples import LossSpec, Sample, Transfer
 
 THREADS = "OMP_NUM_THREADS"
+HOST = "RLHFSIM_HOST"
+"""Environment variable: the address at which a worker's own servers listen, where it is not its node's."""
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class TracedProcess:
         """A port of this host that was free a moment ago."""
         import ray.util
 
-        host = str(ray.util.get_node_ip_address())
+        host = os.environ.get(HOST) or str(ray.util.get_node_ip_address())
         with socket.socket() as probe:
             probe.bind((host, 0))
             return host, int(probe.getsockname()[1])

@@ -28,6 +28,7 @@ from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
+from executor.coordination.worker import LOOPBACK
 from executor.coordination.worker_group import WorkerGroup, clock_of, join, spawn_all
 from executor.engines import mesh
 from executor.ranks import TENANTS, group_specs
@@ -134,7 +135,7 @@ class WorkerGroups:
         driver = ray.util.get_node_ip_address()
         for part, actor in zip(group.parts, group.actors, strict=True):
             [(host, _)] = collect([actor.address.remote()], [part], "address", self._limits.longest_call)
-            if host != driver:
+            if host not in (driver, LOOPBACK):
                 self._offsets[part] = offset(partial(clock_of, actor))
 
     def _spawn_rollout(self) -> None:

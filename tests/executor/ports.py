@@ -16,6 +16,7 @@ EVERYWHERE = {
     "gcs_server": (1, "GCS of Ray: every node registers there; with Ray's token"),
     "raylet": (2, "scheduler and object manager of Ray: other nodes ask them; with Ray's token"),
     "monitor.py": (1, "metrics of Ray's autoscaler at port 44217: figures, no commands"),
+    "driver": (1, "answers of Ray to the process that started the run; with Ray's token"),
     "ray::": (1, "calls to a Ray worker, whatever it runs; Ray has no setting for the address"),
 }
 """Process -> ports that it may open at all interfaces, and why (SECURITY.md)."""
@@ -25,20 +26,20 @@ Seen = dict[tuple[int, str], set[tuple[str, int]]]
 
 @contextmanager
 def sampled() -> Iterator[Seen]:
-    """Where the processes below this one listen, looked at again and again."""
+    """Where this process and those below it listen, looked at again and again."""
     seen: Seen = defaultdict(set)
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(EVERY_S):
             with suppress(psutil.Error):
-                mine = {p.pid: p for p in psutil.Process(os.getpid()).children(recursive=True)}
+                driver = psutil.Process(os.getpid())
+                mine = {p.pid: p for p in [driver, *driver.children(recursive=True)]}
                 for one in psutil.net_connections(kind="tcp"):
                     if one.status == psutil.CONN_LISTEN and one.pid in mine:
                         with suppress(psutil.Error, IndexError):
-                            seen[one.pid, _program(mine[one.pid].cmdline())].add(
-                                (one.laddr.ip, one.laddr.port)
-                            )
+                            name = "driver" if one.pid == driver.pid else _program(mine[one.pid].cmdline())
+                            seen[one.pid, name].add((one.laddr.ip, one.laddr.port))
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()

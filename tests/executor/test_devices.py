@@ -185,7 +185,10 @@ def test_the_extra_of_8_bit_adam_is_the_one_that_is_asked_for() -> None:
     assert "rlhfsim[adam8bit]" in str(told.value.help)
 
 
-def test_a_ray_that_does_not_start_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_does_not_start_is_one_line_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # of Ray's token
     plan: Any = None  # with GPUs the machine is not compared here
 
     def late(**_: object) -> None:

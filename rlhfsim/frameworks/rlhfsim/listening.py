@@ -19,20 +19,22 @@ class Listener:
 LISTENERS = (
     Listener(
         server="weight channels",
-        where="their node's address",
+        where="their node's address; the loopback where launch starts the cluster",
         admits="messages with a code of the channel's secret; nothing is unpickled",
     ),
     Listener(
-        server="rendezvous of training", where="their node's address", admits="anybody who reaches the port"
+        server="rendezvous of training",
+        where="their node's address; the loopback where launch starts the cluster",
+        admits="anybody who reaches the port",
     ),
     Listener(
-        server="GCS, raylets and workers of Ray",
+        server="GCS, raylets, workers and driver of Ray",
         where="all interfaces",
         admits="with Ray's token where launch starts the cluster; before joining one: RAY_AUTH_MODE=token",
     ),
     Listener(
         server="NCCL, gloo, vLLM",
-        where="the interfaces of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, VLLM_HOST_IP",
+        where="the interfaces of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, VLLM_HOST_IP; the loopback as above",
         admits="anybody who reaches the port",
     ),
 )

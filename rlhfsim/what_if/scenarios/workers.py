@@ -13,6 +13,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
+from rlhfsim.ray_token import keep_private
 from rlhfsim.search.parallel import TICK, cores, forked, may_fork, serial
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash, search
@@ -88,6 +89,7 @@ def _join(ray: Any, address: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:  # not one of RAY_ADDRESS
         quiet |= {"num_cpus": cores(), "include_dashboard": False}
+    keep_private(make=address is None)
     try:
         ray.init(address=address or "local", **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
