@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.simulation.summary import Simulation, SimulationOptions
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -16,7 +17,8 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import load_scenario
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import design
-from rlhfsim.what_if.estimate import estimate, priced_placement, simulated
+from rlhfsim.what_if.estimate import estimate, planned, priced_placement, simulated
+from rlhfsim.what_if.verdict import check_plan
 
 if TYPE_CHECKING:
     from rlhfsim.what_if.scenarios.result import WhatIf
@@ -28,9 +30,19 @@ def estimate_file(path: str | Path, *, price: float | None = None) -> Plan:
     """The plan of a scenario (YAML file or shipped name) or of a `plan.json`, priced now.
 
     Raises:
-        RlhfsimError: the first thing wrong in the file, with its line.
+        RlhfsimError: the first thing wrong in the file, with its line; or its framework does not run it.
     """
-    return estimate(*_read(path), price=price)
+    placement, workload, cluster = _read(path)
+    return _run_by_its_own(estimate(placement, workload, cluster, price=price), cluster, path)
+
+
+def _run_by_its_own(plan: Plan, cluster: Cluster, path: str | Path) -> Plan:
+    """The plan of a file, unless its framework does not run it."""
+    try:
+        check_plan(plan, cluster)
+    except RlhfsimError as error:
+        raise error.at(Place(file=str(path))) from error
+    return plan
 
 
 def _read(path: str | Path) -> tuple[Placement, Workload, Cluster]:
@@ -69,11 +81,11 @@ def simulate_file(
     """A scenario, a shipped system or a `plan.json`, run step by step; `progress` after every replication.
 
     Raises:
-        RlhfsimError: the first thing wrong in the file, with its line.
+        RlhfsimError: as `estimate_file`.
     """
-    answer = simulated(
-        priced_placement(*_read(path)), options or SimulationOptions(), price=price, progress=progress
-    )
+    priced = priced_placement(*_read(path))
+    _run_by_its_own(planned(priced, priced.iteration, price), priced.setting.cluster, path)
+    answer = simulated(priced, options or SimulationOptions(), price=price, progress=progress)
     run = read_plan(Path(path)).run if Path(path).suffix == ".json" else None
     return replace(answer, plan=replace(answer.plan, run=run.question)) if run else answer
 

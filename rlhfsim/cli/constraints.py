@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast, get_args
 
@@ -19,10 +19,7 @@ from rlhfsim.cli.params import (
     option,
     together,
 )
-from rlhfsim.cli.roles import check_layouts
 from rlhfsim.errors import unknown_name
-from rlhfsim.frameworks.runs import ANY, Lacks, Runs, frameworks
-from rlhfsim.search.fixed_layouts import pool_sizes
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
     FORBIDDABLE,
@@ -33,16 +30,12 @@ from rlhfsim.search.request import (
 )
 from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
 from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES, bound
-from rlhfsim.search.space import partitions, roles_of, splits
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
-from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Architecture
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.placement.weight_paths import SEARCHED
 from rlhfsim.units import DAY, Dimension, format
-from rlhfsim.what_if.framework_rules import elsewhere
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
-PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
 ARCHITECTURES = get_args(Architecture)
 ALIASES = {"offload": "offload_optimizer"}
 MAX_BUDGET = 1e12
@@ -75,8 +68,8 @@ constraint_options = together(
     ),
     option(
         "--weight-path",
-        OneOf("weight path", PATHS),
-        f"Only this way of weights to the rollout: {', '.join(PATHS)}.",
+        OneOf("weight path", SEARCHED),
+        f"Only this way of weights to the rollout: {', '.join(SEARCHED)}.",
     ),
     option(
         "--fix",
@@ -193,94 +186,6 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
             time_limit=given["time_limit"],
         )
     return second_pool_for_rollout(narrow)
-
-
-ASKED: Mapping[str, str] = {
-    "residency=swapped": "reference swapped in place of the actor",
-    "residency=recreated": "roles created anew for each call",
-    "offload_optimizer=nvme": "offload to NVMe",
-    "offload_params=nvme": "offload to NVMe",
-}
-"""What is fixed of a role -> the feature of a framework that it is."""
-
-
-def _fixed_feature(request: Request, runs: Runs) -> Lacks | None:
-    """The first thing fixed that the framework does not run."""
-    asked = (ASKED.get(x.text.removeprefix(f"{x.role}.")) for x in request.limits)
-    return next((lacks for name in asked if name and (lacks := runs.lacks_feature(name))), None)
-
-
-def check_request(request: Request, models: Models, workloads: Sequence[Any]) -> None:
-    """Refuse options that leave no way to share the GPUs, before anything is priced.
-
-    `workloads`: every variant that competes.
-
-    Raises:
-        RlhfsimError: a layout that cannot exist, a role that the workload lacks, or an empty space.
-    """
-    roles = roles_of(request, models)
-    for limit in request.limits:
-        if limit.role not in roles and limit.field != "hardware":
-            raise bad_option(
-                f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
-            )
-    lacks = request.runs and (
-        _fixed_feature(request, request.runs)
-        or request.runs.lacks_workload(request.workload, request.backend)
-        or request.runs.lacks_kinds(models.actor, request.backend)
-    )
-    if request.runs and lacks:
-        able = [x for x in frameworks() if not x.lacks_kinds(models.actor) and not _fixed_feature(request, x)]
-        others = [x.name for x in able if not x.lacks_workload(request.workload)]
-        raise bad_option(
-            f"{request.runs.title} does not run {lacks.what}",
-            f"{lacks.remedy}; or design for another framework: --framework {' or '.join([*others, ANY])}",
-        )
-    check_layouts(request, models)
-    shared = [p for work in workloads for p in partitions(replace(request, workload=work), models)]
-    if not shared:
-        raise bad_option(
-            f"no way to share the GPUs is left by {_narrowed_by(request)}", _why_empty(request, models)
-        )
-    if any(len(splits(request, partition)) for partition in shared):
-        return
-    free = replace(
-        request, limits=tuple(x for x in request.limits if x.field != "gpus"), max_gpus_per_role=None
-    )
-    of = next((x.role for x in request.limits if x.field == "gpus"), roles[0])
-    sizes = pool_sizes(free, models, of)
-    listed = ", ".join(map(str, sizes[:12])) + (", ..." if len(sizes) > 12 else "")
-    raise bad_option(
-        f"no split of the GPUs is left by {_narrowed_by(request)}",
-        f"the pool of the {of} may have {listed} GPUs",
-    )
-
-
-def _narrowed_by(request: Request) -> str:
-    """The options that narrow who shares GPUs with whom."""
-    parts = [f"--architecture {request.architecture}"] if request.architecture else []
-    parts += [f"--weight-path {request.weight_path}"] if request.weight_path else []
-    parts += [f"--forbid {','.join(sorted(request.forbid))}"] if request.forbid else []
-    parts += [f"--fix '{x.text}'" for x in request.limits if x.field == "gpus"]
-    parts += [f"--max-gpus-per-role {request.max_gpus_per_role}"] if request.max_gpus_per_role else []
-    return " and ".join(parts) or "these choices"
-
-
-def _why_empty(request: Request, models: Models) -> str:
-    path = request.weight_path
-    if path is None:
-        return elsewhere(request, models) or "drop one of these"
-    rules = WEIGHT_PATHS[path]
-    if rules.adapters_only and request.workload.lora is None:
-        return f"weight path {path} moves adapters only: add --allow lora"
-    if rules.needs_backend and request.runs and path not in request.runs.weight_paths:
-        others = [x.name for x in frameworks() if path in x.weight_paths]
-        return f"weight path {path} needs --framework {' or '.join([*others, ANY])}"
-    if rules.pools == "one":
-        return f"weight path {path} needs actor and rollout on the same GPUs"
-    if rules.pools == "two":
-        return f"weight path {path} needs actor and rollout on GPUs of their own"
-    return elsewhere(request, models) or "drop one of these"
 
 
 # --- targets ----------------------------------------------------------------------------------------

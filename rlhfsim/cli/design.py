@@ -10,13 +10,7 @@ from typing import Any, get_args
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.constraints import (
-    check_request,
-    constrained,
-    constraint_options,
-    promise_options,
-    requirements,
-)
+from rlhfsim.cli.constraints import constrained, constraint_options, promise_options, requirements
 from rlhfsim.cli.inputs import (
     backend_options,
     build_cluster,
@@ -38,6 +32,7 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
+from rlhfsim.cli.planned import asked
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
@@ -49,7 +44,6 @@ from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.design import Design
-from rlhfsim.what_if.engine import variants
 from rlhfsim.what_if.recalibrated import recalibrated
 from rlhfsim.what_if.risk.choice import likeliest, outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
@@ -175,5 +169,4 @@ def question(given: dict[str, Any]) -> Request:
             cluster=cluster, workload=workload, **trainer(given, cluster), objective=given["objective"]
         )
     request = constrained(base, given)
-    check_request(request, models_of(workload), list(variants(request)))
-    return request
+    return asked(request)

@@ -17,6 +17,7 @@ from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.terminal import export as view
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import read_text
+from rlhfsim.what_if.verdict import rejection
 
 EPILOG = """\b
 Examples:
@@ -32,16 +33,31 @@ Examples:
 @option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
 @option("--out", NewFolder(), "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
-def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, as_json: bool) -> None:
+@click.pass_context
+def export(
+    ctx: click.Context,
+    /,
+    file: Path,
+    to: str,
+    version: str | None,
+    manager: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
     """Write plan FILE as the launch of another framework: script, reasons, README.
 
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
     cannot be told is listed. A plan that the framework does not run is refused.
+
+    Exit codes: 0 it fits, 1 written though it does not fit, 2 bad input.
     """
     plan = read_plan(file, as_priced=True)
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": read_text(file)})
-    emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))
+    reason = rejection(plan, cluster_of(plan))
+    verdict = {"fits": reason is None, "rejected_by": reason}
+    emit(as_json, lambda: as_data(found, out) | verdict, lambda: view.report(found, out, reason))
+    ctx.exit(0 if reason is None else 1)
 
 
 def predicted(plan: Plan) -> Prediction:

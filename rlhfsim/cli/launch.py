@@ -31,13 +31,14 @@ from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
+from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
+from rlhfsim.specs.placement.scaling import Replaced, replaced, scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
 from rlhfsim.what_if.memory_peaks import memory_peaks
 from rlhfsim.what_if.remedies import remedy
@@ -136,7 +137,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
     with on_command_line():
         out = run_folder(file, out, scale, **given)
         before = recorded(out) if given["resume"] else None
-        plan = plan_of(file, out, scale, before)
+        plan, changes = plan_of(file, out, scale, before)
         settings = settings_of(
             given["settings_file"],
             given["pairs"],
@@ -160,6 +161,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         as_json=as_json,
         notes=profile_notes(file) if not scale and not Path(file).is_dir() else (),
         scale=bool(scale),
+        changes=changes,
         recalibrate_every=given["recalibrate_every"],
     )
 
@@ -172,9 +174,10 @@ def run(
     as_json: bool,
     notes: tuple[str, ...] = (),
     scale: bool = False,
+    changes: tuple[Replaced, ...] = (),
     recalibrate_every: int | None = None,
 ) -> int | None:
-    """Launch and report.
+    """Launch and report; `changes`: what a small run has otherwise than its file.
 
     Raises:
         RlhfsimError: bad input, or the run stopped.
@@ -187,6 +190,8 @@ def run(
     listener = launch_view.Screen(screen)
     for line in launch_view.before(plan, dry_run=options.dry_run, notes=notes):
         screen.print(line)
+    for line in launch_view.replaced_lines(changes):
+        screen.print(line)
     if scale:
         make_tiny(options.out)
     replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
@@ -194,6 +199,8 @@ def run(
         options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
     outcome = start(plan, settings, options, listener)
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
+    if scale:
+        report |= {"replaced": launch_view.replaced_data(changes)}
     if replan is not None:
         written = replan.write(options.out)
         report |= {"calibrated_profile": str(written) if written else None}
@@ -280,14 +287,16 @@ def run_folder(file: str, out: Path, scale: int | None, **given: Any) -> Path:
     return Path(file)
 
 
-def plan_of(file: str, out: Path, scale: int | None, before: Inputs | None) -> Plan:
-    """The plan to run; where it is that of the run `before`, exactly that one.
+def plan_of(
+    file: str, out: Path, scale: int | None, before: Inputs | None
+) -> tuple[Plan, tuple[Replaced, ...]]:
+    """The plan to run (exactly that of the run `before` where it is the same), and what a small one replaces.
 
     Raises:
         RlhfsimError: no plan, or no run in the folder that FILE is.
     """
     if before is not None and Path(file).is_dir():
-        return before.plan
+        return before.plan, ()
     if Path(file).is_dir():
         raise RlhfsimError(
             "nothing-to-resume",
@@ -295,8 +304,9 @@ def plan_of(file: str, out: Path, scale: int | None, before: Inputs | None) -> P
             place=Place(file=file),
             help="start one: rlhfsim launch PLAN --out FOLDER",
         )
-    plan = scaled(file, scale, out) if scale else read(file)
-    return before.plan if before is not None and before.plan.to_dict() == plan.to_dict() else plan
+    plan, changes = scaled(file, scale, out) if scale else (read(file), ())
+    same = before is not None and before.plan.to_dict() == plan.to_dict()
+    return before.plan if before is not None and same else plan, changes
 
 
 def read(file: str) -> Plan:
@@ -309,19 +319,28 @@ def read(file: str) -> Plan:
     return plan
 
 
-def scaled(file: str, slots: int, out: Path) -> Plan:
-    """The plan made small, priced on the cores of this machine."""
+def scaled(file: str, slots: int, out: Path) -> tuple[Plan, tuple[Replaced, ...]]:
+    """The plan made small, priced on the cores of this machine, and everything that it then has otherwise."""
     from executor.tasks import tiny
 
     plan = read(file)
     folder = (
         tiny.config(tiny_folder(out)) if not (tiny_folder(out) / "config.json").exists() else tiny_folder(out)
     )
-    placement = scaled_placement(plan.placement, slots)
+    placement = scaled_placement(plan.placement, slots, framework(OWN).trainers)
     workload = scaled_workload(plan.workload, str(folder / "config.json"))
     gpus = sum(pool.gpus for pool in placement.pools)
     cluster = Cluster(node_groups=(node_group(CORE, gpus, gpus_per_node=gpus),))
-    return estimate(placement, workload, cluster)
+    devices = Replaced(
+        field="devices", before=_devices(plan), now=f"{gpus} CPU ranks", why="it runs on this machine"
+    )
+    formats = Replaced(field="training precision", before="bf16", now="fp32", why="CPUs train in FP32")
+    changes = replaced((plan.placement, plan.workload), (placement, workload))
+    return estimate(placement, workload, cluster), (devices, formats, *changes)
+
+
+def _devices(plan: Plan) -> str:
+    return " + ".join(f"{h.gpus} x {h.profile}" for h in plan.hardware)
 
 
 def tiny_folder(out: Path) -> Path:

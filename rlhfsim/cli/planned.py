@@ -22,16 +22,15 @@ from rlhfsim.cli.params import (
     option,
     together,
 )
-from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
-from rlhfsim.frameworks.runs import ANY, OWN, framework
+from rlhfsim.cli.roles import OPTIONS, check_layouts, fixed_layouts, role_options
 from rlhfsim.plan import AskedRun, is_edited, read_plan
-from rlhfsim.search.request import SWITCHES, Request
-from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.search.request import SWITCHES, Request, second_pool_for_rollout
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
+from rlhfsim.what_if.verdict import check_question
 
 FREE_WITH_FILE = ("file", "price", "as_json", "out", "detail", "require", "steps", "deadline", "budget")
 """Parameters that make sense beside a file."""
@@ -76,7 +75,7 @@ def planned(ctx: click.Context, given: Mapping[str, Any]) -> Planned:
             "as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: "
             f"{', '.join(system_names())}",
         )
-    return best_of(request_of(given))
+    return best_of(request_of(given), OPTIONS)
 
 
 def _alone(ctx: click.Context) -> None:
@@ -142,18 +141,22 @@ def request_of(given: Mapping[str, Any]) -> Request:
         request = Request(
             cluster=cluster,
             workload=workload,
-            **_priced(given, cluster),
+            **trainer(given, cluster),
             allow=frozenset(allow),
             fix=fixed_layouts(given),
             architecture=wanted,
             max_staleness=given["max_staleness"],
         )
-    check_layouts(request, models_of(workload))
+    return asked(second_pool_for_rollout(request))
+
+
+def asked(request: Request) -> Request:
+    """The same question, which some plan can answer.
+
+    Raises:
+        RlhfsimError: it is refused, whatever the memory (`what_if.verdict`).
+    """
+    check_layouts(request, models_of(request.workload))
+    with on_command_line():
+        check_question(request)
     return request
-
-
-def _priced(given: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """Framework and backend; a backend that ours does not run is priced whatever runs it."""
-    asked = trainer(given, cluster)
-    ours = asked["backend"] in framework(OWN).trainers
-    return asked if asked["framework"] or ours else {**asked, "framework": ANY}

@@ -30,7 +30,7 @@ from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.present import plain, sizes
-from rlhfsim.present.basis import basis
+from rlhfsim.present.basis import basis, cluster_of, profiles_of
 from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
@@ -40,6 +40,7 @@ from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, read_whatif
 from rlhfsim.what_if.scenarios.result import SCHEMA as WHATIF_SCHEMA
+from rlhfsim.what_if.verdict import check_plan, rejection
 
 EPILOG = """\b
 Examples:
@@ -70,20 +71,46 @@ PAGE = Output("page")
     default=sizes.LIMIT_S,
 )
 @json_option
-def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
+@click.pass_context
+def report(
+    ctx: click.Context, /, source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any
+) -> None:
     """Write a plan, a what-if or a run as one page that works offline.
 
     SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
+
+    Exit codes: 0 written, 1 written though the plan does not fit, 2 bad input.
     """
     where = out or Path(f"{Path(os.path.realpath(source)).stem}.html")
     check_output(where, PAGE, [source])
+    reason = _rejection(source)
     page = _page(source, compare, given)
     write(where, page)
     written = f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')})"
     if as_json:
-        click.echo(json.dumps(plain.page(page, where), indent=1))
+        verdict = {"fits": reason is None, "rejected_by": reason}
+        click.echo(json.dumps(plain.page(page, where) | verdict, indent=1))
     else:
         click.echo(shown(f"{page.verdict}\n{written}; open it in a browser, it needs no network"))
+    if reason is not None:
+        click.echo(f"does not fit: {reason}", err=as_json)
+        ctx.exit(1)
+
+
+def _rejection(source: Path) -> str | None:
+    """Why the plan in SOURCE does not fit; None where it does, or where SOURCE is no plan.
+
+    Raises:
+        RlhfsimError: its framework does not run it.
+    """
+    if source.is_dir() or _schema(source) != PLAN_SCHEMA:
+        return None
+    plan = read_plan(source)
+    cluster = cluster_of(plan, profiles_of(plan))
+    if cluster is None:  # a profile is not here: the plan's own prediction is shown
+        return None
+    check_plan(plan, cluster)
+    return rejection(plan, cluster)
 
 
 def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:

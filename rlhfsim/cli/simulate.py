@@ -36,6 +36,7 @@ from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import simulate as simulate_view
 from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.terminal.estimate import remedy_text
 from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
@@ -230,7 +231,7 @@ def _report(
     if answer.rejected_by is not None:
         yield view.header(answer.plan)
         yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
-        yield Text(f"smallest change that fits: {help}", style="bold")
+        yield Text(remedy_text(help), style="bold")
         return
     yield from simulate_view.report(answer, console().width)
     if trace is not None:

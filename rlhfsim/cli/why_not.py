@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rlhfsim.cli.constraints import ARCHITECTURES, CHOICES, PATHS, limit_of
+from rlhfsim.cli.constraints import ARCHITECTURES, CHOICES, limit_of
 from rlhfsim.cli.params import COMMAND_LINE, bad_option, on_command_line
 from rlhfsim.cli.roles import check_layouts
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -15,6 +15,7 @@ from rlhfsim.search.request import FIXABLE_ROLES, SWITCHES, Limit, Request
 from rlhfsim.search.space import roles_of
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import SEARCHED
 from rlhfsim.what_if.engine import Question
 from rlhfsim.what_if.why_not import FORBID_PREFIX, ROLES, Alternative, alternative, named_plan
 
@@ -63,12 +64,12 @@ def _alternative(text: str, request: Request, models: Models) -> Alternative:
 
 def _name(text: str, request: Request) -> str:
     """An architecture, a sharing of GPUs, a switch, a backend, a weight path, or what is left out."""
-    names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *PATHS]
+    names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *SEARCHED]
     names += [FORBID_PREFIX + name for name in CHOICES]
     name = text.strip().lower()
     if name not in names:
         raise unknown_name("choice", text[:40], names, place=COMMAND_LINE)
-    if not request.workload.generates and name in (*ARCHITECTURES, "streaming", *PATHS):
+    if not request.workload.generates and name in (*ARCHITECTURES, "streaming", *SEARCHED):
         raise bad_option(f"{OPTION} {name}: {request.workload.algorithm} has no rollout", "leave it out")
     return name
 

@@ -98,8 +98,8 @@ def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
 
 def _missing(answer: Design) -> Iterator[str]:
     """What is missing, and each change that would mend it."""
-    if answer.shortage:
-        yield answer.shortage
+    if answer.rejected_by:
+        yield answer.rejected_by
     for remedy in answer.remedies:
         other = ", which is other work" if remedy.other_work else ""
-        yield f"with {remedy.change} it fits, and a step takes {seconds(remedy.step_s)}{other}"
+        yield f"{remedy.change}: it fits, and a step takes {seconds(remedy.step_s)}{other}"

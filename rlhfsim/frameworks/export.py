@@ -16,6 +16,7 @@ from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_workload
+from rlhfsim.frameworks.refusal import check_runs
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import Aspect, value_of
@@ -145,7 +146,7 @@ def export(
     Raises:
         RlhfsimError: the framework does not run the plan.
     """
-    check_runs(plan, name, vendors)
+    check_runs(plan, framework(name), vendors)
     way = of_version(exporter(name), name, version)
     written = as_release(plan, way.write(plan), name, way)
     if price is not None:
@@ -230,21 +231,6 @@ def _priced(plan: Plan, written: Written, price: Price) -> Written:
         for unsaid in written.unsaid
     )
     return replace(written, unsaid=tuple(said))
-
-
-def check_runs(plan: Plan, name: str, vendors: frozenset[str]) -> None:
-    """Refuse a plan that the framework does not run, with everything that it lacks."""
-    runs = framework(name)
-    found = runs.lacks(
-        plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node, vendors=vendors
-    )
-    lacking = [missing.what for missing in found]
-    if lacking:
-        raise RlhfsimError(
-            "framework-does-not-run-plan",
-            f"{runs.title} does not run this plan: {'; '.join(lacking)}",
-            help=f"design for it: rlhfsim design ... --framework {name} --out plan.json",
-        )
 
 
 def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mapping[str, str]) -> str:

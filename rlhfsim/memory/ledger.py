@@ -63,6 +63,10 @@ class EngineStart:
     probability_of_no_start: float
 
 
+LIKELY = 0.5
+"""Risk of running out of memory from which a plan does not count as fitting."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Memory through one step."""
@@ -120,7 +124,7 @@ class Ledger:
 
     @property
     def fits(self) -> bool:
-        """Whether the central values fit on GPU and host and the engine starts."""
+        """Whether GPU, engine and host hold the plan, more likely than not."""
         return self.rejected_by is None
 
     @property
@@ -136,13 +140,19 @@ class Ledger:
             )
         if self.engine and self.engine.kv_tokens < self.engine.needed_tokens:
             return (
-                f"the rollout engine has KV cache for {self.engine.kv_tokens:.0f} tokens, the"
+                f"actor.generate: the rollout engine has KV cache for {self.engine.kv_tokens:.0f} tokens, the"
                 f" longest sequence has {self.engine.needed_tokens:.0f}"
             )
         for pool, held in self.host_bytes.items():
             if held > self.host_capacity[pool]:
                 offered = format(self.host_capacity[pool], "byte")
                 return f"pool {pool} needs {format(held, 'byte')} of {offered} host memory per node"
+        if (chance := self.probability_out_of_memory) >= LIKELY:
+            phase = self.breaks_in(LIKELY)
+            return (
+                f"{phase.name} needs {format(phase.bytes, 'byte')} of {format(phase.capacity, 'byte')}"
+                f" per GPU in pool {phase.pool}, with a risk of {chance:.0%} of running out of memory"
+            )
         return None
 
 

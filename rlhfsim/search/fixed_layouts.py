@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -37,10 +37,47 @@ def check_layout(request: Request, models: Models, role: str, fields: Fields) ->
     Raises:
         RlhfsimError: the first rule that is broken.
     """
+    sizes = pool_sizes(request, models, role)
+    try:
+        _check(request, models, role, fields, sizes)
+    except RlhfsimError as error:
+
+        def passes(other: Fields) -> bool:
+            try:
+                _check(request, models, role, other, sizes)
+            except RlhfsimError:
+                return False
+            return True
+
+        raise error.with_help(_remedy(error.code, fields, passes) or "choose another layout") from error
+
+
+TRIED: Mapping[str, tuple[str, Iterable[int]]] = {
+    "tp-does-not-divide-heads": ("tp", range(1, 65)),
+    "tp-exceeds-node": ("tp", powers_of_two(64)),
+    "pp-does-not-divide-layers": ("pp", range(1, 33)),
+    "vp-without-pp": ("pp", range(2, 33)),
+    "ep-does-not-divide-experts": ("ep", powers_of_two(256)),
+    "ep-exceeds-ranks": ("ep", powers_of_two(256)),
+    "shards-do-not-divide": ("shards", powers_of_two(1024)[1:]),
+    "backend-cannot-run": ("zero", range(4)),
+}
+"""Error -> the field that it is about and the values that are tried in its place."""
+
+
+def _remedy(code: str, fields: Fields, passes: Callable[[Fields], bool]) -> str | None:
+    """Values of the field that an error is about, or fields to leave out, with which all checks pass."""
+    name, values = TRIED.get(code, ("", ()))
+    if good := [str(value) for value in values if passes({**fields, name: value})]:
+        return f"use {name} of {', '.join(good)}"
+    spare = [x for x in fields if passes({k: v for k, v in fields.items() if k != x})]
+    return f"leave out {' or '.join(spare)}" if spare else None
+
+
+def _check(request: Request, models: Models, role: str, fields: Fields, sizes: Sequence[int]) -> None:
     model = models.of("actor" if role == "rollout" else role)
     _check_model(model, fields)
     _check_hardware(request, role, fields)
-    sizes = pool_sizes(request, models, role)
     if not sizes:
         return
     cuts = list(_cuts(request, model, role, sizes, fields))
@@ -49,7 +86,7 @@ def check_layout(request: Request, models: Models, role: str, fields: Fields) ->
     if role == "rollout":
         _check_replicas(request, model, sizes, fields)
         return
-    _check_backend(request, model, role, _with_experts(cuts, fields), fields)
+    _check_backend(request, role, _with_experts(cuts, fields), fields)
 
 
 def ranks(fields: Fields) -> int:
@@ -74,19 +111,13 @@ def _check_model(model: ModelSpec, fields: Fields) -> None:
         raise RlhfsimError(
             "pp-does-not-divide-layers",
             f"pipeline parallelism {pp}{times} does not divide the {layers} layers of {model.name}",
-            help=f"use pp of {', '.join(map(str, even))}" if even else "leave out vp",
         )
     if ep > 1 and model.moe is None:
-        raise RlhfsimError(
-            "ep-without-experts",
-            f"expert parallelism {ep}, but {model.name} has no experts",
-            help="leave out ep",
-        )
+        raise RlhfsimError("ep-without-experts", f"expert parallelism {ep}, but {model.name} has no experts")
     if ep > 1 and model.moe is not None and model.moe.num_experts % ep:
         raise RlhfsimError(
             "ep-does-not-divide-experts",
             f"expert parallelism {ep} does not divide the {model.moe.num_experts} experts of {model.name}",
-            help="use a divisor",
         )
 
 
@@ -98,13 +129,10 @@ def _check_hardware(request: Request, role: str, fields: Fields) -> None:
         raise RlhfsimError(
             "tp-exceeds-node",
             f"tensor parallelism {tp} crosses nodes: GPUs reach each other fast only within {domain} GPUs",
-            help=f"use tp <= {domain} and add pp or dp",
         )
     if (size := ranks(fields) * _degree(fields, "dp")) > pool.gpus:
         raise RlhfsimError(
-            "layout-exceeds-cluster",
-            f"the layout needs {size:,} GPUs, there are {pool.gpus:,}",
-            help="lower tp, pp, cp or dp",
+            "layout-exceeds-cluster", f"the layout needs {size:,} GPUs, there are {pool.gpus:,}"
         )
 
 
@@ -135,9 +163,7 @@ def _uneven(sizes: Sequence[int], fields: Fields) -> RlhfsimError:
     dp = f" and dp={fields['dp']}" if "dp" in fields else ""
     pools = f"its pool {'has' if len(sizes) == 1 else 'may have'} {', '.join(map(str, sizes[:8]))}"
     return RlhfsimError(
-        "layout-does-not-divide",
-        f"tp x pp x cp = {ranks(fields)}{dp} does not fill the GPUs evenly: {pools}",
-        help="choose degrees whose product divides the GPUs",
+        "layout-does-not-divide", f"tp x pp x cp = {ranks(fields)}{dp} does not fill the GPUs evenly: {pools}"
     )
 
 
@@ -153,14 +179,11 @@ def _with_experts(cuts: Sequence[dict[str, int]], fields: Fields) -> list[dict[s
         raise RlhfsimError(
             "ep-exceeds-ranks",
             f"expert parallelism {ep} does not divide dp x cp x tp, which is at most {max(ranks_of)} here",
-            help="use ep that divides dp x cp x tp",
         )
     return [cut for cut, n in zip(cuts, ranks_of, strict=True) if n % ep == 0]
 
 
-def _check_backend(
-    request: Request, model: ModelSpec, role: str, cuts: Sequence[dict[str, int]], fields: Fields
-) -> None:
+def _check_backend(request: Request, role: str, cuts: Sequence[dict[str, int]], fields: Fields) -> None:
     """Some of the complete layouts must run on the backend."""
     stages = [int(fields["zero"])] if "zero" in fields else (1, 3, 2, 0)
     packs = {"pack_tokens": fields["score_pack_tokens"]} if "score_pack_tokens" in fields else {}
@@ -177,7 +200,7 @@ def _check_backend(
         reasons.append(reason)
     if isinstance(reasons[0], RlhfsimError):
         raise reasons[0]
-    raise RlhfsimError("backend-cannot-run", reasons[0], help="choose another layout, or another --backend")
+    raise RlhfsimError("backend-cannot-run", reasons[0])
 
 
 def _check_replicas(request: Request, model: ModelSpec, sizes: Sequence[int], fields: Fields) -> None:
@@ -188,7 +211,6 @@ def _check_replicas(request: Request, model: ModelSpec, sizes: Sequence[int], fi
         raise RlhfsimError(
             "ep-exceeds-ranks",
             f"expert parallelism {ep} does not divide the GPUs of any replica of the rollout",
-            help="use ep that divides its tp",
         )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, Runs, framework, frameworks, runner_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.placement.weight_paths import SEARCHED, WeightPath
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 Objective = Literal["time", "tokens", "cost", "energy", "memory"]
@@ -45,7 +45,7 @@ FORBIDDABLE: dict[str, str] = {
     "partial-offload": "a share of the optimizer states on the host while training",
     "hsdp": "a copy of the shards in every node",
     "recompute": "activations computed again in the backward pass",
-    **{path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")},
+    **{path: f"weight path {path}" for path in SEARCHED if path != "lora"},
 }
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,

@@ -265,7 +265,7 @@ VARIANTS = {
             _apart,
         ),
         _variant(
-            "broadcast",
+            "broadcast-per-parameter",
             "broadcast-per-parameter",
             "NCCL broadcast, per parameter",
             paths.broadcast_per_parameter,

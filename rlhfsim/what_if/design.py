@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import inf
@@ -12,7 +12,7 @@ from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
-from rlhfsim.search.candidates import Candidate, most_bytes
+from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
 from rlhfsim.search.parallel import beside
@@ -20,9 +20,11 @@ from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers
+from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
@@ -30,7 +32,7 @@ from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
-from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing_bytes, why_not
+from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
 
 RUNNERS_UP = 6
 
@@ -70,6 +72,10 @@ class Design:
     """When nothing fits: what the nearest plan lacks."""
     missing: MissingBytes | None = None
     """When nothing fits: the byte that the nearest plan lacks; None where that is the host's, or risk."""
+    rejected_by: str | None = None
+    """When nothing fits: why, with pool, phase and bytes of the plan that comes nearest."""
+    nearest: Placement | None = None
+    """When nothing fits: that plan; None where none fits with much more memory."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
     remedies: tuple[Remedy, ...] = ()
@@ -159,7 +165,8 @@ def _designed(
     )
     met = _met(request, searches)
     if not met:
-        return _nothing(found, searches[0][1], explain=explain)
+        found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
+        return unfit(found) if explain else found
     first, prices = met[0], _prices(request, met[0].workload, searches)
     best = _plan(request, first)
 
@@ -198,14 +205,27 @@ class _Recommended:
     fewer: FewerGpus | None
 
 
-def _nothing(found: Design, result: SearchResult, *, explain: bool) -> Design:
-    """The answer where no plan fits."""
-    request = found.request
-    helps = remedies(request) if explain else ()
+def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
+    """An answer without a plan, with the plan that comes nearest, what it lacks, and what would fit.
+
+    `typed`: see `remedies`.
+    """
+    request, near, memory = answer.request, None, None
+    if answer.certificate.space:
+        near = nearest(Question(request=request))
+    if near is not None:
+        memory = priced_placement(near, request.workload, request.cluster).memory
+    refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
+    helps = remedies(request, typed)
     return replace(
-        found,
-        missing=missing_bytes(Question(request=request)) if explain and found.certificate.space else None,
-        shortage=next(rules_broken(request), None) or shortage(result),
+        answer,
+        nearest=near,
+        missing=missing(memory) if memory else None,
+        rejected_by=next(rules_broken(request), None)
+        or (risk(request, memory) if memory else None)
+        or answer.shortage
+        or refused
+        or "no plan with these choices fits",
         remedies=helps,
         remedy=helps[0].change if helps else None,
     )

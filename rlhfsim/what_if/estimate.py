@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, timed
@@ -115,8 +114,7 @@ def simulated(
         warmup=warmup,
         randomness=randomness(options, priced.setting.workload),
     )
-    reason = _rejection(priced)
-    if reason is not None:
+    if (reason := priced.memory.rejected_by) is not None:
         return replace(simulation, rejected_by=reason)
     simulation = replace(simulation, goodput=goodput_of(priced.setting, options))
     runs = []
@@ -136,20 +134,6 @@ def simulated(
             progress()
     plan = planned(priced, runs[0].iteration, price)
     return _summed(replace(simulation, plan=plan), priced.setting, runs, options.steps + warmup)
-
-
-def _rejection(priced: PricedPlacement) -> str | None:
-    """What does not fit, with the instant where the memory timeline finds one."""
-    reason = priced.memory.rejected_by
-    if reason is None:
-        return None
-    try:
-        simulate(priced.setting, priced.kv_tokens, memory="strict")
-    except RlhfsimError as error:
-        if error.code != "out-of-memory":
-            raise
-        return error.message
-    return reason
 
 
 def _summed(simulation: Simulation, setting: Setting, runs: Sequence[Simulated], steps: int) -> Simulation:

@@ -8,6 +8,7 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.engine import Question, good
 from rlhfsim.what_if.remedies import sized
+from rlhfsim.what_if.verdict import refusal
 
 HUNGRY = 2.0
 """Sequences of an update and GPU up to which half the GPUs are tried."""
@@ -33,8 +34,8 @@ def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
     if work.num_sequences / work.mini_batches > HUNGRY * gpus or len(groups) > 1 or gpus < 2:
         return None
     half = sized(groups[0], gpus // 2, groups[0].gpus_per_node)
-    cluster = replace(request.cluster, node_groups=(half,))
-    met = good(Question(request=replace(request, cluster=cluster), rivals=False))
+    asked = replace(request, cluster=replace(request.cluster, node_groups=(half,)))
+    met = None if refusal(asked) else good(Question(request=asked, rivals=False))
     if met is None or met.seconds * half.gpus > WORTH * best.seconds * gpus:
         return None
     return FewerGpus(gpus=half.gpus, step_s=met.seconds)

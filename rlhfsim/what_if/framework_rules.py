@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from rlhfsim.frameworks.runs import Runs, frameworks
+from rlhfsim.frameworks.runs import Runs
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import partitions
-from rlhfsim.specs.model.roles import Models
 
 CUT = ("tp", "pp", "cp", "ep", "etp")
 """Degrees that cut a model, as `--fix` names them."""
-
-
-def elsewhere(request: Request, models: Models) -> str | None:
-    """That the framework runs no plan of this kind, and which ones do: a sentence; None where none does."""
-    if request.runs is None:
-        return None
-    able = []
-    for runs in frameworks():
-        backend = request.backend if request.backend in runs.trainers else next(iter(runs.trainers))
-        if any(True for _ in partitions(replace(request, framework=runs.name, backend=backend), models)):
-            able.append(f"--framework {runs.name}" + f" --backend {backend}" * (backend != request.backend))
-    if not able:
-        return None
-    return f"{request.runs.title} runs no such plan; these do: {', '.join(able)}"
 
 
 def rules_broken(request: Request) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.what_if.engine import Change, Prices, Question, search_of, vary
+from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
 """Share of the step."""
@@ -75,7 +76,7 @@ def _gains(
     request = prices.request
 
     def met(question: Question) -> Candidate | None:
-        if clock.over():
+        if clock.over() or refusal(question.request) is not None:
             return None
         search = search_of(question, prices)
         return search.first() if search.may_stay(below) else None
@@ -87,13 +88,11 @@ def _gains(
 
 
 def _gain(name: str, best: Candidate | None, step_s: float, request: Request) -> Gain:
-    meaning, option = SWITCHES.get(name, ""), f"--allow {name}"
+    meaning, option = SWITCHES.get(name, ""), f"--allow {','.join(sorted(request.allow | {name}))}"
     if name in BACKENDS:
         runs = _runner(request, name)
         meaning = f"{runs.title if runs else 'priced only'}, training by {BACKENDS[name].title}"
-        option = f"--framework {runs.name if runs else ANY}"
-        if runs is None or next(iter(runs.trainers)) != name:
-            option += f" --backend {name}"
+        option = f"--framework {runs.name if runs else ANY} --backend {name}"
     return Gain(
         name=name,
         meaning=meaning,
@@ -123,14 +122,7 @@ def _change(name: str, like: Placement) -> Change:
         if name in BACKENDS:
             lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
             runs = _runner(request, name)
-            request = replace(
-                request,
-                backend=name,
-                framework=runs.name if runs else ANY,
-                fix={},
-                limits=request.hardware_limits,
-                forbid=lean,
-            )
+            request = replace(put_to(request, runs.name if runs else ANY, name), forbid=lean)
         else:
             work = switched(request.workload, frozenset({name}))
             request = replace(request, allow=request.allow | {name}, workload=work)

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from math import inf
 from typing import Any
 
-from rlhfsim.frameworks.runs import frameworks
-from rlhfsim.memory.ledger import ledger
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import ANY, frameworks
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.parallel import mapped
-from rlhfsim.search.request import Request, switched
+from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
-from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
+from rlhfsim.specs.placement.backends import BACKENDS, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
-from rlhfsim.what_if.engine import Change, Question, first_that, good, setting
+from rlhfsim.what_if.engine import Change, Question, first_that, setting
+from rlhfsim.what_if.estimate import planned, priced_placement
+from rlhfsim.what_if.verdict import check_plan, fitting, put_to
 
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Shares of a GPU's memory that a rollout engine is left with."""
+NARROWING = ("architecture", "weight_path", "max_gpus_per_role", "max_memory")
+"""Fields of a question that leave fewer plans where they are set."""
 MAX_PAIRS = 300
 RISKIEST = 0.3
 """Largest risk of running out of memory that a request may carry."""
 LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
 """Kinds of GPU with more memory than most, by size."""
-LIKELY = 0.5
-"""Risk of running out of memory from which a plan does not count as fitting."""
 
 
 # --- a request that nothing fits --------------------------------------------------------------------
@@ -61,109 +63,124 @@ class Remedy:
     """Whether the step then trains or rewards otherwise."""
 
 
-def remedies(request: Request) -> tuple[Remedy, ...]:
-    """The first change of every family with which something fits, the gentlest family first."""
-    question = Question(request=request)
-    families = [family for family in map(list, _families(request)) if family]
-    answers = mapped(lambda family: _first_good(question, family), families)
+def remedies(request: Request, typed: Mapping[str, str] | None = None) -> tuple[Remedy, ...]:
+    """The first change of every family with which something fits, the gentlest family first.
+
+    A change is named as the user types it, and asked as the command would ask it. `typed`: the options that
+    fix a layout, by role, of a command that knows no other restriction; None: `--fix` and all others.
+    """
+    families = [family for family in map(list, _families(request, typed)) if family]
+    answers = mapped(lambda family: _first_good(request, family), families)
     return tuple(answer for answer in answers if answer is not None)
 
 
-def _first_good(question: Question, family: list[Change]) -> Remedy | None:
-    for change in family:
-        there = change.apply(question)
-        if (met := good(there)) is not None:
-            request, asked = there.request, question.request.workload
+Asked = tuple[str, Callable[[], Request]]
+"""What the user types, and the question that it then is."""
+
+
+def _first_good(request: Request, family: Sequence[Asked]) -> Remedy | None:
+    for text, changed in family:
+        try:
+            other = changed()
+        except RlhfsimError:  # a question that cannot be put
+            continue
+        if (met := fitting(other)) is not None:
+            work, asked = met.workload, request.workload
             return Remedy(
-                change=change.name,
-                step_s=met.seconds,
-                usd_per_step=usd_per_step(request.cluster, met.seconds, request.price),
-                other_work=(request.workload.lora, request.workload.reward) != (asked.lora, asked.reward),
+                change=text,
+                step_s=met.candidate.seconds,
+                usd_per_step=usd_per_step(other.cluster, met.candidate.seconds, other.price),
+                other_work=(work.lora, work.reward) != (asked.lora, asked.reward),
             )
     return None
 
 
-def nearest_change(request: Request) -> str | None:
-    """The smallest change with which something fits: a restriction dropped, a switch, more GPUs."""
-    changes = (change for family in _families(request) for change in family)
-    remedy = first_that(Question(request=request), changes, good)
-    return remedy[0] if remedy else None
-
-
-def _families(request: Request) -> Iterator[Iterator[Change]]:
-    yield _restrictions(request)
+def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Iterable[Asked]]:
+    yield _restrictions(request, typed)
     yield _others(request)
     for name in ("adam8bit", "lora", *(["fp8"] if request.workload.generates else [])):
         if name not in request.switches:
-            work = switched(request.workload, frozenset({name}))
-            yield iter([setting(f"--allow {name}", {"request.workload": work})])
+            names = request.allow | {name}
+            yield [_with(request, f"--allow {','.join(sorted(names))}", allow=names)]
     if request.workload.has_reward_model:
-        rules = replace(request.workload, reward=Reward(rules=request.workload.reward.rules or Rules()))
-        text = "--rules seconds_per_sample=5ms in place of the reward model"
-        yield iter([setting(text, {"request.workload": rules})])
-    yield _more_gpus(request.cluster)
-    yield _larger_gpus(request.cluster)
-    if request.max_oom < RISKIEST:
-        yield iter([setting(f"--max-oom {RISKIEST:g}", {"request.max_oom": RISKIEST})])
+        rules = Reward(rules=request.workload.reward.rules or Rules())
+        text = (
+            "--reward none"
+            if request.workload.reward.rules
+            else "--reward none --rules seconds_per_sample=5ms"
+        )
+        yield [_with(request, text, workload=replace(request.workload, reward=rules))]
+    yield _more_gpus(request)
+    yield _larger_gpus(request)
+    if request.max_oom < RISKIEST and typed is None:
+        yield [_with(request, f"--max-oom {RISKIEST:g}", max_oom=RISKIEST)]
 
 
-def _restrictions(request: Request) -> Iterator[Change]:
+def _with(request: Request, text: str, **fields: Any) -> Asked:
+    return text, lambda: replace(request, **fields)
+
+
+def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator[Asked]:
+    """Each option that narrows the question left out, then all of them."""
+    free: dict[str, dict[str, Any]] = {}
     for name in sorted(request.forbid):
-        yield setting(f"allow {name} again", {"request.forbid": request.forbid - {name}})
-    for role in request.fix:
-        others = {k: v for k, v in request.fix.items() if k != role}
-        yield setting(f"do not fix the layout of the {role}", {"request.fix": others})
+        free[f"--forbid {name}"] = {"forbid": request.forbid - {name}}
+    for role, fields in request.fix.items():
+        option = typed[role] if typed else " ".join(f"--fix {role}.{k}={v}" for k, v in fields.items())
+        free[option] = {"fix": {k: v for k, v in request.fix.items() if k != role}}
     for limit in (x for x in request.limits if x not in request.hardware_limits):
-        left = tuple(x for x in request.limits if x is not limit)
-        yield setting(f"do not ask for {limit.text}", {"request.limits": left})
-    if request.max_memory is not None:
-        yield setting("more memory on a GPU", {"request.max_memory": None})
-    free: dict[str, Any] = {
-        "fix": {},
-        "limits": request.hardware_limits,
-        "forbid": frozenset(),
-        **dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role", "max_memory")),
-    }
-    if any(getattr(request, name) != value for name, value in free.items()):
-        yield setting("free every choice", {f"request.{name}": value for name, value in free.items()})
+        free[f"--fix '{limit.text}'"] = {"limits": tuple(x for x in request.limits if x is not limit)}
+    for name in NARROWING:
+        if getattr(request, name) is not None:
+            option = "--require memory" if name == "max_memory" else f"--{name.replace('_', '-')}"
+            free[option] = {name: None}
+    for option, values in free.items():
+        yield _with(request, f"without {option}", **values)
+    if len(free) > 1:
+        every = dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role", "max_memory"))
+        opened: dict[str, Any] = {
+            "fix": {},
+            "limits": request.hardware_limits,
+            "forbid": frozenset(),
+            **every,
+        }
+        yield _with(request, f"without {' '.join(free)}", **opened)
 
 
-def _others(request: Request) -> Iterator[Change]:
-    """Another backend or framework."""
-    for backend in BACKENDS:
+def _others(request: Request) -> Iterator[Asked]:
+    """Another backend, of the same framework where one is named, or another framework."""
+    named = request.framework not in (None, ANY)
+    for backend in request.runs.trainers if named and request.runs else BACKENDS:
         if backend != request.backend:
-            yield _trained_by(f"--backend {backend}", backend, None)
+            yield f"--backend {backend}", partial(put_to, request, request.framework, backend)
     for runs in frameworks():
         if runs is not request.runs:
-            yield _trained_by(f"--framework {runs.name}", next(iter(runs.trainers)), runs.name)
+            backend = next(iter(runs.trainers))
+            text = f"--framework {runs.name} --backend {backend}"
+            yield text, partial(put_to, request, runs.name, backend)
 
 
-def _trained_by(name: str, backend: Backend, framework: str | None) -> Change:
-    def trained(request: Request) -> Request:
-        return replace(request, backend=backend, framework=framework, fix={})
-
-    return setting(name, {"request": trained})
-
-
-def _more_gpus(cluster: Cluster) -> Iterator[Change]:
-    pool = cluster.node_group
+def _more_gpus(request: Request) -> Iterator[Asked]:
+    pool, *others = request.cluster.node_groups
     if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
         return
     for factor in MORE_GPUS:
-        groups = (sized(pool, pool.gpus * factor, pool.profile.node.gpus), *cluster.node_groups[1:])
-        yield setting(f"--gpus {groups[0].gpus}", {"request.cluster.node_groups": groups})
+        group = sized(pool, pool.gpus * factor, pool.profile.node.gpus)
+        cluster = replace(request.cluster, node_groups=(group, *others))
+        yield _with(request, f"--gpus {group.gpus}", cluster=cluster)
 
 
-def _larger_gpus(cluster: Cluster) -> Iterator[Change]:
+def _larger_gpus(request: Request) -> Iterator[Asked]:
     """As many GPUs with more memory, of the same vendor."""
-    pool = cluster.node_group
-    if len(cluster.node_groups) > 1:
+    pool = request.cluster.node_group
+    if len(request.cluster.node_groups) > 1:
         return
     for name in LARGER:
         group = node_group(name, pool.gpus)
         profile = group.profile
         if profile.vendor == pool.profile.vendor and profile.memory.value > pool.profile.memory.value:
-            yield setting(f"--gpu {profile.aliases[0]}", {"request.cluster.node_groups": (group,)})
+            cluster = replace(request.cluster, node_groups=(group,))
+            yield _with(request, f"--gpu {profile.aliases[0]}", cluster=cluster)
 
 
 def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:
@@ -188,11 +205,15 @@ def _both(one: Change, other: Change) -> Change:
 
 
 def _fits(question: Question) -> bool | None:
+    """True where the placement can exist, its framework runs it, and it fits."""
     assert question.placement is not None
     request = question.request
-    doubt = memory_doubt(question.models, request.backend, request.workload, request.cluster)
-    memory = ledger(question.models, question.placement, request.workload, request.cluster, doubt=doubt)
-    return True if memory.fits and memory.probability_out_of_memory < LIKELY else None
+    try:
+        priced = priced_placement(question.placement, request.workload, request.cluster)
+        check_plan(planned(priced, priced.iteration, None), request.cluster)
+    except RlhfsimError:
+        return None
+    return True if priced.memory.fits else None
 
 
 def _edits(placement: Placement) -> Iterator[Change]:

@@ -35,7 +35,8 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
-from rlhfsim.what_if.framework_rules import elsewhere, rules_broken
+from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.verdict import refusal
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
@@ -272,8 +273,8 @@ def _refusal(alternative: Alternative, pricer: Pricer) -> str:
         if alternative.question.request.fix.get(role) and counts:
             return counts.most_common(1)[0][0]
         return f"no layout of the {role} on these GPUs is like that"
-    question = alternative.question
-    return elsewhere(question.request, question.models) or "no way to share these GPUs allows it"
+    error = refusal(alternative.question.request)
+    return f"{error.message}; {error.help}" if error else "no way to share these GPUs allows it"
 
 
 def _nothing(
@@ -313,12 +314,6 @@ def nearest(question: Question) -> Placement | None:
         if fits(high):
             return plans[edge(low, high, fits, geometric, NARROWING)]
     return None
-
-
-def missing_bytes(question: Question) -> MissingBytes | None:
-    """What the plan lacks that comes nearest to fitting; None where none does with much more memory."""
-    near = nearest(question)
-    return None if near is None else missing(_memory(question, near))
 
 
 def missing(memory: Ledger) -> MissingBytes | None:

@@ -178,13 +178,13 @@ def test_a_trace_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
 # --- what does not fit, and bad input ---------------------------------------------------------------
 
 
-def test_a_plan_that_does_not_fit_tells_instant_bytes_and_remedy(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_tells_phase_bytes_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "tight.yaml"
     path.write_text(TIGHT)
     result = run(str(path), "--trace", str(tmp_path / "t.json"))
     assert result.exit_code == 1
     assert re.search(
-        r"does not fit: pool all needs [\d.]+ GB of [\d.]+ GB per GPU\s+at [\d.]+ s", result.output
+        r"does not fit: actor.train needs [\d.]+ GB of [\d.]+ GB per GPU in pool all", result.output
     )
     assert "smallest change that fits: micro_batch 1 for actor" in result.output
     assert not (tmp_path / "t.json").exists()

@@ -10,10 +10,12 @@ import pytest
 import runs
 
 from executor.settings import Settings
+from rlhfsim.api import estimate_file
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.calibration.observation import phase_seconds
 from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import Span, Trace
@@ -61,15 +63,46 @@ def test_a_bad_setting_is_refused(pair: str) -> None:
 
 
 @pytest.mark.parametrize("system", system_names())
-def test_every_system_scales_to_two_slots_and_keeps_its_way(system: str, tmp_path: Path) -> None:
-    from rlhfsim.api import estimate_file
-
-    large, small = estimate_file(system), scaled(system, 2, tmp_path / "run")
-    assert small.placement.weight_path == large.placement.weight_path
+def test_every_system_scales_to_two_slots_keeps_its_way_and_says_what_it_replaced(
+    system: str, tmp_path: Path
+) -> None:
+    large, (small, changes) = estimate_file(system), scaled(system, 2, tmp_path / "run")
+    told = {change.field: change for change in changes}
+    assert len(told) == len(changes)
+    for field in ("backend", "weight_path"):
+        before, now = (getattr(plan.placement, field) for plan in (large, small))
+        assert before == now or (told[f"placement.{field}"].before, told[f"placement.{field}"].now) == (
+            before,
+            now,
+        )
+    assert small.placement.backend in framework(OWN).trainers
     assert small.placement.schedule == large.placement.schedule
     assert set(small.placement.roles) == set(large.placement.roles)
     assert sum(pool.gpus for pool in small.placement.pools) <= 3
     assert len(small.placement.pools) == len(large.placement.pools)
+    assert {"devices", "workload.model", "workload.response_len", "training precision"} <= set(told)
+    assert all(change.before != change.now and change.why for change in changes)
+    refusal = framework(OWN).lacks(small.placement, small.workload, small.topology, one_node=True)
+    assert not list(refusal)
+
+
+def test_fsdp2_stays_fsdp2_and_megatron_is_replaced_aloud(tmp_path: Path) -> None:
+    verl, changes = scaled("verl", 2, tmp_path / "run")
+    assert verl.placement.backend == "fsdp2"
+    assert verl.placement.actor.layout.zero == 3
+    assert "placement.backend" not in {change.field for change in changes}
+    slime, changes = scaled("slime", 2, tmp_path / "run")
+    assert slime.placement.backend == "deepspeed"
+    [change] = [change for change in changes if change.field == "placement.backend"]
+    assert (change.before, change.now) == ("megatron", "deepspeed")
+    shown = launch_view.replaced_data(changes)
+    assert {
+        "field": "placement.backend",
+        "before": "megatron",
+        "now": "deepspeed",
+        "why": change.why,
+    } in shown
+    assert list(launch_view.replaced_lines(changes))
 
 
 def test_measured_phases_take_the_busiest_group_of_each_step() -> None:

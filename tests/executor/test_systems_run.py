@@ -20,7 +20,7 @@ WITH_TIME = ("openrlhf", "deepspeed-chat", "xtuner-rlhf", "sample-factory", "trl
 )
 def test_the_system_runs(system: str, tmp_path: Path, ray_address: str) -> None:
     out = tmp_path / "run"
-    made = scaled(system, 2, out)
+    made, _ = scaled(system, 2, out)
     make_tiny(out)
     wanted = runs.settings(tiny_folder(out))
     outcome, heard = runs.run(made, wanted, out, ray_address, self_check=False)

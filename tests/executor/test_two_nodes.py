@@ -58,7 +58,7 @@ def scaled(architecture: str, model: Path) -> Plan:
     )
     chosen = design(request, explain=False, rivals=False).chosen
     assert chosen is not None
-    placement = scaled_placement(chosen.placement, 4)
+    placement = scaled_placement(chosen.placement, 4, ["deepspeed"])
     gpus = sum(pool.gpus for pool in placement.pools)
     cluster = Cluster(node_groups=(node_group("cpu-core", gpus, gpus_per_node=-(-gpus // 2)),))
     return estimate(placement, scaled_workload(chosen.workload, str(model / "config.json")), cluster)

@@ -22,7 +22,7 @@ from executor.resolve import Job
 from executor.samples import Transfer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, paths_between, topology
+from rlhfsim.specs.placement.weight_paths import SEARCHED, WEIGHT_PATHS, paths_between, topology
 
 NODES, GPUS = 2, 4
 
@@ -177,7 +177,7 @@ def test_the_table_says_what_can_carry_weights_where() -> None:
         carried["ipc", "same GPU"] == carried["reshard", "same GPU"] == carried["lora", "same GPU"] == "ipc"
     )
     assert carried["lora", "across nodes"] == carried["broadcast", "across nodes"] == "broadcast"
-    assert {path for path, _ in carried} == set(WEIGHT_PATHS) - {"none", "p2p"}
+    assert {path for path, _ in carried} == set(SEARCHED) - {"p2p"}
     places = {how: {where for (_, where), by in carried.items() if by == how} for how in carried.values()}
     assert places["ipc"] == {"same GPU"}, "vLLM finds its handle by the GPU it sits on"
     assert places["broadcast"] == {"same node", "across nodes"}, "NCCL refuses two ranks on one GPU"

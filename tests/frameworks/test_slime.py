@@ -216,8 +216,8 @@ def test_filters_oversampling_gradients_and_turns_are_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"algorithm": "rloo"}, "framework-does-not-run-plan"),
-        ({"epochs": 2}, "framework-does-not-run-plan"),
+        ({"algorithm": "rloo"}, "not-run-by-framework"),
+        ({"epochs": 2}, "not-run-by-framework"),
         ({"prompts": 127, "samples": 2, "mini_batches": 1}, "batch-not-cut-by-ranks"),
     ],
 )

@@ -113,3 +113,27 @@ def test_experts_of_a_rollout_lie_on_the_gpus_of_a_replica(fields: dict[str, Any
     layouts = rollout_layouts(asked, MODELS.actor, POOL, asked.cluster.node_group)
     assert layouts
     assert all(x.tp * x.attention_dp % x.ep == 0 for x in layouts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"tp": 3}, "use tp of 1, 2, 4, 8"),
+        ({"tp": 16}, "use tp of 1, 2, 4, 8"),
+        ({"tp": 8, "pp": 5}, "use pp of 1, 2"),
+        ({"tp": 4, "dp": 1, "cp": 1, "ep": 8}, "use ep of 1, 2, 4"),
+        ({"ep": 3}, "use ep of 1, 2, 4, 8, 16"),
+        ({"tp": 8, "dp": 4}, "leave out tp or dp"),
+        ({"tp": 2, "zero": 3}, "use zero of 0, 1"),
+        ({"dp": 3}, "leave out dp"),
+    ],
+)
+def test_the_remedy_of_a_refused_layout_passes_every_check(fields: dict[str, Any], remedy: str) -> None:
+    asked = replace(request(), architecture="hybrid")
+    with pytest.raises(RlhfsimError) as caught:
+        check_layout(asked, MODELS, "actor", fields)
+    assert caught.value.help == remedy
+    if remedy.startswith("use"):
+        name, values = remedy.removeprefix("use ").split(" of ")
+        for value in values.split(", "):
+            check_layout(asked, MODELS, "actor", fields | {name: int(value)})

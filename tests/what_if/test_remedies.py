@@ -23,7 +23,7 @@ def test_what_is_missing_and_what_would_fit_is_tried() -> None:
     assert lacks.bytes > lacks.capacity == ASKED.cluster.node_group.profile.usable_memory.value
     assert lacks.role in ("actor", "reference", "reward", "rollout")
     names = [remedy.change for remedy in answer.remedies]
-    assert answer.remedy == names[0] == "allow offload again"
+    assert answer.remedy == names[0] == "without --forbid offload"
     assert "--allow lora" in names
     assert any(name.startswith("--gpus ") for name in names)
     by_name = {remedy.change: remedy for remedy in answer.remedies}

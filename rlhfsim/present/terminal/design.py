@@ -19,7 +19,7 @@ from rlhfsim.present.tables import each, fields, grid
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
-from rlhfsim.present.terminal.choices import front_dict, missing_dict, missing_text, plan_dict, whynot_dict
+from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
 from rlhfsim.present.terminal.console import LABEL, labelled, put
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, summary, targets
@@ -204,10 +204,9 @@ def _show_nothing(console: Console, answer: Design) -> None:
         group, work = request.cluster.node_group, request.workload
         what = f"{work.title} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
         console.print(nothing + Text(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
-    if answer.missing is not None:
-        console.print(missing_text(answer.missing), highlight=False)
-    elif answer.shortage:
-        console.print(answer.shortage, highlight=False)
+    if answer.rejected_by:
+        nearest = "the plan that comes nearest does not fit: " if answer.nearest else ""
+        console.print(f"{nearest}{answer.rejected_by}", highlight=False)
     if not answer.remedies:
         console.print(Text("no single change that was tried helps; try a smaller model", style="bold"))
         return
@@ -262,6 +261,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "unsaid": list(_unsaid(answer)),
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "shortage": answer.shortage,
+        "rejected_by": answer.rejected_by,
         "remedy": answer.remedy,
         "missing": missing_dict(answer.missing) if answer.missing else None,
         "remedies": each(answer.remedies, "change", "step_s", "usd_per_step", "other_work"),

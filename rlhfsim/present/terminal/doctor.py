@@ -10,13 +10,13 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.frameworks.configuration.keys import Unread
-from rlhfsim.memory.ledger import LedgerPhase
+from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
-from rlhfsim.what_if.doctor.case import LIKELY, Judged
+from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 
 SCHEMA = "rlhfsim.doctor/1"

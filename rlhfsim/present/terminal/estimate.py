@@ -78,12 +78,17 @@ def _verdict(plan: Plan) -> dict[str, str]:
     return {**first.verdict(plan), **sampling(plan), **kernels, **near}
 
 
+def remedy_text(remedy: str | None) -> str:
+    """The smallest change that fits, or that none was met."""
+    return f"smallest change that fits: {remedy}" if remedy else "no single change that was tried helps"
+
+
 def verdict(answer: Planned) -> Iterator[Text]:
     """Notes, and what does not fit with its remedy."""
     yield from (Text(f"note: {note}", style="yellow") for note in answer.notes)
     if answer.fits:
         return
     yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
-    yield Text(f"smallest change that fits: {answer.remedy}", style="bold")
+    yield Text(remedy_text(answer.remedy), style="bold")
     if answer.plan is not None:
         yield Text("the plan, priced all the same:\n", style="dim")

@@ -12,7 +12,7 @@ from rlhfsim.frameworks.export import Exported
 from rlhfsim.frameworks.runs import framework
 
 
-def report(found: Exported, out: Path) -> Iterator[Table | Text]:
+def report(found: Exported, out: Path, rejected_by: str | None = None) -> Iterator[Table | Text]:
     """Sections with their settings, what cannot be said, the next command."""
     title = framework(found.framework).title
     table = Table(box=None, pad_edge=False, title_justify="left", show_header=False)
@@ -23,6 +23,8 @@ def report(found: Exported, out: Path) -> Iterator[Table | Text]:
     yield table
     for unsaid in found.written.unsaid:
         yield Text(f"{title} cannot be told: {unsaid.sentence}")
+    if rejected_by is not None:
+        yield Text(f"does not fit: {rejected_by}", style="bold red")
     names = ", ".join(sorted([*found.files, "plan.json"]))
     yield Text(f"{title} {found.version}, in {out}: {names}")
     yield Text(f"next: cd {out} && {found.start}", style="bold", no_wrap=True)

@@ -12,11 +12,15 @@ from rich.text import Text
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.frameworks.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
-from rlhfsim.present.tables import Fit, added, fields, grid
+from rlhfsim.present.tables import WORDS, Fit, added, fields, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import drawn, labelled
 from rlhfsim.present.terminal.simulate import Sparkline
-from rlhfsim.present.words import decimals, fixed, size
+from rlhfsim.present.words import decimals, fixed, lengths, size
+from rlhfsim.specs.placement.scaling import Replaced
+from rlhfsim.specs.placement.software import Software
+from rlhfsim.specs.workload.lengths import Empirical, Fixed, LogNormal, Truncated
+from rlhfsim.specs.workload.workload import Environment, Lora, Reward
 from rlhfsim.units import GB
 from rlhfsim.what_if.memory_peaks import MemoryPeaks
 
@@ -101,6 +105,46 @@ def before(plan: Plan, *, dry_run: bool, notes: tuple[str, ...]) -> Iterator[Ren
         yield labelled(listening())
     for note in (*notes, *_memory_note(plan)):
         yield Text(f"note: {note}", style="yellow")
+
+
+def replaced_data(changes: Sequence[Replaced]) -> list[dict[str, str]]:
+    """What a small run has otherwise than its file, and why."""
+    return [
+        {"field": c.field, "before": _value(c.before), "now": _value(c.now), "why": c.why} for c in changes
+    ]
+
+
+def replaced_lines(changes: Sequence[Replaced]) -> Iterator[RenderableType]:
+    """The same as a table."""
+    if not changes:
+        return
+    rows = [
+        (row.pop("field").removeprefix("placement.").removeprefix("workload."), *row.values())
+        for row in replaced_data(changes)
+    ]
+    yield ""
+    yield Text("this run is small; it has otherwise than the file:", style="bold")
+    titles = ("field", "in the file", "here", "why")
+    yield drawn(grid(titles, rows, fit=dict.fromkeys(titles, WORDS)), None)
+    yield ""
+
+
+def _value(value: Any) -> str:
+    """A value of a plan in short."""
+    match value:
+        case None:
+            return "none"
+        case Fixed() | LogNormal() | Truncated() | Empirical():
+            return lengths(value)
+        case Reward():
+            return " and ".join(
+                [*([value.model] if value.model else []), *(["rules"] if value.rules else [])]
+            )
+        case Lora():
+            return f"rank {value.rank}, base {value.base}"
+        case Software() | Environment():
+            return value.__class__.__name__.lower()
+    return str(value)
 
 
 def _memory_note(plan: Plan) -> Iterator[str]:

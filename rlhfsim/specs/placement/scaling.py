@@ -6,11 +6,14 @@ the small run says nothing about the large one: it shows that the plan runs, and
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -19,8 +22,72 @@ MAX_TP = 2
 """Heads of the tiny model divide by it."""
 
 
-def scaled_placement(placement: Placement, slots: int) -> Placement:
-    """The placement on about `slots` devices; every pool keeps at least one, or the TP that it needs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """One field of a plan that a small run has otherwise."""
+
+    field: str
+    """Dotted, as in plan.json: `placement.actor.layout.dp`."""
+    before: Any
+    now: Any
+    why: str
+
+
+SMALL = "sizes shrink to this machine"
+WHY: Mapping[str, str] = {
+    "backend": "the executor trains with DeepSpeed or FSDP2",
+    "weight_path": "the executor broadcasts whole buckets",
+    "software": "the small run has the executor's own training stack",
+    "precision": "CPUs run vLLM in BF16",
+    "kv_precision": "CPUs run vLLM in BF16",
+    "train_precision": "CPUs train in FP32",
+    "optimizer": "8-bit Adam needs a GPU",
+    "recompute": "all or nothing is recomputed here",
+    "offload_optimizer": "on a CPU the optimizer is on the host already",
+    "offload_params": "on a CPU the weights are on the host already",
+    "model": "every role has the tiny model",
+    "critic": "every role has the tiny model",
+    "reference": "every role has the tiny model",
+    "reward": "every role has the tiny model",
+    "environment": "the tiny model plays no environment",
+}
+"""Last name of a field -> why a small run has another value; the others are `SMALL`."""
+WHOLE = (
+    *("workload.reward", "workload.environment", "workload.lora", "workload.prompt_len"),
+    *("workload.response_len", "placement.software", "placement.schedule"),
+)
+"""Fields that are told whole."""
+
+
+def replaced(before: tuple[Placement, Workload], now: tuple[Placement, Workload]) -> tuple[Replaced, ...]:
+    """Every field that differs between a plan and the small one made of it."""
+    parts = zip(("placement", "workload"), before, now, strict=True)
+    pairs = [pair for name, old, new in parts for pair in _differences(name, old, new)]
+    return tuple(
+        Replaced(field=name, before=old, now=new, why=WHY.get(name.rsplit(".", 1)[-1], SMALL))
+        for name, old, new in pairs
+    )
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if old == new:
+        return
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(f"{path}.{i}", a, b)
+        return
+    if not is_dataclass(old) or type(old) is not type(new) or path in WHOLE:
+        yield path, old, new
+        return
+    for field in fields(old):
+        yield from _differences(f"{path}.{field.name}", getattr(old, field.name), getattr(new, field.name))
+
+
+def scaled_placement(placement: Placement, slots: int, trainers: Collection[Backend]) -> Placement:
+    """The placement on about `slots` devices; every pool keeps at least one, or the TP that it needs.
+
+    `trainers`: the backends that are run, the first in place of another one.
+    """
     total = max(pool.start + pool.gpus for pool in placement.pools)
     pools, start = [], 0
     for pool in sorted(placement.pools, key=lambda p: p.start):
@@ -29,7 +96,11 @@ def scaled_placement(placement: Placement, slots: int) -> Placement:
         start += size
     sizes = {pool.name: pool.gpus for pool in pools}
     roles: dict[str, Any] = {name: _role(role, sizes[role.pool]) for name, role in placement.roles.items()}
-    return replace(placement, pools=tuple(pools), backend="deepspeed", **roles)
+    backend = placement.backend if placement.backend in trainers else next(iter(trainers))
+    path = WEIGHT_PATHS[placement.weight_path].in_place_of or placement.weight_path
+    software = placement.software if backend == placement.backend else None
+    own: dict[str, Any] = {"backend": backend, "weight_path": path, "software": software}
+    return replace(placement, pools=tuple(pools), **own, **roles)
 
 
 def _least(placement: Placement, pool: ResourcePool) -> int:
@@ -48,7 +119,7 @@ def _role(role: RolePlacement | RolloutPlacement, gpus: int) -> RolePlacement | 
         dp=gpus,
         zero=role.layout.zero if role.layout.dp > 1 else 0,
         micro_batch=min(role.layout.micro_batch, SAMPLES),
-        recompute="none" if role.layout.recompute == "none" else "full",  # DeepSpeed has no selective one
+        recompute="none" if role.layout.recompute == "none" else "full",
     )
     return replace(role, layout=layout)
 
@@ -70,5 +141,10 @@ def scaled_workload(workload: Workload, model: str) -> Workload:
         "lora": Lora(rank=LORA_RANK) if workload.lora else None,
         "optimizer": "adam",
         "rollout_precision": "bf16",
+        "rollout_bf16_attention": False,
+        "rollout_bf16_layers": 0,
+        "kv_precision": "bf16",
+        "train_precision": "bf16",
+        "speculation": None,
     }
     return replace(workload, **changes)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-WeightPath = Literal["none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host"]
+WeightPath = Literal[
+    "none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host", "broadcast-per-parameter"
+]
 Transport = Literal["broadcast", "ipc", "host", "disk"]
 """How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a
 folder."""
@@ -40,6 +42,8 @@ class WeightPathRules:
     adapters_only: bool = False
     copies: bool = True
     """False: the rollout reads the weights where they are trained."""
+    in_place_of: WeightPath | None = None
+    """The faster path that plans and launches have in place of one that a system is known for."""
 
 
 def _by(transport: Transport, *topologies: Topology) -> dict[Topology, Transport]:
@@ -74,8 +78,21 @@ WEIGHT_PATHS: Mapping[WeightPath, WeightPathRules] = {
         transports=_by("ipc", "same GPU") | _by("broadcast", *APART),
         adapters_only=True,
     ),
+    "broadcast-per-parameter": WeightPathRules(
+        title="NCCL broadcast, one call per parameter",
+        pools="two",
+        transports={},
+        communicator=True,
+        in_place_of="broadcast",
+    ),
 }
 """In the order in which the search tries them."""
+
+
+SEARCHED: tuple[WeightPath, ...] = tuple(
+    path for path, rules in WEIGHT_PATHS.items() if path != "none" and rules.in_place_of is None
+)
+"""Paths that plans may have."""
 
 
 def paths_between(*, one_pool: bool, own_backend: bool) -> tuple[WeightPath, ...]:
@@ -88,7 +105,7 @@ def paths_between(*, one_pool: bool, own_backend: bool) -> tuple[WeightPath, ...
         path
         for path, rules in WEIGHT_PATHS.items()
         if rules.pools in pools and rules.copies and not rules.adapters_only
-        if own_backend or not rules.needs_backend
+        if rules.in_place_of is None and (own_backend or not rules.needs_backend)
     )
 
 

@@ -18,9 +18,6 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
 
-LIKELY = 0.5
-"""Probability of running out of memory from which a configuration does not count as fitting; as in
-`validate --kind oom`."""
 ROOM, TOO_MUCH = 0.9, 2.0
 """Share of a GPU that is filled without risk, and what stands for an engine without any KV cache."""
 RESPONSE_SHARE, PROMPT_SHARE = 0.4, 0.5
@@ -156,7 +153,7 @@ class Judged:
     @property
     def fits(self) -> bool:
         """Whether GPU, engine and host hold it, more likely than not."""
-        return self.memory.fits and self.memory.probability_out_of_memory < LIKELY
+        return self.memory.fits
 
     @property
     def step_s(self) -> float:

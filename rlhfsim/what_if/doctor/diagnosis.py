@@ -15,6 +15,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.keys import Unread, key_table, unread
 from rlhfsim.frameworks.export import Value, Written, exporter, exporters
+from rlhfsim.frameworks.refusal import lacks_of
+from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, bare, judged
 from rlhfsim.what_if.doctor.edits import edited, edits
 from rlhfsim.what_if.doctor.findings import findings
@@ -166,11 +168,20 @@ def _spelled(case: Case, keys: Keys) -> Keys:
 
 
 def changed(case: Case, keys: Keys) -> KeyChange | None:
-    """The configuration with these keys, priced; None where the framework cannot run that."""
+    """The configuration with these keys, priced; None where the framework stops at it or does not run it."""
     try:
-        return KeyChange(keys=keys, judged=judged(case.under(keys), case.price))
+        described = case.under(keys)
+        found = judged(described, case.price)
     except RlhfsimError:
         return None
+    told = case.configuration.findings(described.settings, described.run)
+    return None if any(f.stops for f in told) or _not_run(case, found) else KeyChange(keys=keys, judged=found)
+
+
+def _not_run(case: Case, found: Judged) -> bool:
+    """Whether the framework does not run the plan, where its configurations are written here."""
+    runs, cluster = runs_of(case.configuration.name), found.described.specs.cluster
+    return runs is not None and bool(lacks_of(found.plan, runs, cluster.vendors))
 
 
 def _merged(case: Case, *changes: KeyChange) -> KeyChange | None:

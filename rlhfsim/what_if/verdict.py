@@ -1,0 +1,195 @@
+"""The verdict on a question: refused, with an error, or a reason why it does not fit, or none.
+
+Every command asks here. What a framework does not run is refused (exit code 2), whatever the memory; what is
+left fits, or does not by pool, phase and bytes (exit code 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.refusal import check_runs, not_run
+from rlhfsim.frameworks.runs import ANY, Lacks, frameworks, runs_of
+from rlhfsim.plan import Plan
+from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.fixed_layouts import check_layout, pool_sizes
+from rlhfsim.search.request import Request
+from rlhfsim.search.space import partitions, roles_of, splits
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.engine import Question, good, variants
+from rlhfsim.what_if.estimate import priced_placement
+
+ASKED: Mapping[str, str] = {
+    "residency=swapped": "reference swapped in place of the actor",
+    "residency=recreated": "roles created anew for each call",
+    "offload_optimizer=nvme": "offload to NVMe",
+    "offload_params=nvme": "offload to NVMe",
+}
+"""What is fixed of a role -> the feature of a framework that it is."""
+
+
+def check_question(request: Request) -> None:
+    """Refuse a question that leaves no plan, whatever the memory.
+
+    Raises:
+        RlhfsimError: the framework does not run what is asked, a layout that cannot exist, or no way to share
+            the GPUs.
+    """
+    if (error := refusal(request)) is not None:
+        raise error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """A plan that fits, and the workload of those that the question allows."""
+
+    workload: Workload
+    candidate: Candidate
+
+
+def fitting(request: Request) -> Fitting | None:
+    """A good plan of a question, asked as a command asks it; None where it is refused or nothing fits."""
+    try:
+        check_question(request)
+    except RlhfsimError:
+        return None
+    for work in variants(request):
+        if (plan := good(Question(request=replace(request, workload=work)))) is not None:
+            return Fitting(workload=work, candidate=plan)
+    return None
+
+
+def check_plan(plan: Plan, cluster: Cluster) -> None:
+    """Refuse a plan that its own framework does not run.
+
+    Raises:
+        RlhfsimError: what it does not run, and who does.
+    """
+    runs = runs_of(plan.framework)
+    if runs is not None:
+        check_runs(plan, runs, cluster.vendors)
+
+
+def rejection(plan: Plan, cluster: Cluster) -> str | None:
+    """Why a plan does not fit, by pool, phase and bytes; None where it does."""
+    return priced_placement(plan.placement, plan.workload, cluster).memory.rejected_by
+
+
+# --- questions ----------------------------------------------------------------------------------------
+
+
+def refusal(request: Request, *, suggest: bool = True) -> RlhfsimError | None:
+    """Why a question is refused, or None; `suggest`: with the frameworks that take it."""
+    models = models_of(request.workload)
+    roles = roles_of(request, models)
+    for limit in request.limits:
+        if limit.role not in roles and limit.field != "hardware":
+            message = f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here"
+            return RlhfsimError("bad-option", message, help="leave it out")
+    runs = request.runs
+    if runs is not None and (lacks := _lacks(request, models)) is not None:
+        return not_run(runs, [lacks], _takers(request) if suggest else [])
+    try:
+        for role, fields in request.fix.items():
+            check_layout(request, models, role, fields)
+    except RlhfsimError as error:
+        return error
+    return _empty(request, models, suggest=suggest)
+
+
+def _lacks(request: Request, models: Models) -> Lacks | None:
+    """The first thing that is asked for and that the framework does not run."""
+    assert request.runs is not None
+    fixed = (ASKED.get(x.text.removeprefix(f"{x.role}.")) for x in request.limits)
+    found = (lacks for name in fixed if name and (lacks := request.runs.lacks_feature(name)))
+    return (
+        next(found, None)
+        or request.runs.lacks_workload(request.workload, request.backend)
+        or request.runs.lacks_kinds(models.actor, request.backend)
+    )
+
+
+def _takers(request: Request) -> list[str]:
+    """Options under which the same question is not refused, each asked again."""
+    found: dict[str | None, str] = {}
+    for option, other in _elsewhere(request):
+        if other.framework not in found and refusal(other, suggest=False) is None:
+            found[other.framework] = option
+    return list(found.values())
+
+
+def _elsewhere(request: Request) -> Iterator[tuple[str, Request]]:
+    """The question put to every other framework, with each of its backends, that of the question first."""
+    for runs in frameworks():
+        if runs is request.runs or runs.lacks_hardware(request.cluster.vendors):
+            continue
+        for backend in sorted(runs.trainers, key=lambda name: name != request.backend):
+            option = f"--framework {runs.name} --backend {backend}"
+            yield option, put_to(request, runs.name, backend)
+    yield f"--framework {ANY} --backend {request.backend}", put_to(request, ANY, request.backend)
+
+
+def put_to(request: Request, framework: str | None, backend: Backend) -> Request:
+    """The question as it reads with other `--framework` and `--backend`."""
+    work = request.workload
+    if work.old_logprobs == "reused":  # as the framework of the question does, not as was asked
+        work = replace(work, old_logprobs="recompute")
+    other = replace(request, workload=work, framework=framework, backend=backend)
+    pads, padded = (r.framework is not None and bool(r.runs and r.runs.pads) for r in (other, request))
+    if pads == padded:
+        return other
+    return replace(other, workload=replace(other.workload, packing=not pads))
+
+
+def _empty(request: Request, models: Models, *, suggest: bool) -> RlhfsimError | None:
+    """Why no way to share the GPUs is left, or None."""
+    shared = [
+        partition
+        for work in variants(request)
+        for partition in partitions(replace(request, workload=work), models)
+    ]
+    if not shared:
+        message = f"no way to share the GPUs is left by {_narrowed_by(request)}"
+        return RlhfsimError("bad-option", message, help=_why_empty(request, suggest=suggest))
+    if any(len(splits(request, partition)) for partition in shared):
+        return None
+    limits = tuple(x for x in request.limits if x.field != "gpus")
+    free = replace(request, limits=limits, max_gpus_per_role=None)
+    of = next((x.role for x in request.limits if x.field == "gpus"), roles_of(request, models)[0])
+    sizes = pool_sizes(free, models, of)
+    listed = ", ".join(map(str, sizes[:12])) + (", ..." if len(sizes) > 12 else "")
+    return RlhfsimError(
+        "bad-option",
+        f"no split of the GPUs is left by {_narrowed_by(request)}",
+        help=f"the pool of the {of} may have {listed} GPUs",
+    )
+
+
+def _narrowed_by(request: Request) -> str:
+    """The options that narrow who shares GPUs with whom."""
+    parts = [f"--architecture {request.architecture}"] if request.architecture else []
+    parts += [f"--weight-path {request.weight_path}"] if request.weight_path else []
+    parts += [f"--forbid {','.join(sorted(request.forbid))}"] if request.forbid else []
+    parts += [f"--fix '{x.text}'" for x in request.limits if x.field == "gpus"]
+    parts += [f"--max-gpus-per-role {request.max_gpus_per_role}"] if request.max_gpus_per_role else []
+    return " and ".join(parts) or "these choices"
+
+
+def _why_empty(request: Request, *, suggest: bool) -> str:
+    path = request.weight_path
+    rules = WEIGHT_PATHS[path] if path else None
+    if rules and rules.adapters_only and request.workload.lora is None:
+        return f"weight path {path} moves adapters only: add --allow lora"
+    takers = _takers(request) if suggest else []
+    if request.runs is not None and takers:
+        return f"{request.runs.title} runs no such plan; these do: {', '.join(takers)}"
+    if rules and rules.pools != "any":
+        where = "the same GPUs" if rules.pools == "one" else "GPUs of their own"
+        return f"weight path {path} needs actor and rollout on {where}"
+    return "drop one of these"
