@@ -16,7 +16,7 @@ EVERYWHERE = {
     "gcs_server": (1, "GCS of Ray: every node registers there; with Ray's token"),
     "raylet": (2, "scheduler and object manager of Ray: other nodes ask them; with Ray's token"),
     "monitor.py": (1, "metrics of Ray's autoscaler at port 44217: figures, no commands"),
-    "driver": (1, "answers of Ray to the process that started the run; with Ray's token"),
+    "driver": (2, "answers of Ray to the process that started the run, which joins twice; with Ray's token"),
     "ray::": (1, "calls to a Ray worker, whatever it runs; Ray has no setting for the address"),
 }
 """Process -> ports that it may open at all interfaces, and why (SECURITY.md)."""
