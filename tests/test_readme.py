@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import changelog
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MEASURED = {
@@ -61,3 +63,9 @@ def test_the_answer_is_that_of_the_picture() -> None:
     words = " ".join(html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture))
     shown = " ".join(words.replace("\xa0", " ").split())
     assert [line for line in lines if " ".join(line) not in shown] == []
+
+
+def test_an_entry_of_the_changelog_is_one_short_line_with_kind_and_subject() -> None:
+    versions = changelog.sections((ROOT / "CHANGELOG.md").read_text())
+    assert all(changelog.entries(text, title) for title, text in versions.items())
+    assert all(changelog.entries(file.read_text(), file.name) for file in changelog.fragments())

@@ -30,7 +30,7 @@ def span(start: float, end: float, **changes: Any) -> Span:
 def trace(*spans: Span, counters: tuple[Counter, ...] = ()) -> Trace:
     return Trace(
         source="predicted",
-        rlhfsim_version="0.1.0",
+        rlhfsim_version="0.2.0",
         plan_hash="abc",
         seed=7,
         steps=1,
