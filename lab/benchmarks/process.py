@@ -43,22 +43,32 @@ def bind(cores: int = CORES) -> int:
 
 def run(command: list[str]) -> Spent:
     """One run of `python <command>` from start to exit; the benchmark ends where it fails."""
+    spent, code = measured(command)
+    if code != 0:
+        raise SystemExit(f"{' '.join(command)} failed with {code}")
+    return spent
+
+
+def measured(command: list[str], tree: Path | None = None) -> tuple[Spent, int]:
+    """One run of `python <command>` from start to exit, on the sources of `tree`, and its exit code."""
+    env = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, text=True, env=env, cwd=tree
+    )
     peak = _Peak(process.pid)
     assert process.stdout is not None
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
-    return Spent(
+    spent = Spent(
         wall_s=wall,
         cpu_s=usage.ru_utime + usage.ru_stime,
         memory_bytes=max(peak.stop(), usage.ru_maxrss * KIB),
         output=output,
     )
+    return spent, process.returncode
 
 
 class _Peak:

@@ -33,6 +33,7 @@ from rlhfsim.cli.params import (
     writer,
 )
 from rlhfsim.cli.planned import asked
+from rlhfsim.cli.search_progress import shown
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
@@ -105,7 +106,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
-    with clock.answering():
+    with clock.answering(), shown():
         answer = designed(request, targets, instead, given)
     asked = bool(targets or steps)
     known = odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None

@@ -23,6 +23,7 @@ from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import Beside, rollout_of
 from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, competing, may_carry
 from rlhfsim.search.subproblems import Subproblems
@@ -246,12 +247,18 @@ class Search:
                     later.append(index)
                     continue
                 opened += 1
+                self._tell(
+                    place,
+                    len(order),
+                    min(float(bound[index]), *(float(bound[i]) * rounds[0][-1] for i in later[:1]), inf),
+                )
                 ended = opened > most or (clock.over() and self.limit < inf)
                 closed = None if ended else self._open(branch, at, factors)
                 if closed is None:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-                    return left, 1 - float(min(bound[rest])) / self.limit if self.best else 1.0
+                    least = float(min([bound[i] for i in rest], default=self.limit))
+                    return left, 1 - least / self.limit if self.best else 1.0
                 if not closed:
                     later.append(index)
             order = later
@@ -259,6 +266,12 @@ class Search:
         rest = [i for i, x in zip(order, reached, strict=True) if x <= self.threshold]
         left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
         return left, 1 - float(min(reached)) / self.limit if rest else 0.0
+
+    def _tell(self, done: int, total: int, least: float) -> None:
+        """How far the proof has come; `least`: the least bound that is left."""
+        best_s = self.best.seconds if self.best else None
+        gap = max(0.0, 1 - least / self.limit) if self.best else None
+        tell(Progress("looking at plans", done, total, "ways to share the GPUs", best_s, gap))
 
     def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool | None:
         """Every plan of a skeleton, counted, and True; None where time ended before.

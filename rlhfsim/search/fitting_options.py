@@ -62,7 +62,17 @@ def _hopeful(
     """
     for shape in shapes:
         for variants in filter(None, shape):
-            views = [memory.of(variants[0], stage) for stage in stages(variants[0].layout)]
-            if max(part.training for part in views) > usable:
+            ends = _ends(memory, variants[0], usable)
+            if ends is None:
                 break
-            yield variants, [views[0], views[-1]]
+            yield variants, ends
+
+
+def _ends(memory: RoleMemory, role: RolePlacement, usable: float) -> list[RoleBytes] | None:
+    """What a role holds on the first and the last stage; None where training takes more than `usable`."""
+    views = list[RoleBytes]()
+    for stage in stages(role.layout):
+        views.append(memory.of(role, stage))
+        if views[-1].training > usable:
+            return None
+    return [views[0], views[-1]]

@@ -30,9 +30,9 @@ Bound = Callable[[Numbers], Floats]
 """What no plan of the skeleton with these numbers of a pool goes below."""
 MERGE = ("actor", "critic", "rollout", "reference", "reward")
 """Order in which roles are merged: those that decide most first."""
-CHUNK = 100_000
+CHUNK = 25_000
 """Combinations that are looked at in one go."""
-BATCH = 200_000
+BATCH = 50_000
 """Combinations that go on together to the next role."""
 WORTH = 2_000
 """Combinations among which dominance is looked for before all roles are merged."""

@@ -37,12 +37,19 @@ ALONE: ContextVar[bool] = ContextVar("ALONE", default=False)
 """Nothing is forked, see `serial`."""
 
 
-def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`[function(x) for x in items]`; serial inside a worker, on one core, or where forks are unsafe."""
+def mapped(
+    function: Callable[[T], R], items: Sequence[T], told: Callable[[int], object] = lambda done: None
+) -> list[R]:
+    """`[function(x) for x in items]`; serial inside a worker, on one core, or where forks are unsafe.
+
+    `told` hears how many are done, now and then.
+    """
     workers = min(MAX_WORKERS, cores(), len(items))
-    if workers < 2 or not may_fork():
-        return [function(x) for x in items]
-    results = dict(filter(None, forked(function, items, workers)))
+    fork = workers > 1 and may_fork()
+    results: dict[int, R] = {}
+    for each in forked(function, items, workers) if fork else enumerate(map(function, items)):
+        results.update([each] if each is not None else [])
+        told(len(results))
     return [results[i] for i in range(len(items))]
 
 

@@ -35,6 +35,7 @@ from rlhfsim.search.options import (
     sync_classes,
 )
 from rlhfsim.search.parallel import mapped
+from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -149,9 +150,14 @@ class Pricer:
         missing = sorted(wanted - self._tables.keys())
         batches = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
         largest_first = sorted(batches, key=lambda batch: (-len(batch), -batch[0].gpus))
-        for tables in mapped(
-            lambda keys: [self.table(key) for key in keys if not clock.over()], largest_first
-        ):
+
+        def priced(keys: Sequence[Key]) -> list[OptionTable]:
+            return [self.table(key) for key in keys if not clock.over()]
+
+        def told(done: int) -> None:
+            tell(Progress("pricing layouts", done, len(batches), "pool sizes"))
+
+        for tables in mapped(priced, largest_first, told):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
         return wanted <= self._tables.keys()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import numpy as np
 import pytest
 
 from rlhfsim.cli import main as entry
+from rlhfsim.cli.search_progress import text
 from rlhfsim.plan import read_plan
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.floors import floor_of
+from rlhfsim.search.progress import Progress, heard_by
 from rlhfsim.search.space import Skeleton
 
 TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
@@ -123,3 +128,48 @@ def test_options_that_no_other_role_can_save_are_counted_with_all_their_combinat
     for table in (close, every):
         assert table.considered == table.bounded + table.infeasible + table.dominated + len(table)
     assert {tuple(row) for row in close.rows.tolist()} <= {tuple(row) for row in every.rows.tolist()}
+
+
+def test_a_search_tells_how_far_it_has_come_and_the_gap_never_grows(questions: Any) -> None:
+    heard: list[Progress] = []
+    search, _ = fitting(questions)
+    with heard_by(heard.append):
+        result = Search(search.request, search.models, cache=SearchCache()).run()
+    assert {p.doing for p in heard} == {"pricing layouts", "looking at plans"}
+    assert all(0 <= p.done <= p.total for p in heard)
+    gaps = [p.gap for p in heard if p.gap is not None]
+    assert gaps
+    assert result.best is not None
+    assert all(a >= b - 1e-9 for a, b in pairwise(gaps))
+
+
+def test_the_line_of_a_search_names_what_is_searched_the_best_so_far_and_its_gap() -> None:
+    told = Progress("looking at plans", 40, 171, "ways to share the GPUs", 143.2, 0.041)
+    assert text(told, 12.3) == (
+        "12 s: looking at plans, 40 of 171 ways to share the GPUs; best 143 s, gap 4.1%; Ctrl-C takes it"
+    )
+    assert (
+        text(Progress("pricing layouts", 3, 34, "pool sizes"), 4.0)
+        == "4 s: pricing layouts, 3 of 34 pool sizes"
+    )
+
+
+def test_time_that_ends_as_the_best_plan_is_met_leaves_nothing_to_look_at(
+    questions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Search._simulate
+
+    def simulated(self: Search, *given: Any) -> Any:
+        done = plain(self, *given)
+        if len(given) > 2:  # a proof, not the warm start
+            raise clock.OutOfTime
+        return done
+
+    search, _ = fitting(questions)
+    monkeypatch.setattr(Search, "_simulate", simulated)
+    monkeypatch.setattr(Search, "_warm_start", lambda self, branches: None)
+    request = replace(search.request, objective="time")
+    proof = Search(request, search.models, rivals=False, tolerance=0.5).run().certificate
+    lines = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
+    assert lines == proof.space
+    assert (proof.unexplored, proof.gap) == (0, 0)

@@ -66,7 +66,7 @@ def test_an_error_in_a_process_is_raised_here() -> None:
 
 @pytest.mark.usefixtures("two")
 def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(RlhfsimError, match="ended from outside"):
+    with pytest.raises(RlhfsimError, match="was ended: signal 9"):
         mapped(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(4))
 
 

@@ -1,0 +1,144 @@
+"""CPU seconds and memory of `rlhfsim design` on 60 questions, next to an earlier revision.
+
+    python lab/benchmarks/design_questions.py [--before REV] [--only WORDS] [--time-limit 60s] [--json FILE]
+
+One row a question: CPU seconds of the process and its workers, most memory, and the answer with its gap; with
+`--before` also those of the revision, which is read into a temporary folder, and the ratio. Both run under
+the same interpreter. CPU seconds hardly depend on what else the machine does, wall seconds do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from process import MB, bind, measured, pace
+
+ROOT = Path(__file__).resolve().parents[2]
+LARGE = ("70b", "405b", "671b", "qwen3-235b", "kimi-k2")
+ALGORITHMS = ("ppo", "grpo")
+GPUS = (256, 1024, 4096, 16384)
+MOST_S, MOST_MB = 12.0, 400.0
+"""CPU seconds and memory that a question may take."""
+SLOWER = 1.2
+"""Ratio above which a question counts as slower."""
+SMALL = (
+    "--gpus 8 --model qwen3-8b",
+    "--gpus 8 --model 7b --algorithm grpo --prompts 128 --samples 8",
+    "--gpus 16 --model 8b",
+    "--gpus 16 --model 32b --algorithm grpo --allow lora",
+    "--gpus 32 --model 32b --algorithm grpo --framework verl",
+    "--gpus 32 --model qwen3-30b-a3b --algorithm grpo",
+    "--gpus 64 --model 70b",
+    "--gpus 64 --model 70b --objective memory",
+    "--gpus 64 --model 70b --framework any",
+    "--gpus 64 --model 32b --algorithm grpo --allow async",
+    "--gpus 128 --model 671b --backend megatron --algorithm grpo",
+    "--gpus 128 --model 70b --response-len lognormal:mean=1500,sigma=0.8,max=8192",
+    "--gpus 256 --gpu h200 --model kimi-k2 --algorithm grpo --framework slime",
+    "--gpus 512 --model 405b",
+    "--gpus 1024 --model 405b --algorithm dpo",
+    "--gpus 1024 --model 671b --framework any",
+    "--gpus 4096 --model 405b --framework any",
+    "--gpus 16384 --model 671b --framework any",
+    "--gpus 16384 --model kimi-k2 --algorithm grpo --framework any",
+    "--gpus 4096 --model qwen3-235b --algorithm grpo --framework any",
+)
+
+
+def questions() -> list[str]:
+    """Sixty: all large models, algorithms and sizes, by turns with Megatron-Core and as it comes, and others."""
+    large = [
+        f"--gpus {gpus} --model {model} --algorithm {algorithm}" + " --backend megatron" * (i % 2)
+        for i, (model, algorithm, gpus) in enumerate(
+            (m, a, g) for m, g, a in product(LARGE, GPUS, ALGORITHMS)
+        )
+    ]
+    return [*SMALL, *large]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one revision took for one question."""
+
+    cpu_s: float
+    memory_mb: float
+    answer: str
+    """Seconds of the best step and the gap; or how it ended."""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="CPU seconds and memory of designs")
+    parser.add_argument("--before", help="a revision to compare with")
+    parser.add_argument("--only", default="", help="questions with these words")
+    parser.add_argument("--time-limit", default="60s", help="of each search")
+    parser.add_argument("--json", type=Path, help="where the rows are written too")
+    asked = parser.parse_args()
+    print(f"{bind()} cores; {pace()}; load {os.getloadavg()[0]:.1f} before it")
+    print(f"{'CPU s':>7}{'MB':>6}  {'before':>7}{'MB':>6}{'ratio':>7}  {'answer':<24}question")
+    rows: dict[str, tuple[Row, Row | None]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        before = _checkout(asked.before, Path(folder)) if asked.before else None
+        for question in questions():
+            if asked.only in question:
+                limited = f"{question} --time-limit {asked.time_limit}"
+                now = _row(ROOT, limited, folder)
+                rows[question] = now, _row(before, limited, folder) if before else None
+                _print(question, *rows[question])
+    _summary(rows)
+    if asked.json:
+        told = {q: [asdict(row) for row in pair if row] for q, pair in rows.items()}
+        asked.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def _checkout(revision: str, folder: Path) -> Path:
+    """The files of a revision."""
+    there = folder / "before"
+    there.mkdir()
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], check=True, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x", "-C", there], check=True, input=archive.stdout)
+    return there
+
+
+def _row(tree: Path, question: str, folder: str) -> Row:
+    out = Path(folder) / "plan.json"
+    out.unlink(missing_ok=True)
+    command = ["-m", "rlhfsim.cli.main", "design", *question.split(), "--out", str(out), "--json"]
+    spent, code = measured(command, tree)
+    return Row(cpu_s=spent.cpu_s, memory_mb=spent.memory_bytes / MB, answer=_answer(code, out))
+
+
+def _answer(code: int, out: Path) -> str:
+    if not out.exists():
+        return "nothing fits" if code == 1 else f"exit code {code}"
+    plan = json.loads(out.read_text())
+    choice = plan.get("choice") or plan
+    best = choice.get("best") or plan["prediction"]
+    gap = choice["certificate"]["gap"]
+    return f"{best['step_s']:.6g} s" + (f", gap {gap:.1%}" if gap else ", proven")
+
+
+def _print(question: str, now: Row, before: Row | None) -> None:
+    then = f"{before.cpu_s:>7.1f}{before.memory_mb:>6.0f}" if before else f"{'':>13}"
+    ratio = f"{now.cpu_s / before.cpu_s:>7.2f}" if before else f"{'':>7}"
+    print(f"{now.cpu_s:>7.1f}{now.memory_mb:>6.0f}  {then}{ratio}  {now.answer:<24}{question}", flush=True)
+    if before and before.answer != now.answer:
+        print(f"{'':>35}was: {before.answer}", flush=True)
+
+
+def _summary(rows: dict[str, tuple[Row, Row | None]]) -> None:
+    missed = [q for q, (now, _) in rows.items() if now.cpu_s > MOST_S or now.memory_mb > MOST_MB]
+    print(f"above {MOST_S:g} CPU s or {MOST_MB:g} MB: {len(missed)} of {len(rows)}")
+    slower = [q for q, (now, then) in rows.items() if then and now.cpu_s > SLOWER * then.cpu_s]
+    print(f"above {SLOWER} times the time before: {len(slower)}", *slower, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
