@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_two_packages_their_data_and_nothing_else(tmp_path: 
     assert {n for n in names if n.startswith(f"{DATA}/reports/")} == {f"{DATA}/reports/accuracy.json"}
     for folder in ("hardware_profiles", "scenarios"):
         shipped = {n.removeprefix(f"{DATA}/") for n in names if n.startswith(f"{DATA}/{folder}/")}
-        assert shipped == _tracked(folder)
+        assert shipped == _files(folder)
 
 
 @pytest.mark.slow
@@ -55,13 +55,13 @@ def test_the_wheel_holds_the_two_packages_their_data_and_nothing_else(tmp_path: 
 def test_the_source_archive_holds_what_builds_the_wheel_and_no_tests(tmp_path: Path) -> None:
     with tarfile.open(_build("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert _tracked("rlhfsim", "executor", "hardware_profiles", "scenarios") <= names
+    assert _files("rlhfsim", "executor", "hardware_profiles", "scenarios") <= names
     assert {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO"} <= names
     assert {n for n in names if n.startswith(("tests/", "lab/", "reports/"))} == {"reports/accuracy.json"}
 
 
-def _tracked(*folders: str) -> set[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", *folders], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return set(listed.stdout.split("\0")) - {""}
+def _files(*folders: str) -> set[str]:
+    found = (file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file())
+    return {
+        str(f.relative_to(ROOT)) for f in found if f.parent.name != "__pycache__" and f.stem[:5] != "local"
+    }
