@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.refusal import check_runs, not_run
@@ -192,4 +193,13 @@ def _why_empty(request: Request, *, suggest: bool) -> str:
     if rules and rules.pools != "any":
         where = "the same GPUs" if rules.pools == "one" else "GPUs of their own"
         return f"weight path {path} needs actor and rollout on {where}"
-    return "drop one of these"
+    spare = list(_to_leave_out(request)) if suggest else []
+    return f"leave out {' or '.join(spare)}" if spare else "drop one of these"
+
+
+def _to_leave_out(request: Request) -> Iterator[str]:
+    """Options without which alone the question is not refused, each asked again."""
+    free: dict[str, Any] = dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role"))
+    for name, value in {**free, "forbid": frozenset()}.items():
+        if getattr(request, name) and refusal(replace(request, **{name: value}), suggest=False) is None:
+            yield f"--{name.replace('_', '-')}"
