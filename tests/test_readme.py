@@ -69,3 +69,14 @@ def test_an_entry_of_the_changelog_is_one_short_line_with_kind_and_subject() -> 
     versions = changelog.sections((ROOT / "CHANGELOG.md").read_text())
     assert all(changelog.entries(text, title) for title, text in versions.items())
     assert all(changelog.entries(file.read_text(), file.name) for file in changelog.fragments())
+
+
+def test_every_source_file_that_a_page_names_is_there() -> None:
+    pages = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+    named = {
+        name
+        for p in pages
+        for name in re.findall(r"`((?:tests|lab|rlhfsim|executor)/[\w/]+\.py)`", p.read_text())
+    }
+    assert named
+    assert not {name for name in named if not (ROOT / name).exists()}
