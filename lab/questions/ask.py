@@ -172,7 +172,7 @@ def _after(
             if answer.code != (0 if fits else 1):
                 yield "contradiction", answer, f"fits: {fits} (estimate), {answer.code} (memory)"
         case "simulate":
-            answer = asked("simulate", "plan.json", "--steps", "3", "--json")
+            answer = asked("simulate", "plan.json", "--iterations", "3", "--json")
             if answer.code != (0 if fits else 1):
                 yield "contradiction", answer, f"fits: {fits} (estimate), {answer.code} (simulate)"
         case "sync":
