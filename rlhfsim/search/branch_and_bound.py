@@ -303,12 +303,14 @@ class Search:
         """The plans of a skeleton with a bound up to `limit`."""
         before = self.counts["simulated"] + self.counts["refused"]
         pools = self._pools(skeleton, limit)
+        fitting_alone = self.subproblems.fitting_alone(skeleton)
+        self.counts["infeasible"] += fitting - fitting_alone  # of roles that were priced only now
         if not len(pools[-1]):
-            self.counts.update(counted_empty(fitting, pools[-1]))
+            self.counts.update(counted_empty(fitting_alone, pools[-1]))
             return
         unfit, beaten = self._simulate(skeleton, pools, limit)
         simulated = self.counts["simulated"] + self.counts["refused"] - before
-        self.counts.update(counted(fitting, pools, unfit, beaten, simulated))
+        self.counts.update(counted(fitting_alone, pools, unfit, beaten, simulated))
 
     def _pools(self, skeleton: Skeleton, limit: float | None = None) -> list[PoolTable]:
         """The combinations of each pool, up to the first that has none; some of them without `limit`."""

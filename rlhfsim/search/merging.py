@@ -109,7 +109,7 @@ def counted(
 def counted_empty(fitting: int, pool: PoolTable) -> dict[str, int]:
     """Where the plans of a skeleton went, one of whose pools has no combination left: where it went."""
     own = prod(map(len, pool.originals))
-    others = fitting // own
+    others = fitting // own if own else 0
     return {
         "dominated": others * (own - pool.considered + pool.dominated),
         "infeasible": others * pool.infeasible,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,10 @@ class Subproblems:
         if all(priced):
             self._least[name] = found
         return found
+
+    def fitting_alone(self, skeleton: Skeleton) -> int:
+        """Plans of a skeleton whose roles fit by themselves; a role that is not priced keeps all its options."""
+        return prod(self.least(skeleton.partition, i, gpus).fitting for i, gpus in enumerate(skeleton.sizes))
 
     # --- the weight path ----------------------------------------------------------------------------
 

@@ -79,6 +79,23 @@ def test_roles_for_which_no_time_is_left_have_their_floor_and_all_their_options(
         assert (one.bound <= other.bound).all()
 
 
+def test_plans_counted_before_their_roles_were_priced_add_up(questions: Any) -> None:
+    unfit = 0
+    for seed in range(1400, 1430):
+        case = questions.drawn(seed, most=10**5)
+        if case is None:
+            continue
+        search = Search(case.request, case.models)
+        with clock.within(1e-9):
+            early = search._branches()
+        for branch in early[:4]:
+            before = search.counts.total()
+            search._open_up_to(np.inf, branch.skeleton(0), branch.fitting[0])
+            assert search.counts.total() - before == branch.fitting[0]
+            unfit += search.subproblems.fitting_alone(branch.skeleton(0)) == 0
+    assert unfit
+
+
 def test_no_option_of_a_role_is_faster_than_its_floor(questions: Any) -> None:
     compared = 0
     for seed in range(1500, 1512):
