@@ -107,7 +107,10 @@ def counted(
 
 
 def counted_empty(fitting: int, pool: PoolTable) -> dict[str, int]:
-    """Where the plans of a skeleton went, one of whose pools has no combination left: where it went."""
+    """Where the plans of a skeleton went, one of whose pools has no combination left: where it went.
+
+    A pool one of whose roles has no option has no plans to count.
+    """
     own = prod(map(len, pool.originals))
     others = fitting // own if own else 0
     return {
