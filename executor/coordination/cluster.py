@@ -23,6 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from executor.coordination.saving import ended_by_sigterm
 from executor.coordination.worker import HOST, LOOPBACK, THREADS
 from executor.ranks import Place, bundles, check_room, places
 from rlhfsim.errors import RlhfsimError
@@ -281,12 +282,13 @@ def joined(
     """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
     resource = connect(plan, address, environment)
     try:
-        check(plan, resource)
-        reservation = reserve(plan, resource, timeout_s)
-        try:
-            yield reservation
-        finally:
-            reservation.release()
+        with ended_by_sigterm():  # Ray has set its own handler by now
+            check(plan, resource)
+            reservation = reserve(plan, resource, timeout_s)
+            try:
+                yield reservation
+            finally:
+                reservation.release()
     finally:
         source = session_logs() if logs is not None and address is None else None
         ray.shutdown()

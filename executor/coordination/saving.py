@@ -200,6 +200,32 @@ class StopRequest:
 
 
 @contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit here, outside `stop_requests`; in another thread it does what it did.
+
+    The handler that Ray sets for a driver lets three seconds pass and aborts the process, in the middle of
+    taking the run down; and Ray's calls may end with another exit code than that of the exception.
+    """
+    code = 128 + signal.SIGTERM
+    asked = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        raise SystemExit(code)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except SystemExit as error:
+        raise (SystemExit(code) if asked.is_set() else error) from error.__cause__
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by a library below Python
+
+
+@contextmanager
 def stop_requests(say: Callable[[str], None]) -> Iterator[StopRequest]:
     """The first Ctrl-C or SIGTERM is a request, the second one acts at once; in another thread both do."""
     request, before = StopRequest(), dict[int, Any]()

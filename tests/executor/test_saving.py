@@ -15,7 +15,7 @@ import pytest
 from executor.coordination import saving
 from executor.coordination.checkpoints import Checkpoint, RunIdentity, RunProgress, best_of, newest
 from executor.coordination.failures import PartFailed
-from executor.coordination.saving import Saver, SaveTimes, stop_requests
+from executor.coordination.saving import Saver, SaveTimes, ended_by_sigterm, stop_requests
 
 
 def test_saves_come_by_iterations_or_only_at_the_end() -> None:
@@ -109,6 +109,23 @@ def saver(
 
 def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
+
+
+def test_a_sigterm_while_nothing_is_trained_ends_the_run_with_the_exit_code_of_shells() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def hit() -> None:
+        with ended_by_sigterm():
+            with stop_requests(lambda text: None):
+                pass
+            with suppress(SystemExit):
+                signal.raise_signal(signal.SIGTERM)
+            raise SystemExit(1)  # what a call of Ray makes of it
+
+    with pytest.raises(SystemExit) as ended:
+        hit()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_checkpoint_is_written_beside_the_next_steps(
