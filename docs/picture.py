@@ -13,6 +13,7 @@ from rich.console import Console
 import rlhfsim
 from rlhfsim.present.terminal.design import show_first
 from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.what_if.risk.choice import chances
 
 PICTURE = Path(__file__).parent / "img" / "design.svg"
 COMMAND = "rlhfsim design --gpus 64 --model 70b"
@@ -29,7 +30,7 @@ def drawn() -> str:
     workload = rlhfsim.Workload(model="70b")
     answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
-    show_first(console, answer, Extras(), "plan.json")
+    show_first(console, answer, Extras(side=chances(answer, (), None)), "plan.json")
     return console.export_svg(title=COMMAND, unique_id="design")
 
 

@@ -224,7 +224,7 @@ class AskedRun:
     """None: the targets are those of a step."""
     targets: tuple[RunTarget, ...] = ()
     confidence: Share | None = None
-    """Probability with which each target had to be met; None: none was asked for."""
+    """Probability with which it had to fit and meet all targets in one; None: there are no targets."""
     odds: RunOdds | None = None
     """None where nothing was drawn yet."""
 

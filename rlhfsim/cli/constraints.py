@@ -28,7 +28,7 @@ from rlhfsim.search.request import (
     Request,
     second_pool_for_rollout,
 )
-from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
+from rlhfsim.search.requirements import CONFIDENCE, QUANTITIES, Requirement, check_steps, requirement
 from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES, bound
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.placement.placement import Architecture
@@ -100,9 +100,8 @@ promise_options = together(
     option("--budget", Number(0, MAX_BUDGET, "usd"), "The run of --steps N costs no more: 50kUSD."),
 )
 """What a run must keep; the plan that most likely does is chosen among those near the fastest."""
-confidence_option = option(
-    "--confidence", Number(0.5, 0.999), "Probability with which each target must be met: 90%.", default=0.8
-)
+SURE, SURELY = Number(0.5, 0.999), "Probability with which it must fit and meet all targets in one: 90%."
+confidence_option = option("--confidence", SURE, SURELY, default=CONFIDENCE)
 PROMISES: dict[str, tuple[str, Dimension]] = {
     "deadline": ("time_of_run", "s"),
     "budget": ("cost_of_run", "usd"),

@@ -10,7 +10,13 @@ from typing import Any, get_args
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.constraints import constrained, constraint_options, promise_options, requirements
+from rlhfsim.cli.constraints import (
+    confidence_option,
+    constrained,
+    constraint_options,
+    promise_options,
+    requirements,
+)
 from rlhfsim.cli.inputs import (
     backend_options,
     build_cluster,
@@ -44,10 +50,13 @@ from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.what_if.bottleneck import bottleneck
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.missed_targets import Targets, that_meet
 from rlhfsim.what_if.recalibrated import recalibrated
-from rlhfsim.what_if.risk.choice import likeliest, outlook_of
+from rlhfsim.what_if.risk.choice import chances, likeliest, outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
+from rlhfsim.what_if.side_by_side import is_large, leader
 from rlhfsim.what_if.simplest import CLOSE
 from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
@@ -81,6 +90,7 @@ ANSWERED_EARLY = 3
 )
 @constraint_options
 @promise_options
+@confidence_option
 @option(
     "--why-not",
     Words("CHOICE"),
@@ -109,9 +119,15 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     with clock.answering(), shown():
         answer = designed(request, targets, instead, given)
     asked = bool(targets or steps)
-    known = odds(targets, outlook_of(answer, answer.chosen, steps)) if answer.chosen and asked else None
+    known = None
+    if answer.chosen and asked:
+        known = odds(targets, outlook_of(answer, answer.chosen, steps), given["confidence"])
+    wanted = Targets(requirements=tuple(targets), steps=steps, confidence=given["confidence"])
     extras = Extras(
         steps=steps,
+        meeting=that_meet(request, wanted) if known and not known.meets else (),
+        side=chances(answer, targets, steps),
+        bottleneck=bottleneck(answer.chosen, request.cluster) if answer.chosen else None,
         odds=known,
         run=asked_run(targets, steps, known),
         front=front(request) if given["pareto"] and answer.chosen else None,
@@ -126,7 +142,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     )
     if clock.was_asked() and answer.chosen is not None:
         ctx.exit(ANSWERED_EARLY)
-    ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
+    ctx.exit(0 if answer.chosen is not None and (known is None or known.meets) else 1)
 
 
 def designed(
@@ -170,4 +186,8 @@ def question(given: dict[str, Any]) -> Request:
             cluster=cluster, workload=workload, **trainer(given, cluster), objective=given["objective"]
         )
     request = constrained(base, given)
+    by_hand = given["framework"] is not None or given["backend"] is not None
+    if not by_hand and is_large(models_of(workload).actor):
+        with clock.within(request.time_limit):
+            request = leader(request) or request
     return asked(request)

@@ -119,6 +119,7 @@ def asked(query: str, *, files: bool) -> Asked:
         designed=lambda explain: designed(request, targets, (), given, explain=explain),
         targets=targets,
         steps=given["steps"],
+        confidence=given["confidence"],
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.constraints import priced_targets, promise_options, target_options, targets_of
+from rlhfsim.cli.constraints import SURE, SURELY, priced_targets, promise_options, target_options, targets_of
 from rlhfsim.cli.params import Output, detail_option, emit, option, together, writer
 from rlhfsim.cli.planned import plan_options, planned, run_of
 from rlhfsim.plan import AskedRun, write_plan
 from rlhfsim.present.terminal import estimate as view
-from rlhfsim.search.requirements import Requirement, requirements_of
+from rlhfsim.search.requirements import CONFIDENCE, Requirement, requirements_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
 from rlhfsim.what_if.risk.run import outlook
 
@@ -30,6 +30,7 @@ Examples:
 @plan_options
 @together(*target_options)
 @promise_options
+@option("--confidence", SURE, f"{SURELY} Default: that of plan.json, or {CONFIDENCE:.0%}.")
 @option("--out", Output("plan"), "Write the plan as plan.json.", metavar="FILE")
 @detail_option
 @click.pass_context
@@ -49,13 +50,14 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     if answer.plan is not None and answer.cluster is not None and (targets or steps):
         priced_targets(targets, unknown=answer.plan.prediction.usd_per_step is None)
         price = given["price"] if isinstance(given["price"], float) else None
-        known = odds(targets, outlook(answer.plan, answer.cluster, steps, usd_per_hour=price))
-        run = asked_run(targets, steps, known, kept.confidence if kept else None)
+        sure = given["confidence"] or (kept.confidence if kept else None) or CONFIDENCE
+        known = odds(targets, outlook(answer.plan, answer.cluster, steps, usd_per_hour=price), sure)
+        run = asked_run(targets, steps, known)
         answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
     emit(given["as_json"], lambda: view.as_data(answer, known), lambda: view.report(answer, given["detail"]))
-    ctx.exit(0 if answer.fits and (known is None or all(v.met for v in known.verdicts)) else 1)
+    ctx.exit(0 if answer.fits and (known is None or known.meets) else 1)
 
 
 def _targets(given: Mapping[str, Any], kept: AskedRun | None) -> tuple[Requirement, ...]:

@@ -32,7 +32,9 @@ from rlhfsim.specs.scenario import system_names
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
 from rlhfsim.what_if.verdict import check_question
 
-FREE_WITH_FILE = ("file", "price", "as_json", "out", "detail", "require", "steps", "deadline", "budget")
+FREE_WITH_FILE = frozenset(
+    ["file", "price", "as_json", "out", "detail", "require", "steps", "deadline", "budget", "confidence"]
+)
 """Parameters that make sense beside a file."""
 
 

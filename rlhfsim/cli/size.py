@@ -99,7 +99,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         confidence=given["confidence"],
     )
     if answer.best is not None and answer.best.plan is not None:
-        run = asked_run(targets, given["steps"], answer.best.odds, given["confidence"])
+        run = asked_run(targets, given["steps"], answer.best.odds)
         plan = replace(answer.best.plan, run=run)
         answer = replace(answer, best=replace(answer.best, plan=plan))
         if given["out"]:

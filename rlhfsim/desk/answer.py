@@ -17,7 +17,7 @@ from rlhfsim.present.basis import basis
 from rlhfsim.present.sizes import NONE, Sizes, other_sizes
 from rlhfsim.present.words import seconds
 from rlhfsim.search.request import Request
-from rlhfsim.search.requirements import Requirement
+from rlhfsim.search.requirements import CONFIDENCE, Requirement
 from rlhfsim.what_if.design import Design, design
 from rlhfsim.what_if.risk.choice import outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
@@ -42,6 +42,8 @@ class Asked:
     targets: tuple[Requirement, ...] = ()
     steps: int | None = None
     """Of the whole run."""
+    confidence: float = CONFIDENCE
+    """Probability with which it must fit and meet all targets in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
         return Answer(stage=stage, missing=tuple(_missing(answer)))
     known = None
     if stage != "first" and (asked.targets or asked.steps):
-        known = odds(asked.targets, outlook_of(answer, plan, asked.steps))
+        known = odds(asked.targets, outlook_of(answer, plan, asked.steps), asked.confidence)
     return Answer(stage=stage, plan=replace(plan, run=asked_run(asked.targets, asked.steps, known)))
 
 

@@ -25,7 +25,7 @@ from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.plan import mark as mark_of_plan
 from rlhfsim.present.pages.plan import subtitle
 from rlhfsim.present.pages.plan import tiles as tiles_of
-from rlhfsim.search.requirements import Verdict, shown, verdicts_of
+from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.verdict import verdict
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
 
@@ -117,7 +117,7 @@ def targets(plan: Plan) -> Iterator[Component]:
     judged = verdicts_of(plan)
     if not judged:
         return
-    met = all(v.met for v in judged)
+    met = meets_all(plan)
     title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
     yield block(Listing(title=title, items=tuple(map(_target, judged)), mark=cast(Mark, kind)))
 

@@ -9,6 +9,7 @@ from rlhfsim.choice import Asked
 from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.search.requirements import CONFIDENCE
 from rlhfsim.specs.hardware.prices import DEFAULT, market_of
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
@@ -50,7 +51,8 @@ PROMISED = {"deadline": "s", "budget": "USD"}
 
 def _run(run: AskedRun) -> dict[str, object]:
     promised = {t.name: f"{t.value:.12g}{PROMISED[t.name]}" for t in run.targets if t.name in PROMISED}
-    return {"steps": run.steps, **promised}
+    sure = None if run.confidence is None else _unless(f"{run.confidence:g}", f"{CONFIDENCE:g}")
+    return {"steps": run.steps, **promised, "confidence": sure}
 
 
 def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:

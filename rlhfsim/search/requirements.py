@@ -28,6 +28,8 @@ QUANTITIES: dict[str, tuple[units.Dimension, str]] = {
     "staleness": ("1", "policy versions of lag: staleness<=1"),
 }
 """Name -> dimension and meaning."""
+CONFIDENCE = 0.8
+"""Probability with which targets must be met unless somebody asks for another."""
 _FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*)$")
 SLACK = 1e-9
 """Relative distance by which a strict limit is kept."""
@@ -75,10 +77,19 @@ class Verdict:
     """In base units; None where a price is unknown."""
     probability: float | None = None
     """That the plan meets it (`what_if.risk`); None where nothing is uncertain or nobody asked."""
+    confidence: float = CONFIDENCE
+    """Probability with which it must."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether a probability decides; bytes and what is certain are judged by the plan's own figures."""
+        return self.probability is not None and self.requirement.quantity != "memory"
 
     @property
     def met(self) -> bool:
-        """Whether the plan meets it; what is unknown is not met."""
+        """Whether the plan meets it, as surely as was asked; what is unknown is not met."""
+        if self.drawn and self.probability is not None:
+            return self.probability >= self.confidence
         return self.actual is not None and self.requirement.holds(self.actual)
 
 
@@ -131,13 +142,29 @@ def verdicts(
     return tuple(Verdict(requirement=one, actual=_actual(one, plan, steps)) for one in requirements)
 
 
+def meets(judged: Sequence[Verdict], together: float | None) -> bool:
+    """Whether a plan fits and meets all targets in one, as surely as was asked.
+
+    `together`: the probability that it does; None where nothing was drawn.
+    """
+    if together is None or not any(v.drawn for v in judged):
+        return all(v.met for v in judged)
+    return together >= judged[0].confidence and all(v.met for v in judged if not v.drawn)
+
+
+def meets_all(plan: Plan) -> bool:
+    """The same of a plan that carries the run that it was asked for."""
+    return meets(verdicts_of(plan), plan.run.odds.together if plan.run and plan.run.odds else None)
+
+
 def verdicts_of(plan: Plan) -> tuple[Verdict, ...]:
     """Every target that the plan was asked for, against it, with the probability that was found."""
     if plan.run is None:
         return ()
     chances = [target.probability for target in plan.run.targets]
     judged = verdicts(requirements_of(plan.run), plan, plan.run.steps)
-    return tuple(replace(v, probability=p) for v, p in zip(judged, chances, strict=True))
+    sure = plan.run.confidence or CONFIDENCE
+    return tuple(replace(v, probability=p, confidence=sure) for v, p in zip(judged, chances, strict=True))
 
 
 def requirements_of(run: AskedRun | None) -> tuple[Requirement, ...]:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
+from statistics import median
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -161,6 +162,19 @@ def nearest(question: Conditions, runs: Iterable[MeasuredRun] | None = None) -> 
         distance=distance(question, run.conditions),
         differs=tuple(_differences(question, run.conditions)),
     )
+
+
+def compared(framework: str, kind: str = "rlhf.step") -> tuple[float, ...]:
+    """Our errors on the published runs of a framework (`nemo-rl`), whichever its release; empty where none of
+    its runs was ever compared with a prediction."""
+    runs = (r for r in measured_runs() if r.conditions.kind == kind)
+    return tuple(r.error for r in runs if _word(r.conditions, "framework").partition(" ")[0] == framework)
+
+
+@cache
+def model_error(kind: str = "rlhf.step") -> float:
+    """Median of |predicted - measured| / measured over the published runs of a kind."""
+    return median(abs(r.error) for r in measured_runs() if r.conditions.kind == kind)
 
 
 def _differences(question: Conditions, run: Conditions) -> Iterator[str]:

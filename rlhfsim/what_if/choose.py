@@ -20,7 +20,8 @@ from rlhfsim.search.requirements import Requirement, narrowed
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.what_if.risk.odds import Odds, odds, sure
+from rlhfsim.step.measured import compared, model_error
+from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.scenarios.designs import Runner
 from rlhfsim.what_if.scenarios.workers import local
@@ -41,7 +42,7 @@ class ClusterOption:
     shortage: str | None = None
     odds: Odds | None = None
     meets: bool = False
-    """Whether every target is met with the confidence asked for."""
+    """Whether it fits and meets all targets in one with the confidence asked for."""
     on_front: bool = False
     """No other is as fast and as cheap."""
 
@@ -49,6 +50,11 @@ class ClusterOption:
     def cluster(self) -> tuple[str, int]:
         """Kind and number of GPUs."""
         return self.gpu, self.gpus
+
+    @property
+    def compared(self) -> bool:
+        """Whether any published run of the framework was compared with a prediction."""
+        return bool(compared(self.framework))
 
     @property
     def values(self) -> tuple[float, float]:
@@ -105,6 +111,7 @@ def choose(
 ) -> tuple[ClusterOption, ...]:
     """Every question answered: those that meet the targets first, then the cheaper; what fits nowhere last.
 
+    A framework none of whose runs was ever compared leads only by more than the model's error.
     `progress` hears of each answer.
     """
     wanted = [narrowed(request, requirements) for request in asked]
@@ -127,7 +134,8 @@ def _rank(option: ClusterOption) -> tuple[object, ...]:
     if option.plan is None:
         return 2, option.gpu, option.gpus, option.framework, option.backend
     seconds, usd = option.values
-    return int(not option.meets), usd, seconds, option.framework, option.backend
+    doubt = 1.0 if option.compared else 1 + model_error()
+    return int(not option.meets), usd * doubt, seconds * doubt, option.framework, option.backend
 
 
 def _option(
@@ -144,5 +152,6 @@ def _option(
     )
     if plan is None:
         return option
-    known = odds(requirements, outlook(plan, request.cluster, steps, usd_per_hour=request.price))
-    return replace(option, plan=plan, odds=known, meets=all(sure(v, confidence) for v in known.verdicts))
+    look = outlook(plan, request.cluster, steps, usd_per_hour=request.price)
+    known = odds(requirements, look, confidence)
+    return replace(option, plan=plan, odds=known, meets=known.meets)

@@ -15,7 +15,7 @@ from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
-from rlhfsim.search.parallel import beside
+from rlhfsim.search.parallel import beside as in_parallel
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request
@@ -27,10 +27,11 @@ from rlhfsim.what_if.engine import Prices, Question, answers
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.framework_rules import rules_broken
-from rlhfsim.what_if.gains import Gain, elsewhere, gains
+from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
+from rlhfsim.what_if.side_by_side import beside
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
 
@@ -64,8 +65,12 @@ class Design:
     """What each choice that is not allowed would bring, where that was asked."""
     elsewhere: Gain | None = None
     """The faster step that another backend or framework would bring, if one was met."""
+    other_side: Plan | None = None
+    """A good plan of the best measured production framework, or of ours where another framework's leads."""
+    learning_gain: Gain | None = None
+    """The switch that changes learning and would save most, if it saves much."""
     fewer: FewerGpus | None = None
-    """Half the GPUs, where the batch hardly feeds more."""
+    """The knee, where it is below the GPUs that are asked for."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
     shortage: str | None = None
@@ -177,15 +182,22 @@ def _designed(
         close = simple and found.certificate.proven and not clock.over()
         chosen = _simpler(first.candidate, prices, at_most) if close else None
         step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
+        side = beside(prices.request) if asks else None
         return _Recommended(
             chosen=chosen,
             close=close and not clock.over(),
             gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
-            elsewhere=elsewhere(prices, first.candidate, step_s) if asks and not left_out else None,
+            elsewhere=elsewhere(prices, first.candidate, step_s, [side.placement.backend] if side else ())
+            if asks and not left_out
+            else None,
+            other_side=side,
+            learning_gain=learning_gain(prices, first.candidate, step_s)
+            if asks and not clock.over()
+            else None,
             fewer=fewer_gpus(prices.request, first.candidate) if asks and not clock.over() else None,
         )
 
-    behind, ours = beside(others, recommended) if explain and rivals else (others(), recommended())
+    behind, ours = in_parallel(others, recommended) if explain and rivals else (others(), recommended())
     found = replace(
         found, best=best, whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead)
     )
@@ -202,6 +214,8 @@ class _Recommended:
     """Whether the plans close to the best were looked at."""
     gains: tuple[Gain, ...]
     elsewhere: Gain | None
+    other_side: Plan | None
+    learning_gain: Gain | None
     fewer: FewerGpus | None
 
 
@@ -251,6 +265,8 @@ def _compared(
         break_evens=tuple(break_evens(variant, same_work)) if explain and not clock.over() else (),
         gains=ours.gains,
         elsewhere=ours.elsewhere,
+        other_side=ours.other_side,
+        learning_gain=ours.learning_gain,
         fewer=ours.fewer,
     )
 

@@ -1,4 +1,4 @@
-"""Whether a batch feeds the GPUs that are asked for: what half of them would take."""
+"""Whether a batch feeds the GPUs that are asked for: the number from which on more of them cost much more."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from rlhfsim.what_if.remedies import sized
 from rlhfsim.what_if.verdict import refusal
 
 HUNGRY = 2.0
-"""Sequences of an update and GPU up to which half the GPUs are tried."""
-WORTH = 0.75
-"""Share of the money from which on half the GPUs are not worth a word."""
+"""Sequences of an update and GPU up to which fewer GPUs are tried."""
+DEARER = 1.25
+"""Money of a sample on twice the GPUs over that on half of them, from which on these are past the knee."""
+HALVINGS = 8
+"""Most halvings of the GPUs that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewerGpus:
-    """A good plan on half the GPUs."""
+    """A good plan on the most GPUs, by halving, on which a sample costs little more than on half of them."""
 
     gpus: int
     step_s: float
 
 
 def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
-    """Half the GPUs where they take less than 1.5 times as long, and so cost less than three quarters.
+    """The knee: the GPUs beyond which money per sample rises by a quarter; None where that is not below them.
 
-    Asked only where a GPU has hardly a sequence of an update; met by a warm start, not proven.
+    Asked only where a GPU has hardly a sequence of an update; met by warm starts, not proven.
     """
     work, groups = request.workload, request.cluster.node_groups
-    gpus = request.cluster.gpus
-    if work.num_sequences / work.mini_batches > HUNGRY * gpus or len(groups) > 1 or gpus < 2:
+    gpus, step_s = request.cluster.gpus, best.seconds
+    if work.num_sequences / work.mini_batches > HUNGRY * gpus or len(groups) > 1:
         return None
-    half = sized(groups[0], gpus // 2, groups[0].gpus_per_node)
-    asked = replace(request, cluster=replace(request.cluster, node_groups=(half,)))
+    knee: FewerGpus | None = None
+    for _ in range(HALVINGS):
+        half = None if gpus < 2 else _good_on(request, gpus // 2)
+        if half is None or step_s * gpus <= DEARER * half.step_s * half.gpus:
+            break
+        knee, gpus, step_s = half, half.gpus, half.step_s
+    return knee
+
+
+def _good_on(request: Request, gpus: int) -> FewerGpus | None:
+    group = request.cluster.node_group
+    cluster = replace(request.cluster, node_groups=(sized(group, gpus, group.gpus_per_node),))
+    asked = replace(request, cluster=cluster)
     met = None if refusal(asked) else good(Question(request=asked, rivals=False))
-    if met is None or met.seconds * half.gpus > WORTH * best.seconds * gpus:
-        return None
-    return FewerGpus(gpus=half.gpus, step_s=met.seconds)
+    return None if met is None else FewerGpus(gpus=gpus, step_s=met.seconds)

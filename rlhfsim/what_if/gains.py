@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from rlhfsim.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.what_if.engine import Change, Prices, Question, search_of, vary
+from rlhfsim.what_if.engine import Change, Prices, Question, search_of
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
 """Share of the step."""
+CHANGES_LEARNING = {"async": 0.15, "fp8": 0.05, "rollout-logprobs": 0.05}
+"""Switch that changes what is learnt and trains the same weights -> share of the step that it must save to be
+named unasked; older samples change most."""
 NEED_ROLLOUT = ("async", "fp8", "fp8-kv", "mxfp4", "rollout-logprobs")
 
 
@@ -55,12 +60,13 @@ def gains(prices: Prices, best: Candidate, step_s: float) -> list[Gain]:
     return _gains([*names, *_other_backends(request)], prices, best, step_s)
 
 
-def elsewhere(prices: Prices, best: Candidate, step_s: float) -> Gain | None:
-    """The backend that would train fastest of those left out, if it saves something; not proven."""
-    names = _other_backends(prices.request)
+def elsewhere(prices: Prices, best: Candidate, step_s: float, known: Collection[str] = ()) -> Gain | None:
+    """The backend that would train fastest of those left out and not `known`, if it saves something; not
+    proven."""
+    names = [name for name in _other_backends(prices.request) if name not in known]
     timed = prices.request.objective != "memory"  # else bounds are bytes
     below = step_s * (1 - WORTH_A_LINE) if timed else math.inf
-    others = _gains(names, prices, best, step_s, below=below)
+    others = _gains(names, prices, best, step_s, below=dict.fromkeys(names, below))
     better = [gain for gain in others if (gain.saved or 0.0) > WORTH_A_LINE]
     return max(better, key=lambda gain: gain.saved or 0.0, default=None)
 
@@ -69,20 +75,38 @@ def _other_backends(request: Request) -> list[str]:
     return [name for name in BACKENDS if name != request.backend]
 
 
+def learning_gain(prices: Prices, best: Candidate, step_s: float) -> Gain | None:
+    """The switch of `CHANGES_LEARNING` that would save most of a step, if it saves enough; not proven."""
+    request = prices.request
+    names = [n for n in CHANGES_LEARNING if n not in request.switches | request.forbid]
+    if not request.workload.generates or request.objective == "memory":
+        return None
+    below = {name: step_s * (1 - CHANGES_LEARNING[name]) for name in names}
+    found = _gains(names, prices, best, step_s, below=below)
+    better = [gain for gain in found if gain.seconds is not None and gain.seconds < below[gain.name]]
+    return min(better, key=lambda gain: gain.seconds or math.inf, default=None)
+
+
 def _gains(
-    names: Sequence[str], prices: Prices, like: Candidate, step_s: float, *, below: float = math.inf
+    names: Sequence[str],
+    prices: Prices,
+    like: Candidate,
+    step_s: float,
+    *,
+    below: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Gain]:
     """Those of some choices; a step whose bound already is not `below` counts as none."""
     request = prices.request
 
-    def met(question: Question) -> Candidate | None:
+    def met(change: Change) -> Candidate | None:
+        question = change.apply(Question(request=request))
         if clock.over() or refusal(question.request) is not None:
             return None
         search = search_of(question, prices)
-        return search.first() if search.may_stay(below) else None
+        return search.first() if search.may_stay(below.get(change.name, math.inf)) else None
 
     slowest_first = list(reversed(names))  # so that the cores finish together
-    plans = vary(Question(request=request), [_change(name, like.placement) for name in slowest_first], met)
+    plans = mapped(met, [_change(name, like.placement) for name in slowest_first])
     plan_with = dict(zip(slowest_first, plans, strict=True))
     return [_gain(name, plan_with[name], step_s, request) for name in names]
 

@@ -175,12 +175,17 @@ def _larger_gpus(request: Request) -> Iterator[Asked]:
     pool = request.cluster.node_group
     if len(request.cluster.node_groups) > 1:
         return
-    for name in LARGER:
-        group = node_group(name, pool.gpus)
+    for group in same_vendor(pool, LARGER):
         profile = group.profile
-        if profile.vendor == pool.profile.vendor and profile.memory.value > pool.profile.memory.value:
+        if profile.memory.value > pool.profile.memory.value:
             cluster = replace(request.cluster, node_groups=(group,))
             yield _with(request, f"--gpu {profile.aliases[0]}", cluster=cluster)
+
+
+def same_vendor(pool: NodeGroup, names: Iterable[str]) -> Iterator[NodeGroup]:
+    """As many GPUs of each other kind of these that the vendor makes."""
+    groups = (node_group(name, pool.gpus) for name in names if name != pool.profile.name)
+    return (group for group in groups if group.profile.vendor == pool.profile.vendor)
 
 
 def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:

@@ -37,7 +37,7 @@ from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
-from rlhfsim.what_if.risk.odds import Odds, odds, sure
+from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import outlook
 
 Aim = Literal["gpus", "cost"]
@@ -167,7 +167,7 @@ def size(
 ) -> Sizing:
     """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets.
 
-    `confidence`: with at least this probability each; None: by the plan's own figures.
+    `confidence`: with at least this probability it fits and meets all; None: by the plan's own figures.
     """
     wanted = narrowed(request, requirements)
     trials = [
@@ -293,9 +293,9 @@ def _judged(
     if confidence is None:
         meets = all(v.met for v in verdicts(requirements, trial.plan, steps))
         return replace(trial, outcome="meets" if meets else "misses")
-    known = odds(requirements, outlook(trial.plan, request.cluster, steps, usd_per_hour=request.price))
-    meets = all(sure(v, confidence) for v in known.verdicts)
-    return replace(trial, outcome="meets" if meets else "misses", odds=known)
+    look = outlook(trial.plan, request.cluster, steps, usd_per_hour=request.price)
+    known = odds(requirements, look, confidence)
+    return replace(trial, outcome="meets" if known.meets else "misses", odds=known)
 
 
 def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:

@@ -36,19 +36,7 @@ def widest(output: str) -> int:
     return max(len(line) for line in output.splitlines() if "plan.json" not in line)
 
 
-VERDICT = (
-    "step",
-    "cost",
-    "plan",
-    "proof",
-    "learning",
-    "memory",
-    "assumed",
-    "run by",
-    "measured",
-    "next",
-    "more",
-)
+VERDICT = ("step", "cost", "plan", "proof", "learning", "memory", "assumed", "measured", "next", "more")
 
 
 def test_the_first_screen_is_the_answer(tmp_path: Path) -> None:
@@ -64,7 +52,7 @@ def test_the_first_screen_is_the_answer(tmp_path: Path) -> None:
         "reward model of the policy's size; every response has exactly 1,024 tokens",
         "per node; risk of running out",
         "of peak",
-        "our own executor: all of it has run on CPUs",
+        "run on CPUs, never compared",
         "--assume-cluster",
         "--gains",
         "ZeRO-",
@@ -152,7 +140,7 @@ def test_what_a_framework_cannot_be_told_stands_in_the_answer(tmp_path: Path) ->
 def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> None:
     result = run(*SMALL, "--backend", "megatron", out=tmp_path / "plan.json")
     assert "NeMo-RL: its users run all of it on GPUs" in result.output
-    assert "rlhfsim launch" not in result.output
+    assert "next      rlhfsim launch" not in result.output
     dry = CliRunner().invoke(
         launch, [str(tmp_path / "plan.json"), "--dry-run", "--assume-cluster", "1x8xh100"]
     )
@@ -299,7 +287,8 @@ def tiny(*arguments: str, out: Path) -> Result:
 def test_targets_are_shown_and_set_the_exit_code(tmp_path: Path) -> None:
     met = tiny("--require", "step_time<1h", "--require", "oom<5%", "--steps", "10", out=tmp_path)
     assert met.exit_code == 0, met.output
-    assert met.output.count("  met  ") == 2
+    assert met.output.count("  met  ") == 3
+    assert "fits and meets all" in met.output
     assert ": 10 steps take" in met.output
     missed = tiny("--require", "step_time<1ms", "--require", "memory<1%", "--json", out=tmp_path)
     assert missed.exit_code == 1
@@ -399,7 +388,8 @@ def test_the_fastest_plan_is_written_where_it_is_asked_for_or_a_target_needs_it(
     assert fastest["chosen"]["step_s"] == pytest.approx(free["best"]["step_s"])
     seconds = (free["best"]["step_s"] + free["chosen"]["step_s"]) / 2
     within = near("--json", "--require", f"step_time<{seconds}s", out=tmp_path)
-    assert within.exit_code == 0
+    assert within.exit_code == 1  # by its own figure, not with 80 %
+    assert json.loads(within.output)["requirements"][0]["probability"] < 0.8
     assert json.loads(within.output)["chosen"]["step_s"] <= seconds
 
 

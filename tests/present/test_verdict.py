@@ -140,7 +140,7 @@ def test_a_run_is_its_steps_its_time_its_money_and_its_chances(plan: Plan) -> No
 
 def test_the_tile_of_the_run_says_whether_its_targets_are_met(plan: Plan) -> None:
     assert not any(tile.label.startswith("Run") for tile in tiles(changed(plan)))
-    for usd, mark in ((6000.0, "good"), (4000.0, "bad")):
-        run = AskedRun(steps=500, targets=(target("budget", usd, 0.5),))
+    for probability, mark in ((0.85, "good"), (0.75, "bad")):
+        run = AskedRun(steps=500, targets=(target("budget", 6000.0, probability),), confidence=0.8)
         tile = next(tile for tile in tiles(changed(plan, run)) if tile.label == "Run of 500 steps")
         assert (tile.value, tile.mark) == ("41.7 d, 5,000 USD", mark)

@@ -16,6 +16,7 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if import sizing
 from rlhfsim.what_if.design import design
+from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))
@@ -76,7 +77,8 @@ def test_a_confidence_is_looked_for_in_every_plan_that_was_met(monkeypatch: pyte
     fastest = sizing.attempt(sized, asked, 3600.0, None, 0.8)
     assert fastest.plan is not None
     quick = fastest.plan.prediction.step_s
-    monkeypatch.setattr(sizing, "sure", lambda verdict, confidence: verdict.actual > quick)
+    slower = property(lambda known: known.verdicts[0].actual > quick)
+    monkeypatch.setattr(Odds, "meets", slower)
     other = sizing.attempt(sized, asked, 3600.0, None, 0.8)
     assert other.outcome == "meets"
     assert other.plan is not None

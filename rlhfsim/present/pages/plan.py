@@ -21,7 +21,7 @@ from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.present.terminal.odds import quantiles
 from rlhfsim.search.explain import best_name
-from rlhfsim.search.requirements import verdicts_of
+from rlhfsim.search.requirements import meets_all
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed
 from rlhfsim.units import format, significant
@@ -183,7 +183,7 @@ def _run_tile(plan: Plan) -> Iterator[Tile]:
         label=f"Run of {words.plural(run.steps, 'step')}",
         value=f"{format(plan.run_s, 's')}{money}",
         detail=words.capital("; ".join(filter(None, (quantiles(run), *_rents(plan))))),
-        mark="good" if all(v.met for v in verdicts_of(plan)) else "bad",
+        mark="good" if meets_all(plan) else "bad",
     )
 
 

@@ -18,13 +18,16 @@ from rlhfsim.present.terminal.plan import batch, trained
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import likely, percent, plural, signed, size
 from rlhfsim.search.requirements import Requirement
+from rlhfsim.step.measured import compared, model_error
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
 
 SCHEMA = "rlhfsim.choose/2"
+TOGETHER = "likely"
+"""Title of the probability that a candidate fits and meets all targets in one."""
 NAMED = 1
 """Other frameworks that a row names."""
-SPARE = ("others", ">P10-P90", ">memory", "backend", ">host", ">fits")
+SPARE = ("others", ">P10-P90", ">memory", "backend", ">host", *chance_titles(["time_of_run", "cost_of_run"]))
 """Columns for which a terminal may have no room, the first to go first."""
 MOST = 24
 """Rows of the table; the rest stands in --json."""
@@ -79,12 +82,13 @@ def table(
     steps: int | None,
 ) -> TableData:
     """The candidates that are listed, each beside the other frameworks on its GPUs."""
-    chances = chance_titles([t.quantity for t in targets])
+    drawn_targets = [t.quantity for t in targets if t.quantity not in CERTAIN]
+    chances = chance_titles(drawn_targets) if len(drawn_targets) > 1 else []
     money = "USD/step" if steps is None else "USD"
     several = len({x.framework for x in options}) > 1
     stale = any(_lag(x) for x in listed)
-    head = ["", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}", *chances]
-    head += [">lag"] * stale + [">memory", ">host", ">fits", *["others"] * several]
+    head = ["", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}"]
+    head += [f">{TOGETHER}", *chances, *[">lag"] * stale, ">memory", ">host", *["others"] * several]
     cells = [
         [*_row(x, len(chances)), *[_lag(x)] * stale, *_memory(x), *[_others(x, options)] * several]
         for x in listed
@@ -100,13 +104,11 @@ def _lag(option: ClusterOption) -> str:
     return f"{lag:g}" if lag else ""
 
 
-def _memory(option: ClusterOption) -> tuple[str, str, str]:
-    """Share of the fullest GPU, bytes of the fullest host, probability that they suffice."""
+def _memory(option: ClusterOption) -> tuple[str, str]:
+    """Share of the fullest GPU, bytes of the fullest host."""
     assert option.plan is not None
-    assert option.odds is not None
     p = option.plan.prediction
-    share = percent(p.peak_memory_bytes / p.capacity_bytes)
-    return share, size(p.host_peak_bytes), likely(option.odds.fits)
+    return percent(p.peak_memory_bytes / p.capacity_bytes), size(p.host_peak_bytes)
 
 
 def _best(option: ClusterOption, options: Sequence[ClusterOption]) -> bool:
@@ -128,6 +130,7 @@ def _row(option: ClusterOption, chances: int) -> tuple[str, ...]:
         format(p.step_s, "s"),
         f"{significant(p.low_s)}-{significant(p.high_s)}",
         "unknown" if known.usd is None else f"{_usd(known.usd[0])}-{_usd(known.usd[2])}",
+        likely(known.together),
         *likelihoods[:chances],
     )
 
@@ -138,9 +141,19 @@ def _others(option: ClusterOption, options: Sequence[ClusterOption], most: int =
     for x in options:
         if x.cluster == option.cluster and x.framework != option.framework and x.plan is not None:
             least[x.framework] = min(x.values[0], least.get(x.framework, inf))
-    near = sorted(least, key=lambda name: least[name])
-    named = [f"{name} {signed(least[name] / option.values[0] - 1)}" for name in near[:most]]
-    return ", ".join(named) + (f", {len(near) - most} more" if len(near) > most else "") or "none"
+    gaps = {name: least[name] / option.values[0] - 1 for name in sorted(least, key=lambda name: least[name])}
+    near = [name for name in gaps if not _folded(name, gaps[name])]
+    named = [f"{name} {signed(gaps[name])}" for name in near[:most]]
+    named += [f"{len(near) - most} more"] * (len(near) > most)
+    if folded := [name for name in gaps if name not in near]:
+        what = str(len(folded)) if len(folded) > most else ", ".join(folded)
+        named.append(f"within the error: {what}")
+    return ", ".join(named) or "none"
+
+
+def _folded(framework: str, gap: float) -> bool:
+    """Whether a framework that was never compared with a run is no further off than the model's error."""
+    return not compared(framework) and abs(gap) <= model_error()
 
 
 def notes(
@@ -181,12 +194,14 @@ def _reading(
     run = f"{steps:,} steps, failures counted" if steps else "a step"
     yield f"USD: P10 to P90 over step and price of {run}."
     chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
-    if chance:
-        yield f"Percentages: probability of {chance}."
-    yield "memory, host: of the fullest GPU and the fullest node; fits: probability that memory suffices."
+    kept = f" and keeps {chance}, in one" if chance else ""
+    yield f"{TOGETHER}: probability that it fits{kept}."
+    yield "memory, host: of the fullest GPU and the fullest node."
     if any(x.framework != option.framework for x in options):
         longer = _others(option, options, most=len(options))
         yield f"How much longer a step takes with another framework, in the first row: {longer}."
+        error = percent(model_error())
+        yield f"Within the error ({error}): no run of theirs was ever compared, their order is not known."
 
 
 def _usd(value: float) -> str:

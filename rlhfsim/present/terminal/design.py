@@ -18,28 +18,23 @@ from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import each, fields, grid
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal import recalibrated
+from rlhfsim.present.terminal import recalibrated, side_by_side
+from rlhfsim.present.terminal import verdict_lines as lines
 from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
-from rlhfsim.present.terminal.console import LABEL, labelled, put
+from rlhfsim.present.terminal.console import LABEL, labelled, put, within
 from rlhfsim.present.terminal.design_details import Extras, asked, details
-from rlhfsim.present.terminal.odds import odds_dict, summary, targets
-from rlhfsim.present.terminal.ranking import proof, ranked, rounded, unlisted
-from rlhfsim.present.words import gpus, signed
+from rlhfsim.present.terminal.odds import odds_dict, quantiles, summary, targets
+from rlhfsim.present.terminal.ranking import proof, rounded, unlisted
+from rlhfsim.present.words import likely, signed
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format, significant
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
-from rlhfsim.what_if.fewer_gpus import FewerGpus
 from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
-LEANER = (
-    *((rows, True, True) for rows in (6, 5, 4, 3)),
-    (3, False, True),
-    *((rows, False, False) for rows in (4, 3, 2, 0)),
-)
-"""Rows of the table of plans on the first screen, whether the nearest run is named, and whether lines stay
-blank between tables. What the table leaves out is named in a line."""
+LEANER = ((), ("short",), ("short", "tight"), ("short", "tight", "bare"))
+"""How the first screen becomes leaner: without the nearest run, blank lines, and meanings of words."""
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -68,22 +63,51 @@ def show_first(
     verdict, following = dict(_verdict(answer, extras)), _next(answer, out, detail)
     said = Text(sentences(replace(plan, run=extras.run)))
     head = [said, Text(view.task(plan), style="bold"), Text(view.batch(plan))]
-    goals = [targets(extras.verdicts)] if extras.verdicts else []
-    tables = [first.roles(plan, width), first.phases(plan, width)]
-    fixed = first.lines(console, [*head, *goals, *tables]) + len(following)
-    for rows, measured, spaced in LEANER:
-        says = labelled({label: text for label, text in verdict.items() if measured or label != "measured"})
-        plans = [first.tight(ranked(answer, width, rows), None)] if rows else []
-        left_out = unlisted(answer, rows)
-        rest = [labelled({"others": left_out})] if left_out else []
-        blank: list[RenderableType] = [""] * spaced
-        blanks = (len(tables) + len(plans)) * len(blank)
-        if fixed + blanks + first.lines(console, [says, *plans, *rest]) <= first.MOST:
+    goals = [targets(replace(plan, run=extras.run))] if extras.verdicts else []
+    goals += list(_meeting(extras))
+    others = unlisted(answer)
+    rest = [labelled({"others": others})] if others else []
+    for leaner in LEANER:
+        says = labelled(
+            {k: text for k, text in verdict.items() if not (k == "measured" and "short" in leaner)}
+        )
+        decoded = "bare" not in leaner
+        tables = [*_side(answer, extras, width)]
+        tables += [f(plan, width, decoded=decoded) for f in (first.roles, first.phases)]
+        blank: list[RenderableType] = [""] * ("tight" not in leaner)
+        parts = [*head, says, *goals, *chain.from_iterable((*blank, x) for x in tables), *rest]
+        if first.lines(console, parts) + len(following) <= first.MOST:
             break
-    for part in [*head, says, *goals, *chain.from_iterable((*blank, x) for x in [*tables, *plans]), *rest]:
+    for part in parts:
         console.print(part, highlight=False)
     for line in following:
         put(console, line)
+
+
+def _side(answer: Design, extras: Extras, width: int) -> Iterator[RenderableType]:
+    if answer.chosen is not None and answer.other_side is not None and extras.side is not None:
+        side = side_by_side.table(answer.chosen, answer.other_side, extras.side)
+        yield first.tight(within(side, width), None)
+
+
+def _meeting(extras: Extras) -> Iterator[RenderableType]:
+    """Where a target is missed: what would meet all, each change by itself."""
+    if extras.odds is None or extras.odds.meets:
+        return
+    if not extras.meeting:
+        yield Text("no single change that was tried meets all targets", style="bold")
+        return
+    titles = ("what would meet all, each by itself", ">step", ">USD/step", ">likely")
+    rows = (
+        (
+            change.change,
+            format(change.step_s, "s"),
+            "unknown" if change.usd_per_step is None else significant(change.usd_per_step),
+            likely(change.probability),
+        )
+        for change in extras.meeting
+    )
+    yield first.tight(grid(titles, rows), None)
 
 
 def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
@@ -95,46 +119,28 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
         why = "the cluster is rented, powered and fed whole, so the shortest step is also the best in"
         yield "aim", f"objective {aim}: {why} {aim}"
-    if extras.run:
-        yield "odds", summary(extras.run)
+    if answer.fewer is not None:
+        yield "GPUs", lines.knee(plan, answer.fewer)
+    if extras.run and (run := quantiles(extras.run) if extras.verdicts else summary(extras.run)):
+        yield "odds", run
     yield "plan", rows["plan"]
     yield "proof", proof(answer)
+    yield from (("choice", text) for text in lines.choice(answer))
+    if extras.bottleneck is not None:
+        yield from (("slowest", text) for text in lines.slowest(plan, extras.bottleneck))
+    yield from (("allow", text) for text in lines.allowed(answer))
     yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
     yield from sampling(plan).items()
     if plan.idle_gpus:
-        yield "idle", _idle(answer)
-    if answer.fewer is not None:
-        yield "warning", _hungry(plan, answer.fewer)
+        yield "idle", lines.idle(answer)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = signed(-(other.saved or 0.0))
         yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
     yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
-    yield "run by", _runner(answer)
+    if extras.side is None or _unsaid(answer) or "written only" in _known(answer).values():
+        yield "run by", _runner(answer)
     if plan.nearest is not None:
         yield "measured", nearest_short(plan.nearest)
-
-
-def _idle(answer: Design) -> str:
-    """How many GPUs stay idle, and why: the space has plans with and without them."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    plan, idle = answer.chosen, answer.chosen.idle_gpus
-    of = f"{idle:,} of {sum(h.gpus for h in plan.hardware):,} GPUs stay{'s' * (idle == 1)} idle, and paid for"
-    if answer.request.objective == "memory":
-        return f"{of}: no plan that uses more of them needs less memory"
-    gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
-    faster = "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {gained:.1%}"
-    return f"{of}: layouts divide the others better, and no plan that uses more of them {faster}"
-
-
-def _hungry(plan: Plan, fewer: FewerGpus) -> str:
-    """`1,024 GPUs take 105 s; 512 take 108 s for 49 % less money: the batch feeds hardly more`."""
-    asked, step = gpus(plan), plan.prediction.step_s
-    saved = 1 - fewer.step_s * fewer.gpus / (step * asked)
-    return (
-        f"{asked:,} GPUs take {format(step, 's')}; {fewer.gpus:,} take {format(fewer.step_s, 's')} for "
-        f"{100 * saved:.0f} % less money: the batch feeds hardly more"
-    )
 
 
 def _runner(answer: Design) -> str:
@@ -259,6 +265,14 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
         "unsaid": list(_unsaid(answer)),
+        "side_by_side": side_by_side.side_by_side_dict(chosen, answer.other_side, extras.side)
+        if chosen and answer.other_side and extras.side
+        else [],
+        "learning_gain": gain_dict(answer.learning_gain) if answer.learning_gain else None,
+        "bottleneck": fields(extras.bottleneck, "resource", "phase", "seconds", "more", "step_s")
+        if extras.bottleneck
+        else None,
+        "would_meet": each(extras.meeting, "change", "step_s", "usd_per_step", "probability"),
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "shortage": answer.shortage,
         "rejected_by": answer.rejected_by,

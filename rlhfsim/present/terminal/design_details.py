@@ -23,7 +23,9 @@ from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.units import format
+from rlhfsim.what_if.bottleneck import Bottleneck
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.missed_targets import Meeting
 from rlhfsim.what_if.recalibrated import Recalibrated
 from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.why_not import WhyNot
@@ -39,6 +41,13 @@ class Extras:
     """Targets with their probabilities; None where none was set and no run is asked about."""
     run: AskedRun | None = None
     """The same as the written plan carries it."""
+    meeting: tuple[Meeting, ...] = ()
+    """Where a target is missed: changes that would meet all."""
+    side: tuple[float, float] | None = None
+    """Probabilities that the chosen plan and that of the other side fit and meet all targets; None without
+    the other side."""
+    bottleneck: Bottleneck | None = None
+    """What binds most of the step of the chosen plan."""
     front: tuple[Point, ...] | None = None
     """None where it is not asked for."""
     recalibrated: Recalibrated | None = None

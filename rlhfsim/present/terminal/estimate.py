@@ -59,8 +59,8 @@ def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[Re
     yield Text(view.task(plan), style="bold")
     yield view.batch(plan)
     yield labelled({**_verdict(plan), **({"odds": summary(plan.run)} if plan.run else {})})
-    if met := verdicts_of(plan):
-        yield targets(met)
+    if verdicts_of(plan):
+        yield targets(plan)
     yield from ("", first.roles(plan, width), "", first.phases(plan, width))
     if not detail:
         yield labelled({"more": "--detail time,memory,sure,all"})

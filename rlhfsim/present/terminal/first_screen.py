@@ -84,14 +84,15 @@ def host_capacity(plan: Plan) -> float | None:
 # --- roles and phases -------------------------------------------------------------------------------
 
 
-def roles(plan: Plan, width: int) -> RenderableType:
-    """Who sits where, and what the words of its layout mean."""
+def roles(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
+    """Who sits where and, where `decoded`, what the words of its layout mean."""
     data = view.placement_rows(plan, width)
-    return Group(tight(data, width), Text(layout_words(plan), style="dim"))
+    return Group(tight(data, width), *[Text(layout_words(plan), style="dim")] * decoded)
 
 
-def phases(plan: Plan, width: int) -> RenderableType:
-    """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar."""
+def phases(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
+    """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar; where
+    `decoded`, what the columns say."""
     p = plan.prediction
     end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
     digits, wide = decimals(end), width >= NARROW
@@ -117,7 +118,7 @@ def phases(plan: Plan, width: int) -> RenderableType:
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
     titles = ["phase", *["pool"] * pools, ">takes s", *[">P10-P90"] * wide, "bound by", ">of peak", ">memory"]
     data = grid([*titles, axis], rows, fit={"pool": view.POOL})
-    return Group(tight(data, width), Text(_meanings(plan), style="dim"))
+    return Group(tight(data, width), *[Text(_meanings(plan), style="dim")] * decoded)
 
 
 def limit_share(phase: PredictedPhase, phases: Sequence[PredictedPhase]) -> float | None:

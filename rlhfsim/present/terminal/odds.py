@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.plan import AskedRun, RunOdds
+from rlhfsim.plan import AskedRun, Plan, RunOdds
 from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.console import plain_grid
-from rlhfsim.present.words import likely
-from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.present.words import likely, percent
+from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.units import DAY, HOUR, format, significant
 from rlhfsim.what_if.risk.odds import Odds
 
@@ -32,28 +32,40 @@ def chance_titles(quantities: Sequence[str]) -> list[str]:
     return [f">{TITLES.get(name, name)}" for name in quantities if name not in CERTAIN]
 
 
-def targets(verdicts: Sequence[Verdict]) -> RenderableType:
-    """A line a target: met or not, what the plan reaches, and with which probability it meets it."""
+def targets(plan: Plan) -> RenderableType:
+    """Whether all is met in one, then a line a target: met or not, what the plan reaches, and how surely."""
     met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
-    return plain_grid(
+    verdicts, run = verdicts_of(plan), plan.run
+    rows: list[tuple[RenderableType, ...]] = []
+    if run is not None and run.odds is not None and run.confidence and any(v.drawn for v in verdicts):
+        kept = met if meets_all(plan) else missed
+        asked = f"asked for with {percent(run.confidence)}"
+        rows.append(("  fits and meets all", kept, asked, _chance(run.odds.together)))
+    return plain_grid([*rows, *_each(verdicts, met, missed)])
+
+
+def _each(verdicts: Sequence[Verdict], met: Text, missed: Text) -> Iterator[tuple[RenderableType, ...]]:
+    return (
         (
             f"  {v.requirement.text}",
             met if v.met else missed,
             shown(v.requirement, v.actual),
-            f"probability {likely(v.probability)}" if v.probability is not None else "",
+            _chance(v.probability),
         )
         for v in verdicts
     )
+
+
+def _chance(probability: float | None) -> str:
+    return "" if probability is None else f"probability {likely(probability)}"
 
 
 def summary(run: AskedRun) -> str:
     """The run with its quantiles, and the probability of everything together; empty where none was drawn."""
     if (odds := run.odds) is None:
         return ""
-    parts = [quantiles(run), f"it fits with a probability of {likely(odds.fits)}"]
-    asked = sum(target.probability is not None for target in run.targets)
-    parts += [f"and meets all targets with {likely(odds.together)}"] if asked else []
-    return ", ".join(filter(None, parts))
+    fits = f"it fits with a probability of {likely(odds.fits)}"
+    return ", ".join(filter(None, [quantiles(run), fits]))
 
 
 def quantiles(run: AskedRun) -> str:
@@ -75,7 +87,7 @@ def _money(odds: RunOdds) -> str:
 
 def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
     """The same content: P10, median and P90 of times and money, and probabilities."""
-    return None if odds is None else fields(odds, "fits", "together", "step_s", "run_s", "usd")
+    return None if odds is None else fields(odds, "fits", "together", "meets", "step_s", "run_s", "usd")
 
 
 def asked_data(odds: Odds | None) -> dict[str, Any]:

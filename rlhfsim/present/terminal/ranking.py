@@ -28,11 +28,8 @@ def ranking(answer: Design, width: int = WIDTH) -> RenderableType:
     return filled(table, ranked(answer, width))  # no figure is cut
 
 
-def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
-    """The chosen plan, the best, and the best of every other kind.
-
-    In `most` rows without the best where that is of the kind of the chosen one.
-    """
+def ranked(answer: Design, width: int) -> TableData:
+    """The chosen plan, the best, and the best of every other kind."""
     assert answer.chosen is not None
     assert answer.best is not None
     wide = width >= NARROW
@@ -47,15 +44,15 @@ def ranked(answer: Design, width: int, most: int | None = None) -> TableData:
         ">USD",
     ]
     rows: list[tuple[str, ...]] = []
-    for number, plan, name in _listed(answer, short=most is not None)[:most]:
+    for number, plan, name in _listed(answer, short=False):
         rows.append((number, name, *_row(plan, wide=wide)))
     styles = ["bold green", *[""] * (len(rows) - 1)] if rows else []
     return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
 
 
-def unlisted(answer: Design, most: int) -> str:
-    """Kinds of plans that `most` rows leave out, each with its step: none is without a word."""
-    rest = _listed(answer, short=True)[max(1, most) :]
+def unlisted(answer: Design) -> str:
+    """The best plan of every kind but the chosen one, each with its step: none is without a word."""
+    rest = _listed(answer, short=True)[1:]
     return "; ".join(f"{name} {format(plan.prediction.step_s, 's')}" for _, plan, name in rest)
 
 
@@ -79,10 +76,16 @@ def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
 
 
 def _named(plan: Plan, answer: Design) -> str:
-    """The kind of a plan, and that it sums gradients in BF16 where the chosen one does not."""
+    """The kind of a plan, and that it sums gradients in another precision than the chosen one."""
     assert answer.chosen is not None
-    chosen, other = (sums_fp32(p.workload, p.placement.backend) for p in (answer.chosen, plan))
-    return short_kind(plan, answer.request.workload) + ", BF16 sums" * (chosen and not other)
+    ours, its = sums_in_fp32(answer.chosen), sums_in_fp32(plan)
+    sums = "" if ours == its else f", {'FP32' if its else 'BF16'} sums"
+    return short_kind(plan, answer.request.workload) + sums
+
+
+def sums_in_fp32(plan: Plan) -> bool:
+    """Whether a plan sums its gradients in FP32."""
+    return sums_fp32(plan.workload, plan.placement.backend)
 
 
 def _row(plan: Plan, *, wide: bool) -> list[str]:
@@ -186,5 +189,5 @@ def proof(answer: Design) -> str:
     )
     far = f"{100 * (1 - its / mine):.1f} % {better}"
     if mine > (1 + CLOSE) * its:
-        return f"proven: none of {space} beats --fastest: {far}, with gradients summed in BF16"
+        return f"proven: none of {space} plans is faster than that of --fastest, {far}"
     return f"proven: of {space} plans none is more than {far}; the simplest within {words.percent(CLOSE)}"

@@ -55,7 +55,7 @@ def show(
     best, plan = answer.best, answer.best.plan
     console.print(Text(f"{best.gpus:,} x {best.gpu}", style="bold green") + Text(f" for {wanted}"))
     assert best.odds is not None
-    console.print(odds_view.targets(best.odds.verdicts))
+    console.print(odds_view.targets(plan))
     console.rule("what was tried", align="left", style="dim")
     console.print(_trials(answer))
     for line in _notes(answer):
@@ -75,15 +75,14 @@ def show(
 
 def _trials(answer: Sizing) -> RenderableType:
     titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", ">likely", "")
-    rows = ((*_cells(trial), _least(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
+    rows = ((*_cells(trial), _together(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
     styles = ["bold green" if trial is answer.best else "" for trial in answer.trials]
     return drawn(grid(titles, rows, fit={"": WORDS}, styles=styles), None)
 
 
-def _least(trial: Trial) -> str:
-    """Probability of the target that is the least likely."""
-    chances = [v.probability for v in trial.odds.verdicts if v.probability is not None] if trial.odds else []
-    return likely(min(chances)) if chances else ""
+def _together(trial: Trial) -> str:
+    """Probability that it fits and meets all targets in one."""
+    return likely(trial.odds.together) if trial.odds and any(v.drawn for v in trial.odds.verdicts) else ""
 
 
 def _cells(trial: Trial) -> list[str]:

@@ -24,6 +24,16 @@ def outlook_of(answer: Design, plan: Plan, steps: int | None) -> Outlook:
     return outlook(plan, request.cluster, steps, usd_per_hour=request.price)
 
 
+def chances(
+    answer: Design, requirements: Sequence[Requirement], steps: int | None
+) -> tuple[float, float] | None:
+    """Probabilities that the chosen plan and that of the other side fit and meet all; None without either."""
+    if answer.chosen is None or answer.other_side is None:
+        return None
+    mine, its = (outlook_of(answer, plan, steps) for plan in (answer.chosen, answer.other_side))
+    return together(requirements, mine), together(requirements, its)
+
+
 def likeliest(answer: Design, requirements: Sequence[Requirement], steps: int | None) -> Design:
     """The answer with the plan that most likely meets the targets, where one is clearly likelier."""
     if answer.chosen is None or answer.best is None or not requirements:
@@ -34,11 +44,11 @@ def likeliest(answer: Design, requirements: Sequence[Requirement], steps: int | 
         for plan in (answer.best, *answer.runners_up)
         if work_of(plan).same(work) and plan.prediction.step_s <= most
     ]
-    chances = [together(requirements, outlook_of(answer, plan, steps)) for plan in (answer.chosen, *near)]
-    now, best = chances[0], max(chances)
+    likely = [together(requirements, outlook_of(answer, plan, steps)) for plan in (answer.chosen, *near)]
+    now, best = likely[0], max(likely)
     if best < now + CLEARLY:
         return answer
-    chosen = near[chances.index(best) - 1]
+    chosen = near[likely.index(best) - 1]
     reason = (
         f"of the plans within {NEAR:.0%} of the fastest it most likely fits and meets what is asked: "
         f"{best:.0%}, the simplest one {now:.0%}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlhfsim import units
 from rlhfsim.memory.risk import Item, probability_above
 from rlhfsim.plan import AskedRun, RunOdds, RunTarget
-from rlhfsim.search.requirements import Requirement, Verdict, verdicts
+from rlhfsim.search.requirements import CONFIDENCE, Requirement, Verdict, meets, verdicts
 from rlhfsim.what_if.risk.run import Outlook
 from rlhfsim.what_if.risk.step import Floats
 
@@ -32,12 +32,19 @@ class Odds:
     """Of the run, failures and checkpoints counted; None without its length."""
     usd: tuple[float, float, float] | None = None
     """Of the run, or of a step without its length; None where a price is unknown."""
+    confidence: float = CONFIDENCE
+    """Probability with which it must fit and meet all targets."""
+
+    @property
+    def meets(self) -> bool:
+        """Whether it fits and meets all targets in one, as surely as was asked."""
+        return meets(self.verdicts, self.together)
 
 
-def odds(requirements: Sequence[Requirement], look: Outlook) -> Odds:
+def odds(requirements: Sequence[Requirement], look: Outlook, confidence: float = CONFIDENCE) -> Odds:
     """Every requirement with its probability."""
     judged = tuple(
-        replace(v, probability=probability(v.requirement, look))
+        replace(v, probability=probability(v.requirement, look), confidence=confidence)
         for v in verdicts(requirements, look.plan, look.steps)
     )
     spent = _drawn("cost_per_step" if look.steps is None else "cost_of_run", look)
@@ -48,15 +55,11 @@ def odds(requirements: Sequence[Requirement], look: Outlook) -> Odds:
         step_s=quantiles(look.step_s),
         run_s=None if look.steps is None else quantiles(look.run_s),
         usd=None if spent is None else quantiles(spent),
+        confidence=confidence,
     )
 
 
-def asked_run(
-    requirements: Sequence[Requirement],
-    steps: int | None,
-    known: Odds | None,
-    confidence: float | None = None,
-) -> AskedRun | None:
+def asked_run(requirements: Sequence[Requirement], steps: int | None, known: Odds | None) -> AskedRun | None:
     """The run as a plan carries it; `known`: None where nothing was drawn. None where nothing was asked."""
     if not requirements and steps is None:
         return None
@@ -65,7 +68,7 @@ def asked_run(
     return AskedRun(
         steps=steps,
         targets=tuple(RunTarget(**asdict(one), probability=chances.get(one)) for one in requirements),
-        confidence=confidence,
+        confidence=known.confidence if known and requirements else None,
         odds=RunOdds(**{name: getattr(known, name) for name in names}) if known else None,
     )
 
@@ -74,13 +77,6 @@ def money_of_step(look: Outlook) -> tuple[float, float, float] | None:
     """P10, median and P90 of the rent of one step; None where a price is unknown."""
     drawn = _drawn("cost_per_step", look)
     return None if drawn is None else quantiles(drawn)
-
-
-def sure(verdict: Verdict, confidence: float) -> bool:
-    """Whether a target is met with this probability; bytes and what is certain by the plan's own figures."""
-    if verdict.probability is None or verdict.requirement.quantity == "memory":
-        return verdict.met
-    return verdict.probability >= confidence
 
 
 def quantiles(drawn: Floats) -> tuple[float, float, float]:

@@ -1,0 +1,90 @@
+"""Lines of the first screen of `rlhfsim design` that say what to change: each where it is worth a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.plan import Plan
+from rlhfsim.present.terminal.ranking import sums_in_fp32
+from rlhfsim.present.words import RESOURCES, gpus, signed
+from rlhfsim.units import format
+from rlhfsim.what_if.bottleneck import MORE, Bottleneck
+from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.fewer_gpus import DEARER, FewerGpus
+from rlhfsim.what_if.simplest import CLOSE
+
+SLOWEST = 0.3
+"""Share of the step from which on what binds it is a line, where it is not the GPUs' own speed."""
+CHANGED = {"fp8": "FP8 rollout", "rollout-logprobs": "log-probs of the rollout"}
+"""Switch -> what it changes of learning, as short as a line asks."""
+OF_THE_GPU = ("compute", "hbm")
+"""Resources that come with the GPU: the table of phases names them."""
+
+
+def idle(answer: Design) -> str:
+    """How many GPUs stay idle, and why: the space has plans with and without them."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    plan, count = answer.chosen, answer.chosen.idle_gpus
+    of = f"{count:,} of {gpus(plan):,} GPUs stay{'s' * (count == 1)} idle, and paid for"
+    if answer.request.objective == "memory":
+        return f"{of}: no plan that uses more of them needs less memory"
+    gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
+    faster = "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {gained:.1%}"
+    return f"{of}: layouts divide the others better, and no plan that uses more of them {faster}"
+
+
+def knee(plan: Plan, fewer: FewerGpus) -> str:
+    """`past the knee: above 512 a sample costs 25 % more for twice the GPUs; 512 take 108 s, money -49 %`."""
+    step = plan.prediction.step_s
+    money = fewer.step_s * fewer.gpus / (step * gpus(plan)) - 1
+    return (
+        f"{gpus(plan):,} are past the knee: above {fewer.gpus:,}, twice the GPUs cost over {DEARER - 1:.0%} "
+        f"more a sample; {fewer.gpus:,} take {format(fewer.step_s, 's')}, {signed(money)} money"
+    ).replace("%", " %", 1)
+
+
+def choice(answer: Design) -> Iterator[str]:
+    """What the chosen plan costs against the fastest, where that is more than the margin of the simplest."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    mine, its = (p.prediction.step_s for p in (answer.chosen, answer.best))
+    if answer.request.objective == "memory" or mine <= (1 + CLOSE) * its:
+        return
+    why = "a simpler plan"
+    if sums_in_fp32(answer.chosen) and not sums_in_fp32(answer.best):
+        why = "gradients are summed in FP32, not in BF16, which drops what is small next to the sum"
+    elif answer.reasons and "most likely" in answer.reasons[0]:
+        why = "the plan that most likely meets the targets"
+    yield f"{why}; the fastest plan takes {format(its, 's')}, {signed(its / mine - 1)}: --fastest"
+
+
+def slowest(plan: Plan, found: Bottleneck) -> Iterator[str]:
+    """`environment: 380 of 413 s, most in actor.generate; +64 workers: -42 s`."""
+    step = plan.prediction.step_s
+    if found.resource in OF_THE_GPU or found.seconds < SLOWEST * step:
+        return
+    words = RESOURCES[found.resource]
+    yield (
+        f"{words.phrase}: {format(found.seconds, 's')} of {format(step, 's')}, most in "
+        f"{found.phase}{more_of(plan, found)}"
+    )
+
+
+def more_of(plan: Plan, found: Bottleneck) -> str:
+    """`; +64 workers: -42 s`; empty where more cannot be bought."""
+    if found.step_s is None:
+        return ""
+    unit = f"+{found.more:,} workers" if found.more else f"+{100 * MORE:.3g} % of it"
+    saved = plan.prediction.step_s - found.step_s
+    return f"; {unit}: {'-' + format(saved, 's') if saved > 0 else 'no faster'}"
+
+
+def allowed(answer: Design) -> Iterator[str]:
+    """`async -42 %: generation and training overlap; ...: --allow async`."""
+    if (gain := answer.learning_gain) is None or gain.seconds is None:
+        return
+    lag = f"{answer.request.max_staleness:g} step{'s' * (answer.request.max_staleness != 1)} old"
+    meaning = {"async": f"samples up to {lag}", **CHANGED}[gain.name]
+    saved = signed(-(gain.saved or 0.0))
+    yield f"{gain.name}: {format(gain.seconds, 's')}, {saved}; {meaning}: {gain.option}"

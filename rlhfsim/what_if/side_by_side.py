@@ -1,0 +1,82 @@
+"""What `rlhfsim launch` runs next to the best production framework of which runs were compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import OWN, Runs, framework, frameworks
+from rlhfsim.plan import Plan
+from rlhfsim.search.planning import plan_of
+from rlhfsim.search.request import Request
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.step.measured import compared, model_error
+from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.verdict import put_to, refusal
+
+LARGE_DENSE = 100e9
+"""Parameters of a dense policy above which a production framework leads: DeepSpeed plans of that size are
+plans that nobody runs (all published RL steps above 72B train by Megatron-Core: measured_runs.csv)."""
+LARGE_MOE = 60e9
+"""The same for a mixture of experts: our executor has no expert parallelism, so that each GPU gathers all
+experts of a layer."""
+
+
+def is_large(model: ModelSpec) -> bool:
+    """Whether a policy is of a size that only production frameworks train."""
+    return model.num_params > (LARGE_DENSE if model.moe is None else LARGE_MOE)
+
+
+def measured_frameworks() -> tuple[Runs, ...]:
+    """Frameworks other than ours whose published runs were compared, the most often compared first."""
+    runs = [x for x in frameworks() if x.name != OWN and compared(x.name)]
+    return tuple(sorted(runs, key=lambda x: -len(compared(x.name))))
+
+
+def leader(request: Request) -> Request | None:
+    """The question for the production framework with which a good plan is fastest; None where none runs it.
+
+    A framework of which fewer runs were compared leads only by more than the model's error.
+    """
+    best: tuple[float, Request] | None = None
+    for asked in _production(request):
+        found = good(Question(request=asked, rivals=False))
+        if found is not None and (best is None or found.seconds < best[0] * (1 - model_error())):
+            best = found.seconds, asked
+    return best and best[1]
+
+
+def beside(request: Request) -> Plan | None:
+    """A good plan (not proven) of the other side, layouts free.
+
+    That is the most often compared production framework that runs it where our executor's plan leads, and
+    our executor where another framework's does.
+    """
+    if request.runs is None:
+        return None
+    own = framework(OWN)
+    request = replace(request, fix={}, limits=request.hardware_limits)
+    others = _of(request, own) if request.runs is not own else _production(request)
+    for asked in others:
+        found = good(Question(request=asked, rivals=False))
+        if found is not None:
+            return plan_of(found, asked.workload, models_of(asked.workload), asked.cluster, asked.price)
+    return None
+
+
+def _production(request: Request) -> Iterator[Request]:
+    for runs in measured_frameworks():
+        yield from _of(request, runs)
+
+
+def _of(request: Request, runs: Runs) -> Iterator[Request]:
+    """The question put to a framework, once for each backend with which it does not refuse it."""
+    for backend in runs.trainers:
+        try:
+            asked = put_to(request, runs.name, backend)
+        except RlhfsimError:  # it does not run these GPUs
+            continue
+        if refusal(asked, suggest=False) is None:
+            yield asked

@@ -1,0 +1,82 @@
+"""What our executor runs next to the best production framework of which runs were compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rlhfsim
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.search.request import Request
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import compared, model_error
+from rlhfsim.what_if.choose import ClusterOption, _rank
+from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.side_by_side import beside, is_large, leader, measured_frameworks
+
+SMALL = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4)
+
+
+def request(**changes: object) -> Request:
+    return replace(Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=SMALL), **changes)  # type: ignore[arg-type]
+
+
+def test_frameworks_are_ordered_by_how_often_their_runs_were_compared() -> None:
+    names = [runs.name for runs in measured_frameworks()]
+    counts = [len(compared(name)) for name in names]
+    assert names[0] == "nemo-rl"
+    assert counts == sorted(counts, reverse=True)
+    assert min(counts) > 0
+    assert compared("rlhfsim") == compared("openrlhf") == ()
+    assert 0.02 < model_error() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("model", "large"),
+    [("llama-3.1-70b", False), ("llama-3.1-405b", True), ("qwen3-30b-a3b", False), ("qwen3-235b-a22b", True)],
+)
+def test_only_models_that_nobody_trains_by_deepspeed_are_led_by_others(model: str, large: bool) -> None:
+    assert is_large(resolve_model(model)) is large
+
+
+def test_the_other_side_is_the_best_known_framework_or_ours() -> None:
+    other = beside(request())
+    assert other is not None
+    assert other.framework == "nemo-rl"
+    ours = beside(request(framework="nemo-rl", backend="megatron"))
+    assert ours is not None
+    assert (ours.framework, ours.placement.backend) == ("rlhfsim", "deepspeed")
+    assert beside(request(framework="any")) is None
+
+
+def test_a_leader_is_the_fastest_unless_within_the_error_of_a_better_known_one() -> None:
+    led = leader(request(fix={"actor": {"tp": 2}}))
+    assert led is not None
+    assert led.runs in measured_frameworks()
+    assert led.fix == {"actor": {"tp": 2}}
+    mine = good(Question(request=led))
+    assert mine is not None
+    for runs in measured_frameworks():
+        for backend in runs.trainers:
+            asked = request(framework=runs.name, backend=backend, fix=led.fix)
+            found = good(Question(request=asked))
+            assert found is None or found.seconds > mine.seconds * (1 - model_error()) ** 4
+
+
+def test_a_framework_that_was_never_compared_leads_only_by_more_than_the_error() -> None:
+    plan = beside(request())
+    assert plan is not None
+
+    def option(name: str, share: float) -> ClusterOption:
+        p = plan.prediction
+        usd = None if p.usd_per_step is None else p.usd_per_step * share
+        faster = replace(plan, prediction=replace(p, step_s=p.step_s * share, usd_per_step=usd))
+        return ClusterOption(gpu="h100_sxm", gpus=2, framework=name, backend="fsdp2", plan=faster, meets=True)
+
+    near, far = 1 - model_error() / 2, 1 - 2 * model_error()
+    known = option("nemo-rl", 1.0)
+    assert _rank(known) < _rank(option("skyrl", near))
+    assert _rank(option("skyrl", far)) < _rank(known)
+    assert framework("skyrl") not in measured_frameworks()
