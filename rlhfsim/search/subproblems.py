@@ -119,7 +119,7 @@ class Subproblems:
         return found
 
     def fitting_alone(self, skeleton: Skeleton) -> int:
-        """Plans of a skeleton whose roles fit by themselves; a role that is not priced keeps all its options."""
+        """Plans of a skeleton whose roles fit by themselves; one that is not priced keeps all options."""
         return prod(self.least(skeleton.partition, i, gpus).fitting for i, gpus in enumerate(skeleton.sizes))
 
     # --- the weight path ----------------------------------------------------------------------------
