@@ -225,12 +225,13 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     `typed`: see `remedies`.
     """
     request, near, memory = answer.request, None, None
-    if answer.certificate.space:
+    timely = not clock.over()  # what would fit takes searches of its own
+    if timely and answer.certificate.space:
         near = nearest(Question(request=request))
     if near is not None:
         memory = priced_placement(near, request.workload, request.cluster).memory
     refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
-    helps = remedies(request, typed)
+    helps = remedies(request, typed) if timely else ()
     return replace(
         answer,
         nearest=near,

@@ -22,6 +22,7 @@ from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.floors import floor_of
 from rlhfsim.search.progress import Progress, heard_by
 from rlhfsim.search.space import Skeleton
+from rlhfsim.what_if import design
 
 TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
 
@@ -190,3 +191,13 @@ def test_time_that_ends_as_the_best_plan_is_met_leaves_nothing_to_look_at(
     lines = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
     assert lines == proof.space
     assert (proof.unexplored, proof.gap) == (0, 0)
+
+
+def test_what_would_fit_is_not_looked_for_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(design, "remedies", lambda *_: pytest.fail("looked for"))
+    words = ["--gpus", "1", "--model", "70b", "--algorithm", "grpo", "--time-limit", "0.1s"]
+    monkeypatch.setattr(clock, "over", lambda: True)
+    assert exit_code(monkeypatch, "design", *words, "--out", str(tmp_path / "plan.json")) == 1
+    assert "ask without --time-limit" in capfd.readouterr().out

@@ -214,7 +214,9 @@ def _show_nothing(console: Console, answer: Design) -> None:
         nearest = "the plan that comes nearest does not fit: " if answer.nearest else ""
         console.print(f"{nearest}{answer.rejected_by}", highlight=False)
     if not answer.remedies:
-        console.print(Text("no single change that was tried helps; try a smaller model", style="bold"))
+        none = "no single change that was tried helps; try a smaller model"
+        late = "no change that helps was found in time; ask without --time-limit"
+        console.print(Text(none if request.time_limit is None else late, style="bold"))
         return
     console.print(Text("the smallest change that fits: ") + Text(answer.remedies[0].change, style="bold"))
     titles = ("what would fit, each by itself", ">step", ">USD/step", "")
