@@ -103,7 +103,7 @@ def test_an_answer_shows_verdict_picture_time_memory_money_and_how_to_repeat_it(
     assert "A target is missed" in page
     assert "Missed: cost of run at most 1\\u00a0USD; it is " in page
     assert "met with a probability of" in page
-    assert "it fits with a probability of" in page
+    assert "t fits and meets all targets with a probability of" in page
     assert "var(--" not in page.replace("var(--n", "")
 
 

@@ -19,7 +19,7 @@ from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
-from rlhfsim.present.terminal.odds import quantiles
+from rlhfsim.present.terminal.odds import quantiles, together
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.requirements import meets_all
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -182,7 +182,7 @@ def _run_tile(plan: Plan) -> Iterator[Tile]:
     yield Tile(
         label=f"Run of {words.plural(run.steps, 'step')}",
         value=f"{format(plan.run_s, 's')}{money}",
-        detail=words.capital("; ".join(filter(None, (quantiles(run), *_rents(plan))))),
+        detail=words.capital("; ".join(filter(None, (together(run), quantiles(run), *_rents(plan))))),
         mark="good" if meets_all(plan) else "bad",
     )
 

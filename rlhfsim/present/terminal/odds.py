@@ -68,6 +68,13 @@ def summary(run: AskedRun) -> str:
     return ", ".join(filter(None, [quantiles(run), fits]))
 
 
+def together(run: AskedRun) -> str:
+    """The probability that it fits and meets all targets in one; empty where none was drawn."""
+    if run.odds is None or not any(target.probability is not None for target in run.targets):
+        return ""
+    return f"it fits and meets all targets with a probability of {likely(run.odds.together)}"
+
+
 def quantiles(run: AskedRun) -> str:
     """Time and money of the run in draws; empty where its length was not given, or nothing was drawn."""
     if run.odds is None or run.odds.run_s is None:
