@@ -19,13 +19,14 @@ from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import export, exporters
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import value_of
+from rlhfsim.memory.ledger import LIKELY
 from rlhfsim.plan import Plan
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import role_variants, rollout_variants
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, Schedule
 from rlhfsim.specs.workload.lengths import LogNormal, stats
-from rlhfsim.what_if.doctor.case import LIKELY, Case, Judged, judged
+from rlhfsim.what_if.doctor.case import Case, Judged, judged
 from rlhfsim.what_if.estimate import priced_placement
 from tests.frameworks.test_round_trip import differences, question
 
