@@ -182,7 +182,7 @@ def _designed(
         close = simple and found.certificate.proven and not clock.over()
         chosen = _simpler(first.candidate, prices, at_most) if close else None
         step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
-        side = beside(prices.request) if asks else None
+        side = beside(prices.request, first.candidate.placement) if asks else None
         return _Recommended(
             chosen=chosen,
             close=close and not clock.over(),

@@ -150,13 +150,13 @@ def _change(name: str, like: Placement) -> Change:
         else:
             work = switched(request.workload, frozenset({name}))
             request = replace(request, allow=request.allow | {name}, workload=work)
-        only, sizes = _pools_of(like)
+        only, sizes = pools_of(like)
         return replace(question, request=request, only=only, sizes=sizes)
 
     return Change(name=name, apply=apply)
 
 
-def _pools_of(like: Placement) -> tuple[Callable[[Partition], bool], tuple[int, ...]]:
+def pools_of(like: Placement) -> tuple[Callable[[Partition], bool], tuple[int, ...]]:
     """Partitions that share the GPUs as a plan does, and the sizes of its pools."""
     homes = {name: like.roles[name].pool for name in ROLES if name in like.roles}
     order = tuple(dict.fromkeys(homes.values()))

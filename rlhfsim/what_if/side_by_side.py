@@ -11,9 +11,10 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.gains import pools_of
 from rlhfsim.what_if.verdict import put_to, refusal
 
 LARGE_DENSE = 100e9
@@ -48,8 +49,8 @@ def leader(request: Request) -> Request | None:
     return best and best[1]
 
 
-def beside(request: Request) -> Plan | None:
-    """A good plan (not proven) of the other side, layouts free.
+def beside(request: Request, like: Placement) -> Plan | None:
+    """A good plan (not proven) of the other side, layouts free; on the pools of `like` where one fits there.
 
     That is the most often compared production framework that runs it where our executor's plan leads, and
     our executor where another framework's does.
@@ -58,11 +59,13 @@ def beside(request: Request) -> Plan | None:
         return None
     own = framework(OWN)
     request = replace(request, fix={}, limits=request.hardware_limits)
-    others = _of(request, own) if request.runs is not own else _production(request)
-    for asked in others:
-        found = good(Question(request=asked, rivals=False))
-        if found is not None:
-            return plan_of(found, asked.workload, models_of(asked.workload), asked.cluster, asked.price)
+    others = list(_of(request, own) if request.runs is not own else _production(request))
+    only, sizes = pools_of(like)
+    free = [Question(request=asked, rivals=False) for asked in others]
+    for question in (*(replace(q, only=only, sizes=sizes) for q in free), *free):
+        if (found := good(question)) is not None:
+            asked = question.request
+            return plan_of(found, asked.workload, question.models, asked.cluster, asked.price)
     return None
 
 
