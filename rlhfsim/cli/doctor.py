@@ -26,7 +26,7 @@ EPILOG = """\b
 Examples:
   rlhfsim doctor run.sh --gpu h100 --framework verl --version 0.7
   rlhfsim doctor config.yaml --gpu a100 --framework nemo-rl --response-len mean=900
-  rlhfsim doctor 'python3 -m verl.trainer.main_ppo trainer.nnodes=2' --gpu h100
+  rlhfsim doctor 'python3 -m verl.trainer.main_ppo trainer.nnodes=2' --gpu h100 --model 7b
   rlhfsim doctor run.sh --gpu h100 --framework verl --set actor_rollout_ref.rollout.enforce_eager=False
 """
 NAMES = configuration_names()

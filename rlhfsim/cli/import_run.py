@@ -42,7 +42,7 @@ Examples:
   rlhfsim import-run job.log --out runs/night
   rlhfsim import-run outputs/2026-08-20/ --framework verl --gpu h100 --out runs/verl
   rlhfsim import-run job.log --framework openrlhf --config launch.sh --gpu a100 --prompt-len 300 --out runs/a
-  rlhfsim import-run trl_run/ --framework trl --set num_processes=8 --gpu h100 --out runs/trl
+  rlhfsim import-run trl_run/ --framework trl --config launch.sh --gpu h100 --prompt-len 300 --out runs/trl
   rlhfsim compare runs/verl/plan.json runs/verl/
 """
 MAX_TOKENS = 10_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,26 +128,23 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
                 "--compare stands beside a plan",
                 "as in rlhfsim report plan.json --compare runs/a; a run alone: rlhfsim report runs/a",
             )
-        return run_page(
-            read(compare, source),
-            commands=f"rlhfsim compare {source.name} {compare.name}\nrlhfsim report {source.name} "
-            f"--compare {compare.name}",
-            title=title,
-        )
+        plan, run = shlex.quote(str(source)), shlex.quote(str(compare))
+        commands = f"rlhfsim compare {plan} {run}\nrlhfsim report {plan} --compare {run}"
+        return run_page(read(compare, source), commands=commands, title=title)
     if kind is None:
         _check_run(source)
-        name = os.path.basename(os.path.realpath(source))
-        return run_page(read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title)
+        run = shlex.quote(str(source))
+        return run_page(read(source), commands=f"rlhfsim compare {run}\nrlhfsim report {run}", title=title)
     if kind == WHATIF_SCHEMA:
         return whatif_page(read_whatif(source), file=source.name, title=title)
-    plan = read_plan(source, as_priced=True)
-    with _searching(0 if given["no_sizes"] else len(sizes.counts(plan))) as done:
+    priced = read_plan(source, as_priced=True)
+    with _searching(0 if given["no_sizes"] else len(sizes.counts(priced))) as done:
         best = (
             sizes.NONE
             if given["no_sizes"]
-            else sizes.other_sizes(basis(plan), limit_s=given["size_limit"], done=done)
+            else sizes.other_sizes(basis(priced), limit_s=given["size_limit"], done=done)
         )
-    return plan_page(plan, file=source.name, title=title, sizes=best)
+    return plan_page(priced, file=source.name, title=title, sizes=best)
 
 
 def _schema(source: Path) -> str:

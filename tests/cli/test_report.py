@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from lab.planted import planted_trace
 from rlhfsim.cli.design import design
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.report import report
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import read_plan
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.trace import dumps
 
 SMALL = [
     "--gpus",
@@ -116,6 +124,25 @@ def test_a_folder_without_a_trace_points_at_its_plan(plan: Path) -> None:
     with pytest.raises(RlhfsimError, match=r"no trace\.json") as error:
         asked(plan.parent)
     assert "rlhfsim report" in (error.value.help or "")
+
+
+def test_the_page_of_a_run_names_the_run_as_it_was_given(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/a b")
+    run.mkdir(parents=True)
+    priced = read_plan(plan)
+    trace = planted_trace(priced, load_profile("h100"), {}, np.random.default_rng(0), steps=3)
+    (run / "trace.json").write_text(dumps(replace(trace, source="measured")))
+    for place in (run / "plan.json", Path("plan.json")):
+        shutil.copy(plan, place)
+    for words, command in (
+        ((run,), "rlhfsim compare 'runs/a b'"),
+        (("plan.json", "--compare", run), "rlhfsim report plan.json --compare 'runs/a b'"),
+    ):
+        assert asked(*words, "--out", "page.html").exit_code == 0
+        assert command in unescape(Path("page.html").read_text())
 
 
 def test_compare_needs_a_plan_and_a_run_of_it(plan: Path, tmp_path: Path) -> None:

@@ -291,8 +291,9 @@ def test_sizes_of_nothing_are_refused_where_they_are_read(framework: str, tmp_pa
         (tmp_path / name).write_text(text)
     for key in SIZES[framework]:
         found, settings = read_configuration([tmp_path / "launch.sh"], {key: "0"}, framework)
-        with pytest.raises(RlhfsimError):
+        with pytest.raises(RlhfsimError) as caught:
             found.run(settings, {})
+        assert caught.value.code in ("bad-setting", "bad-value", "layout-does-not-fill"), caught.value
 
 
 def test_a_loss_of_trl_that_is_a_list_is_no_loss_of_ours() -> None:

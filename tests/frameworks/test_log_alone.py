@@ -17,6 +17,7 @@ from rlhfsim.calibration.observation import read_run
 from rlhfsim.cli.compare import compare
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.logs.framework import framework_named
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
 
 RAY = "\x1b[36m(TaskRunner pid=4242)\x1b[0m "
@@ -119,6 +120,16 @@ def test_what_nothing_says_is_asked_for_at_once(tmp_path: Path) -> None:
     assert "on which GPU it ran" in message
     assert "h100_sxm" in message
     assert "l4" not in message.split("would fit")[0]
+
+
+def test_a_model_that_nothing_says_is_asked_for_by_its_option(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.write_text('{"step": 1, "step_time": 9.0, "completions/mean_length": 100.0}\n')
+    config = tmp_path / "config.yaml"
+    config.write_text("num_generations: 8\nper_device_train_batch_size: 8\nnum_processes: 8\n")
+    with pytest.raises(RlhfsimError, match="model_name_or_path") as error:
+        import_run(history, framework_named("trl"), Choices(gpu="h100", configs=(config,)))
+    assert "add --model NAME --" in (error.value.help or "")
 
 
 def test_a_model_without_a_name_is_known_by_the_shape_that_the_log_prints(tmp_path: Path) -> None:

@@ -388,7 +388,9 @@ def test_what_is_wrong_is_told_with_file_and_line(old, new, code, line):
 
 
 def test_an_empty_source_is_refused():
-    error = _broken('source: "stas00/ml-engineering@compute', 'source: "", x: "')
+    whole = re.search(r'source: "stas00/ml-engineering@compute[^"]*"', H100)
+    error = _broken(whole[0], 'source: ""')
+    assert (error.code, "source" in error.message) == ("bad-value", True), error
     assert error.place.line
 
 

@@ -137,7 +137,7 @@ def described(
         if error.code != NOT_ENOUGH:
             raise
         what = error.message.removeprefix("the configuration does not say ")
-        questions.ask(what, " ".join(re.findall(r"--set \S+", error.help or "")))
+        questions.ask(what, " ".join(re.findall(r"--(?:model|set) [^\s,]+", error.help or "")))
     return None
 
 
