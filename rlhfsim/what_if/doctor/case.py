@@ -69,6 +69,8 @@ class Case:
     """USD per GPU-hour."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the configuration rests on and the user's shell sets."""
+    stopped_by: frozenset[str] = frozenset()
+    """What the framework stops at as it is, in the words of its findings."""
 
     @property
     def version(self) -> str | None:

@@ -84,6 +84,7 @@ def diagnose(case: Case) -> Diagnosis:
         RlhfsimError: it leaves open what decides, or cannot exist.
     """
     base = judged(case.under({}), case.price)
+    case = replace(case, stopped_by=_stopped_by(case, base))
     told = tuple(findings(case, base))
     left = unread(case.configuration.name, case.version, base.described.settings)
     try:
@@ -168,20 +169,22 @@ def _spelled(case: Case, keys: Keys) -> Keys:
 
 
 def changed(case: Case, keys: Keys) -> KeyChange | None:
-    """The configuration with these keys, priced; None where the framework stops at it or does not run it."""
+    """The configuration with these keys, priced; None where the framework stops at one of them or does not
+    run it. What it stops at without them as well is no reason."""
     try:
-        described = case.under(keys)
-        found = judged(described, case.price)
+        found = judged(case.under(keys), case.price)
     except RlhfsimError:
         return None
-    told = case.configuration.findings(described.settings, described.run)
-    return None if any(f.stops for f in told) or _not_run(case, found) else KeyChange(keys=keys, judged=found)
+    return None if _stopped_by(case, found) - case.stopped_by else KeyChange(keys=keys, judged=found)
 
 
-def _not_run(case: Case, found: Judged) -> bool:
-    """Whether the framework does not run the plan, where its configurations are written here."""
-    runs, cluster = runs_of(case.configuration.name), found.described.specs.cluster
-    return runs is not None and bool(lacks_of(found.plan, runs, cluster.vendors))
+def _stopped_by(case: Case, found: Judged) -> frozenset[str]:
+    """What the framework stops at, and what of the plan it does not run where plans are written for it."""
+    described, runs = found.described, runs_of(case.configuration.name)
+    stops = {f.what for f in case.configuration.findings(described.settings, described.run) if f.stops}
+    if runs is not None:
+        stops |= {lacks.what for lacks in lacks_of(found.plan, runs, described.specs.cluster.vendors)}
+    return frozenset(stops)
 
 
 def _merged(case: Case, *changes: KeyChange) -> KeyChange | None:
