@@ -241,8 +241,8 @@ class Search:
                 branch, at = branches[owner[index]], int(row[index])
                 if bound[index] > self.threshold or bound[index] == inf:
                     break
-                closes = bound[index] * factors[-1] >= self.threshold
-                closes &= factors[-1] < inf or branch.fitting[at] <= FEW
+                whole = factors[-1] == inf
+                closes = branch.fitting[at] <= FEW if whole else bound[index] * factors[-1] >= self.threshold
                 if most < inf and factors is not rounds[0] and not closes:
                     later.append(index)
                     continue
