@@ -48,11 +48,12 @@ def test_a_planted_file_of_a_rank_is_refused_and_runs_nothing(
 ) -> None:
     path = tmp_path / "rank-0-of-1.pt"
     monkeypatch.setattr(checkpoints, "_path", lambda folder: path)
+    monkeypatch.setattr(checkpoints, "_identity", lambda spec: {})
     torch.save({"identity": {}, "steps": Planted(tmp_path / "owned")}, path)
     with pytest.raises(
         RlhfsimError, match=r"rank-0-of-1\.pt is not what a run of this version saved"
     ) as caught:
-        checkpoints.read(SimpleNamespace(), tmp_path)
+        checkpoints.read(SimpleNamespace(spec=None), tmp_path)
     assert caught.value.code == "checkpoint-unreadable"
     assert not (tmp_path / "owned").exists()
 

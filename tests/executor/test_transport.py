@@ -173,7 +173,9 @@ def test_sender_that_closes_ends_the_receivers_wait(tmp_path: Path) -> None:
         end = pool.submit(received, receiver, 1)
         time.sleep(0.3)
         sender.close()
-        with pytest.raises(RlhfsimError, match="lost while waiting for the sender to begin version 1"):
+        with pytest.raises(
+            RlhfsimError, match="lost while waiting for the (sender to begin version 1|other side)"
+        ):
             end.result(5)
 
 

@@ -121,7 +121,11 @@ def for_openrlhf() -> Iterator[Plan]:
     for path in sorted((ROOT / "scenarios/recipes").glob("openrlhf-*.yaml")):
         yield estimate_file(path)
     for algorithm in ("grpo", "dr-grpo", "rloo", "reinforce++", "ppo"):
-        for layout in ({"dp": 8, "zero": 3}, {"dp": 16, "zero": 2}, {"tp": 2, "dp": 4, "zero": 2}):
+        for layout in (
+            {"dp": 8, "zero": 3},
+            {"dp": 16, "zero": 2},
+            {"tp": 2, "dp": 4, "zero": 2, "sequence_parallel": False},
+        ):
             gpus = layout["dp"] * layout.get("tp", 1)
             for more in ({"micro_batch": 4}, PACKS):
                 yield plan(workload(algorithm), "deepspeed", layout | more, {"tp": 2, "dp": gpus // 2})

@@ -88,7 +88,7 @@ def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
         (["--fix", "reference.residency=swapped"], "reference swapped in place of the actor"),
         (["--speculation", "method=ngram,draft_tokens=4,acceptance=0.6"], "speculative decoding"),
         (["--oversampling", "0.25"], "oversampling"),
-        (["--model", "qwen3-next"], "gated delta net or Mamba-2 layers"),
+        (["--model", "qwen3-next", "--framework", "rlhfsim"], "gated delta net or Mamba-2 layers"),
     ],
 )
 def test_design_refuses_by_name_what_launch_refuses(options: list[str], what: str) -> None:

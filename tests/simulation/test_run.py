@@ -101,7 +101,7 @@ def test_in_lockstep_the_slowest_answer_of_each_turn_counts() -> None:
     assert rollout(**{**each, "seconds_per_turn": 1e-9}).seconds == pytest.approx(none.seconds, rel=1e-6)
     fewer = rollout(**each, mean_turns=2.0)
     assert fewer.seconds < 1.02 * alone.seconds, "the longest response of the drawn ones"
-    assert 0.4 < fewer.by_resource()["host"] / alone.by_resource()["host"] < 0.6
+    assert 0.4 < fewer.by_resource()["environment"] / alone.by_resource()["environment"] < 0.6
     short = rollout(**{**each, "workers": 16})
     work = setting.workload.num_sequences * 8.0 / 16
     assert short.seconds == pytest.approx(work, rel=0.1), "as fast as the workers answer"
@@ -133,7 +133,7 @@ def environment_waits(setting: Setting, double_buffered: bool, each: float) -> f
     )
     made = program(turned, kv_of(setting)).generation
     assert made is not None
-    return made.cost.by_resource().get("host", 0.0)
+    return made.cost.by_resource().get("environment", 0.0)
 
 
 def test_double_buffering_hides_the_environment_behind_the_other_half() -> None:
