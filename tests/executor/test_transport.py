@@ -174,7 +174,7 @@ def test_sender_that_closes_ends_the_receivers_wait(tmp_path: Path) -> None:
         time.sleep(0.3)
         sender.close()
         with pytest.raises(
-            RlhfsimError, match="lost while waiting for the (sender to begin version 1|other side)"
+            RlhfsimError, match=r"lost while waiting for the (sender to begin version 1|other side)"
         ):
             end.result(5)
 
