@@ -134,6 +134,7 @@ def test_a_watched_plan_that_does_not_fit_runs_and_says_when_it_was_fullest() ->
 
 def test_a_weight_sync_through_the_host_needs_host_memory_while_it_runs() -> None:
     setting = setting_of("trl")
+    setting = replace(setting, placement=replace(setting.placement, weight_path="host"))
     found = simulate(setting, ledger_of(setting).kv_tokens, record=True)
     assert found.trace is not None
     sync = next(s for s in found.trace.spans if s.name == "actor.sync")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
@@ -124,11 +125,15 @@ class Unread:
     """Whether it may change time or memory, or is misspelt and its nearest key may."""
 
 
+def _table_file(framework: str) -> Traversable:
+    return resources.files("rlhfsim.frameworks") / framework.replace("-", "_") / TABLE
+
+
 @cache
 def key_table(framework: str) -> KeyTable:
     """Keys of a framework by name."""
-    file = resources.files("rlhfsim.frameworks") / framework.replace("-", "_") / TABLE
-    head, *rows = (json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines())
+    text = gzip.decompress(_table_file(framework).read_bytes()).decode()
+    head, *rows = (json.loads(line) for line in text.splitlines())
     keys: dict[str, tuple[Key, ...]] = {}
     for name, first, last, defaults in rows:
         known = Key(first=first, last=last, defaults=tuple(map(_plain, defaults)))
@@ -139,7 +144,9 @@ def key_table(framework: str) -> KeyTable:
 
 
 def unread(framework: str, version: str | None, s: FrameworkSettings) -> tuple[Unread, ...]:
-    """Every key of the user's own that nothing asked for; what matters first."""
+    """Every key of the user's own that nothing asked for; what matters first, none without a table."""
+    if not _table_file(framework).is_file():
+        return ()
     table = key_table(framework)
     place, asked = table.place(version), s.asked.keys | {framework.replace("-", "_") + "_version"}
     groups = tuple(key for key in asked if key.endswith("."))
