@@ -30,6 +30,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.prices import market_of
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.loading import checked, read_bytes
 from rlhfsim.specs.model.roles import models_of
@@ -141,7 +142,10 @@ def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:
     usd = usd_per_step(cluster, plan.prediction.step_s)
     prediction = replace(plan.prediction, usd_per_step=usd)
     prices = [group.profile.price for group in cluster.node_groups]
-    hardware = tuple(replace(h, price=price) for h, price in zip(plan.hardware, prices, strict=True))
+    hardware = tuple(
+        replace(h, price=price, market=market_of(h.profile, price))
+        for h, price in zip(plan.hardware, prices, strict=True)
+    )
     return replace(designed, plan=replace(plan, prediction=prediction, hardware=hardware))
 
 
