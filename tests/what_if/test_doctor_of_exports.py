@@ -117,6 +117,7 @@ def check(plan: Plan, name: str, folder: Path) -> bool:
     case, found, code = doctored(plan, name, folder)
     unsaid = export(plan, name, frozenset()).written.unsaid
     assumed = list(case.assumed(found.described))
+    assert not [sentence for sentence in assumed if "${MODEL}" in sentence], "it is in the comments"
     for each in unsaid:
         assert any(each.what in sentence for sentence in assumed)
     named = {field for u in unsaid for field in u.of}

@@ -177,9 +177,13 @@ class FrameworkSettings:
         return {name for text in texts for name in _SHELL_NAME.findall(text)} - self._values.keys()
 
     def unknown(self) -> Iterator[str]:
-        """Keys that were asked for and stand on what only a run would know, and arguments handed on whole."""
+        """Keys that were asked for and stand on what only a run would know, and arguments handed on whole.
+
+        Not those that hold what the policy's key holds: `model` has another name for it, or asks.
+        """
+        policy = [self._values.get(key) for key in self.asked.models]
         for key, value in self._values.items():
-            asked = key in self.names or key.startswith("**")
+            asked = (key in self.names and value not in policy) or key.startswith("**")
             if asked and isinstance(value, str) and "$" in value and self.find(key) is None:
                 shown = value.replace(PYTHON, "")
                 yield f"{key} is {shown}" if not key.startswith("**") else f"arguments in {key}"

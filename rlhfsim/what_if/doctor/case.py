@@ -119,7 +119,10 @@ class Case:
             yield f"not known: {'; '.join(unknown)}; the defaults stand in for them"
         for name, value in self.environment.items():
             yield f"{name}={value}, as this shell has it"
-        planned = dict(planned_fields(self.settings))
+        planned = [
+            *(["model"] if self.settings.find(PLANNED_MODEL) else []),
+            *dict(planned_fields(self.settings)),
+        ]
         if planned:
             yield f"{', '.join(planned)} as in the plan that was exported"
         for unsaid in self.settings.find(UNSAID) or ():
