@@ -16,11 +16,11 @@ def verdict(plan: Plan) -> str:
 
     `It fits. One GRPO step of qwen2.5-7b takes 43.1 s on 8 GPUs and costs 0.288 USD: 500 steps take 5.99 h
     and 144 USD, and the fullest GPU keeps 19 % of its memory free. The deadline of 2 d is kept with a
-    probability of 98 %.`
+    probability of 98 %, the budget of 90 kUSD with 95 %; it fits and keeps both with 94 %.`
     """
     said = f"{_fits(plan)}. {_step(plan)}{_run(plan)}, and {_memory(plan)}."
     chances = list(_chances(plan))
-    return f"{said} {', '.join(chances)}." if chances else said
+    return f"{said} {', '.join(chances)}{_together(plan, len(chances))}." if chances else said
 
 
 def _fits(plan: Plan) -> str:
@@ -65,6 +65,14 @@ def _chances(plan: Plan) -> Iterator[str]:
             text = f"{target_text(target)} {kept} {likely(target.probability)}"
             yield text if kept == "with" else text.replace("the", "The", 1)
             kept = "with"
+
+
+def _together(plan: Plan, targets: int) -> str:
+    """`; it fits and keeps both with 94 %`; empty where nothing was drawn."""
+    if plan.run is None or plan.run.odds is None:
+        return ""
+    all_of = {1: "it", 2: "both"}.get(targets, f"all {targets}")
+    return f"; it fits and keeps {all_of} with {likely(plan.run.odds.together)}"
 
 
 def target_text(target: RunTarget) -> str:

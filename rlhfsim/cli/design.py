@@ -116,22 +116,25 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
-    with clock.answering(), shown():
-        answer = designed(request, targets, instead, given)
-    asked = bool(targets or steps)
-    known = None
-    if answer.chosen and asked:
-        known = odds(targets, outlook_of(answer, answer.chosen, steps), given["confidence"])
     wanted = Targets(requirements=tuple(targets), steps=steps, confidence=given["confidence"])
+    known, asked = None, bool(targets or steps)
+    with clock.within(request.time_limit), clock.answering(), shown():
+        answer = designed(request, targets, instead, given)
+        if answer.chosen and asked:
+            known = odds(targets, outlook_of(answer, answer.chosen, steps), given["confidence"])
+        meeting = that_meet(request, wanted) if known and not known.meets else ()
+        plans = front(request) if given["pareto"] and answer.chosen else None
+        late = clock.over()
     extras = Extras(
         steps=steps,
-        meeting=that_meet(request, wanted) if known and not known.meets else (),
+        meeting=meeting,
+        late=late,
         side=chances(answer, targets, steps),
         bottleneck=bottleneck(answer.chosen, request.cluster) if answer.chosen else None,
         odds=known,
         run=asked_run(targets, steps, known),
-        front=front(request) if given["pareto"] and answer.chosen else None,
-        recalibrated=recalibrated(narrowed(request, targets), answer),
+        front=plans,
+        recalibrated=None if clock.was_asked() else recalibrated(narrowed(request, targets), answer),
     )
     if (plan := answer.told) is not None:
         write_plan(given["out"], replace(plan, run=extras.run))
@@ -157,15 +160,20 @@ def designed(
     within = narrowed(request, targets)
     limit = most_seconds(request, targets, tokens_of(request.workload), given["steps"])
 
-    def answered(asked: Request) -> Design:
-        simple, left_out = not given["fastest"], given["gains"]
+    def answered(asked: Request, *, remedied: bool) -> Design:
         return search_design(
-            asked, explain=explain, instead=instead, left_out=left_out, simple=simple, at_most=limit
+            asked,
+            explain=explain,
+            instead=instead,
+            left_out=given["gains"],
+            simple=not given["fastest"],
+            at_most=limit,
+            remedied=remedied,
         )
 
-    answer = answered(within)
+    answer = answered(within, remedied=within == request)
     if answer.chosen is None and within != request:
-        return answered(request)
+        return answered(request, remedied=True)
     return answer if given["fastest"] else likeliest(answer, targets, given["steps"])
 
 

@@ -172,6 +172,15 @@ def unsaid_of(plan: Plan, name: str) -> tuple[str, ...]:
         return (error.message,)
 
 
+def is_written(plan: Plan, name: str) -> bool:
+    """Whether `rlhfsim export` writes a plan for a framework, whatever its keys cannot say."""
+    try:
+        exporter(name).write(plan)
+    except RlhfsimError:
+        return False
+    return True
+
+
 def of_version(way: Exporter, name: str, version: str | None) -> Exporter:
     """The exporter of a release.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlhfsim.plan import Plan
-from rlhfsim.search import dominance
+from rlhfsim.search import clock, dominance
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.planning import plan_of
@@ -77,6 +77,8 @@ def _walk(request: Request, models: Models) -> Iterator[Candidate]:
         if result.best is None:
             return
         yield result.best
+        if clock.over():
+            return
         request = replace(request, max_memory=SHRINK * most_bytes(result.best.ledger))
 
 

@@ -123,6 +123,7 @@ def design(
     instead: Sequence[Alternative] = (),
     simple: bool = True,
     at_most: float = inf,
+    remedied: bool = True,
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
@@ -130,7 +131,8 @@ def design(
     choice would bring that does not compete; it takes as long again. Without `rivals` only those runners-up
     are named that were met on the way, and the search is shorter. `simple`:
     the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
-    where a time limit ended the search, the best that was met is.
+    where a time limit ended the search, the best that was met is. `remedied`: where nothing fits, also why,
+    and what would.
 
     Where time is up, what was met is the answer, and what would take another search is left out.
 
@@ -146,6 +148,7 @@ def design(
             instead=instead,
             simple=simple,
             at_most=at_most,
+            remedied=remedied,
         )
 
 
@@ -158,6 +161,7 @@ def _designed(
     instead: Sequence[Alternative],
     simple: bool,
     at_most: float,
+    remedied: bool,
 ) -> Design:
     searches = list(answers(Question(request=request, rivals=rivals)))
     found = Design(
@@ -171,7 +175,7 @@ def _designed(
     met = _met(request, searches)
     if not met:
         found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
-        return unfit(found) if explain else found
+        return unfit(found) if explain and remedied else found
     first, prices = met[0], _prices(request, met[0].workload, searches)
     best = _plan(request, first)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.search import clock
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request, switched
@@ -46,7 +47,10 @@ class Targets:
 
 
 def that_meet(request: Request, targets: Targets) -> tuple[Meeting, ...]:
-    """The first change of each family (a switch, more GPUs, fewer, another GPU) that meets the targets."""
+    """The first change of each family (a switch, more GPUs, fewer, another GPU) that meets the targets.
+
+    Where time is up, those that were found before.
+    """
     families = [list(family) for family in _families(request)]
     answers = mapped(lambda family: _first(request, family, targets), families)
     return tuple(answer for answer in answers if answer is not None)
@@ -81,6 +85,8 @@ def _resized(gpus: int, request: Request) -> Change:
 
 def _first(request: Request, family: Sequence[Change], targets: Targets) -> Meeting | None:
     for change in family:
+        if clock.over():
+            return None
         there = narrowed(change.apply(Question(request=request)).request, targets.requirements)
         tokens = tokens_of(there.workload)
         limit = most_seconds(there, targets.requirements, tokens, targets.steps)

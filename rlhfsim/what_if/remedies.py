@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, frameworks
+from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -67,7 +68,8 @@ def remedies(request: Request, typed: Mapping[str, str] | None = None) -> tuple[
     """The first change of every family with which something fits, the gentlest family first.
 
     A change is named as the user types it, and asked as the command would ask it. `typed`: the options that
-    fix a layout, by role, of a command that knows no other restriction; None: `--fix` and all others.
+    fix a layout, by role, of a command that knows no other restriction; None: `--fix` and all others. Where
+    time is up, those that were found before.
     """
     families = [family for family in map(list, _families(request, typed)) if family]
     answers = mapped(lambda family: _first_good(request, family), families)
@@ -80,6 +82,8 @@ Asked = tuple[str, Callable[[], Request]]
 
 def _first_good(request: Request, family: Sequence[Asked]) -> Remedy | None:
     for text, changed in family:
+        if clock.over():
+            return None
         try:
             other = changed()
         except RlhfsimError:  # a question that cannot be put

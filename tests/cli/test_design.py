@@ -137,6 +137,15 @@ def test_what_a_framework_cannot_be_told_stands_in_the_answer(tmp_path: Path) ->
     assert "cannot say" not in ruled.output
 
 
+def test_no_export_is_recommended_that_would_be_refused(tmp_path: Path) -> None:
+    """NeMo-RL trains on given answers; its keys are written for algorithms that generate."""
+    asked = ("--gpus", "2", "--model", "qwen2.5-0.5b", "--framework", "nemo-rl")
+    shown = run(*asked, "--algorithm", "sft", out=tmp_path / "plan.json").output
+    assert "rlhfsim export does not write it" in " ".join(shown.split())
+    assert "next      rlhfsim export" not in shown
+    assert "next      rlhfsim export" in run(*asked, "--algorithm", "grpo", out=tmp_path / "plan.json").output
+
+
 def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> None:
     result = run(*SMALL, "--backend", "megatron", out=tmp_path / "plan.json")
     assert "NeMo-RL: its users run all of it on GPUs" in result.output
@@ -290,7 +299,9 @@ def test_targets_are_shown_and_set_the_exit_code(tmp_path: Path) -> None:
     assert met.output.count("  met  ") == 3
     assert "fits and meets all" in met.output
     assert ": 10 steps take" in met.output
-    missed = tiny("--require", "step_time<1ms", "--require", "memory<1%", "--json", out=tmp_path)
+    missed = tiny(
+        "--require", "step_time<1ms", "--require", "memory<1%", "--time-limit", "2s", "--json", out=tmp_path
+    )
     assert missed.exit_code == 1
     verdicts = json.loads(missed.output)["requirements"]
     assert [v["met"] for v in verdicts] == [False, False]

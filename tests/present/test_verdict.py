@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlhfsim.plan import AskedRun, Plan, RunTarget, read_plan, write_plan
+from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget, read_plan, write_plan
 from rlhfsim.present.pages.plan import plan_page, tiles
 from rlhfsim.present.terminal.design import show_first
 from rlhfsim.present.terminal.design_details import Extras
@@ -136,6 +136,25 @@ def test_a_run_is_its_steps_its_time_its_money_and_its_chances(plan: Plan) -> No
     assert verdict(changed(plan, only)).endswith(
         "The target step_time<9s is kept with a probability of <1 %."
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("deadline",), "with a probability of 62 %; it fits and keeps it with 58 %."),
+        (("deadline", "budget"), "the budget of 86,400 USD with 62 %; it fits and keeps both with 58 %."),
+        (
+            ("deadline", "budget", "x"),
+            "the target step_time<9s with 62 %; it fits and keeps all 3 with 58 %.",
+        ),
+    ],
+)
+def test_the_probability_of_all_targets_in_one_is_said(plan: Plan, names: tuple[str, ...], said: str) -> None:
+    known = RunOdds(fits=0.99, together=0.58, step_s=(1, 2, 3))
+    targets = tuple(target(name, 86400, 0.62) for name in names)
+    assert verdict(changed(plan, AskedRun(steps=9, targets=targets, odds=known))).endswith(said)
+    unknown = (target("step_time<", 9, None),)
+    assert "keeps it" not in verdict(changed(plan, AskedRun(targets=unknown, odds=known)))
 
 
 def test_the_tile_of_the_run_says_whether_its_targets_are_met(plan: Plan) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 import rlhfsim
+from rlhfsim.search import clock
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if import missed_targets
 from rlhfsim.what_if.engine import Question, good
 from rlhfsim.what_if.missed_targets import Targets, that_meet
 
@@ -32,3 +36,16 @@ def test_more_gpus_meet_a_step_time_that_few_miss_and_do_so_when_asked() -> None
 def test_nothing_is_named_where_no_change_meets_the_target() -> None:
     request = Request(cluster=rlhfsim.parse_cluster(1, "a100"), workload=WORK)
     assert that_meet(request, missed("step_time<1ms")) == ()
+
+
+def test_no_change_is_tried_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(cluster=rlhfsim.parse_cluster(1, "a100"), workload=WORK)
+    tried = []
+    monkeypatch.setattr(missed_targets, "mapped", lambda function, items: [function(x) for x in items])
+    monkeypatch.setattr(missed_targets, "good", lambda question: tried.append(question))
+    assert that_meet(request, missed("step_time<1h")) == ()
+    assert tried
+    tried.clear()
+    with clock.within(1e-9):
+        assert that_meet(request, missed("step_time<1h")) == ()
+    assert not tried

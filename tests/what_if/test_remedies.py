@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 import rlhfsim
+from rlhfsim.search import clock
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if import remedies
 from rlhfsim.what_if.design import design
 
 WORK = Workload(algorithm="grpo", model="qwen3-8b", prompts=16, samples=4)
@@ -36,3 +38,14 @@ def test_what_is_missing_and_what_would_fit_is_tried() -> None:
     price = ASKED.cluster.node_group.profile.price
     assert price is not None
     assert lora.usd_per_step == pytest.approx(price.value / 3600 * lora.step_s)
+
+
+def test_no_change_is_tried_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Request] = []
+    monkeypatch.setattr(remedies, "mapped", lambda function, items: [function(x) for x in items])
+    monkeypatch.setattr(remedies, "fitting", tried.append)
+    with clock.within(1e-9):
+        assert remedies.remedies(ASKED) == ()
+    assert not tried
+    assert remedies.remedies(ASKED) == ()
+    assert tried

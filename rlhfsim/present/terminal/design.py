@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rlhfsim.frameworks.export import exporters, unsaid_of
+from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present.known import known, nearest_short
@@ -33,6 +33,7 @@ from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
+LATE = "no change that helps was found in time: give the search more"
 LEANER = ((), ("short",), ("short", "tight"), ("short", "tight", "bare"))
 """How the first screen becomes leaner: without the nearest run, blank lines, and meanings of words."""
 
@@ -45,7 +46,7 @@ def show(
 ) -> None:
     """Print the first screen, then what was asked for."""
     if answer.chosen is None:
-        _show_nothing(console, answer)
+        _show_nothing(console, answer, late=extras.late)
         return
     show_first(console, answer, extras, out, detail)
     for title, parts in (*asked(answer, extras, console.width), *details(answer, detail, console.width)):
@@ -95,7 +96,8 @@ def _meeting(extras: Extras) -> Iterator[RenderableType]:
     if extras.odds is None or extras.odds.meets:
         return
     if not extras.meeting:
-        yield Text("no single change that was tried meets all targets", style="bold")
+        none = "no single change that was tried meets all targets"
+        yield Text(LATE if extras.late else none, style="bold")
         return
     titles = ("what would meet all, each by itself", ">step", ">USD/step", ">likely")
     rows = (
@@ -155,7 +157,10 @@ def _runner(answer: Design) -> str:
         how = "all of it has run on CPUs, nothing on GPUs yet"
     else:
         how = "its users run all of it on GPUs"
-    if unsaid := _unsaid(answer):
+    unsaid = _unsaid(answer)
+    if unsaid and not _is_written(answer):
+        return f"{runs.title}: {how}, but rlhfsim export does not write it: {'; '.join(unsaid)}"
+    if unsaid:
         return f"{runs.title}: {how}, but what its keys cannot say: {'; '.join(unsaid)} (rlhfsim export)"
     return f"{runs.title}: {how} (rlhfsim frameworks)"
 
@@ -166,6 +171,14 @@ def _unsaid(answer: Design) -> tuple[str, ...]:
     if runs is None or answer.chosen is None or runs.name not in exporters():
         return ()
     return unsaid_of(answer.chosen, runs.name)
+
+
+def _is_written(answer: Design) -> bool:
+    """Whether `rlhfsim export` writes the chosen plan for its framework."""
+    runs = answer.request.runs
+    if runs is None or answer.chosen is None or runs.name not in exporters():
+        return False
+    return is_written(answer.chosen, runs.name)
 
 
 def _known(answer: Design) -> Mapping[str, Known]:
@@ -181,7 +194,7 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
     rows, more = dict[str, str](), [f"rlhfsim simulate {out}"]
     if answer.request.runs is framework(OWN):
         rows["next"] = f"rlhfsim launch {out} --dry-run --assume-cluster {_nodes(answer.chosen.hardware)}"
-    elif (runs := answer.request.runs) is not None and runs.name in exporters():
+    elif (runs := answer.request.runs) is not None and _is_written(answer):
         rows["next"] = f"rlhfsim export {out} --to {runs.name} --out run"
     more += [] if answer.gains else ["--gains"]
     more += [] if detail else ["--detail time,memory,proof,sure,all"]
@@ -202,7 +215,7 @@ def _nodes(hardware: Sequence[PlannedHardware]) -> str:
     return "+".join(groups)
 
 
-def _show_nothing(console: Console, answer: Design) -> None:
+def _show_nothing(console: Console, answer: Design, *, late: bool) -> None:
     nothing, request = Text("nothing fits: ", style="bold red"), answer.request
     if not answer.certificate.space:
         console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
@@ -215,8 +228,7 @@ def _show_nothing(console: Console, answer: Design) -> None:
         console.print(f"{nearest}{answer.rejected_by}", highlight=False)
     if not answer.remedies:
         none = "no single change that was tried helps; try a smaller model"
-        late = "no change that helps was found in time; ask without --time-limit"
-        console.print(Text(none if request.time_limit is None else late, style="bold"))
+        console.print(Text(LATE if late else none, style="bold"))
         return
     console.print(Text("the smallest change that fits: ") + Text(answer.remedies[0].change, style="bold"))
     titles = ("what would fit, each by itself", ">step", ">USD/step", "")

@@ -33,7 +33,7 @@ from rlhfsim.what_if.why_not import WhyNot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What is asked beside the plan."""
+    """What is asked next to the plan."""
 
     steps: int | None = None
     """Of the whole run."""
@@ -43,6 +43,8 @@ class Extras:
     """The same as the written plan carries it."""
     meeting: tuple[Meeting, ...] = ()
     """Where a target is missed: changes that would meet all."""
+    late: bool = False
+    """Whether time was up before every change was tried."""
     side: tuple[float, float] | None = None
     """Probabilities that the chosen plan and that of the other side fit and meet all targets; None without
     the other side."""
