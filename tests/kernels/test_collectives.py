@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,3 +103,134 @@ def test_groups_with_a_wide_stride_touch_more_domains() -> None:
     assert not collectives.crosses(device(), 8, 1)
     assert collectives.crosses(device(), 8, 8)
     assert collectives.broadcast(device(), 10 * MB, group(8, 8, 8)) > 10 * MB / (450 * GB)
+
+
+H100 = {"nvlink": 450 * GB, "nic": 50 * GB}
+"""Datasheet rates of one GPU and direction, byte/s."""
+
+
+def test_every_gpu_of_an_all_reduce_across_nodes_moves_twice_its_share_by_hand() -> None:
+    """2 (g-1)/g S / B_in against 2 (D-1)/D (S/g) / B_net, 16 GPUs in two nodes of eight."""
+    d = device()
+    two = Group(ranks=16, per_domain=8)
+    inside = 2 * 7 / 8 * GB / (H100["nvlink"] * d["nvlink_efficiency"])
+    between = 2 * 1 / 2 * GB / 8 / (H100["nic"] * d["nic_efficiency"])
+    latency = 2 * (7 * d["nvlink_latency"] + d["nic_latency"])
+    assert inside > between
+    assert collectives.all_reduce(d, GB, two) == pytest.approx(inside + latency)
+    many = Group(ranks=40, per_domain=2)  # 20 nodes: five hops of a tree, and the network is the slower
+    between = 2 * 19 / 20 * GB / 2 / (H100["nic"] * d["nic_efficiency"])
+    latency = 2 * (d["nvlink_latency"] + 5 * d["nic_latency"])
+    assert collectives.all_reduce(d, GB, many) == pytest.approx(between + latency)
+
+
+def test_one_gpu_a_node_uses_the_network_alone() -> None:
+    d = device()
+    between = 3 / 4 * GB / (H100["nic"] * d["nic_efficiency"])
+    lone = Group(ranks=4, per_domain=1)
+    assert collectives.reduce_scatter(d, GB, lone) == pytest.approx(between + 2 * d["nic_latency"])
+
+
+def test_an_all_to_all_across_nodes_sends_to_seven_neighbours_and_eight_others_by_hand() -> None:
+    """(g-1)/n S / B_in against (n-g)/n S / B_net; one latency a step."""
+    d, two = device(), Group(ranks=16, per_domain=8)
+    between = 8 / 16 * GB / (H100["nic"] * d["nic_efficiency"])
+    latency = 7 * d["nvlink_latency"] + d["nic_latency"]
+    assert collectives.all_to_all(d, GB, two) == pytest.approx(between + latency)
+    fast = replace(d, network_bandwidth=10_000 * GB)
+    inside = 7 / 16 * GB / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
+    assert collectives.all_to_all(fast, GB, two) == pytest.approx(inside + latency)
+
+
+@pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
+def test_one_sided_writes_wait_once_by_hand(network: float) -> None:
+    d, two = replace(device(), network_bandwidth=network), Group(ranks=16, per_domain=8)
+    inside = 7 / 16 * GB / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
+    between = 8 / 16 * GB / (network * d["nic_efficiency"])
+    seconds = max(inside, between) + d["nic_latency"]
+    assert float(collectives.one_sided(d, np.array(GB), two)) == pytest.approx(seconds)
+    alone = Group(ranks=8, per_domain=8)
+    inside = 7 / 8 * GB / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
+    assert float(collectives.one_sided(d, np.array(GB), alone)) == pytest.approx(inside + d["nvlink_latency"])
+
+
+@pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
+def test_dispatch_by_hand(network: float) -> None:
+    """Of 16 ranks in two domains, 2 choices reach 16 (1 - (15/16)^2) = 1.9375 GPUs and 1.5 domains."""
+    d, two = replace(device(), network_bandwidth=network), Group(ranks=16, per_domain=8)
+    sent = 1000 * 14336 * 1.25
+    inside = sent * 1.9375 * 7 / 8 / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
+    between = sent * 1.5 / 2 / (network * d["nic_efficiency"])
+    latency = 7 * d["nvlink_latency"] + d["nic_latency"]
+    seconds = collectives.dispatch(d, 1000, 14336, 2, two, skew=1.25)
+    assert seconds == pytest.approx(max(inside, between) + latency)
+
+
+def test_dispatch_inside_one_node_is_an_all_to_all_of_the_copies() -> None:
+    d, node = device(), Group(ranks=4, per_domain=4)
+    sent = 1000 * 14336.0
+    once = collectives.dispatch(d, 1000, 14336, 2, node)  # 4 (1 - (3/4)^2) = 1.75 copies
+    assert once == collectives.all_to_all(d, 1.75 * sent, node)
+    assert collectives.dispatch(d, 1000, 14336, 2, node, once=False) == collectives.all_to_all(
+        d, 2 * sent, node
+    )
+    two = Group(ranks=16, per_domain=8)
+    assert collectives.dispatch(d, 1000, 14336, 2, two, once=False) == collectives.all_to_all(
+        d, 2 * sent, two
+    )
+
+
+def test_no_tokens_and_one_rank_take_no_dispatch() -> None:
+    d = device()
+    assert collectives.dispatch(d, 0, 14336, 2, Group(ranks=16, per_domain=8)) == 0
+    assert collectives.dispatch(d, 1000, 14336, 2, Group(ranks=1, per_domain=1)) == 0
+
+
+def test_a_broadcast_runs_at_the_slower_tier_by_hand() -> None:
+    d = device()
+    fast, nic = H100["nvlink"] * d["nvlink_efficiency"], H100["nic"] * d["nic_efficiency"]
+    inside = 7 * d["nvlink_latency"] + GB / fast
+    assert collectives.broadcast(d, GB, Group(ranks=8, per_domain=8)) == pytest.approx(inside)
+    across = d["nvlink_latency"] + 2 * d["nic_latency"] + GB / min(fast, 2 * nic)  # 2 NICs enter a node
+    assert 2 * nic < fast
+    assert collectives.broadcast(d, GB, Group(ranks=8, per_domain=2)) == pytest.approx(across)
+    bundle = 7 * d["nvlink_latency"] + d["nic_latency"] + GB / min(fast, 8 * nic)
+    assert collectives.broadcast(d, GB, Group(ranks=16, per_domain=8)) == pytest.approx(bundle)
+
+
+def test_no_bytes_are_sent_in_no_time_and_inside_a_node_at_nvlink_speed() -> None:
+    d = device()
+    assert collectives.p2p(d, 0, True) == 0
+    inside = d["nvlink_latency"] + GB / (H100["nvlink"] * d["nvlink_efficiency"])
+    assert collectives.p2p(d, GB, False) == pytest.approx(inside)
+
+
+def test_ranks_cross_a_domain_when_their_span_is_longer() -> None:
+    d = device()
+    assert not collectives.crosses(d, 4, 2)
+    assert collectives.crosses(d, 5, 2)
+    assert not collectives.crosses(d, 1, 16)
+
+
+def test_a_group_of_nine_in_domains_of_four_touches_three() -> None:
+    assert Group(ranks=9, per_domain=4).domains == 3
+    assert group(4, 16, 8).per_domain == 1
+
+
+@pytest.mark.parametrize("collective", ALL)
+def test_two_ranks_and_one_byte_take_time(collective) -> None:
+    assert collective(device(), 0.5, Group(ranks=2, per_domain=2)) > 0
+    assert collective(device(), 0.5, Group(ranks=2, per_domain=1)) > device()["nic_latency"]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_one_domain_is_timed_by_its_curve(op: str) -> None:
+    d = device()
+    seconds = getattr(collectives, op)(d, 1e8, Group(ranks=4, per_domain=4))
+    assert seconds == float(d.curves.collective(op, 1e8, 4))
+
+
+def test_half_a_token_and_two_ranks_are_dispatched() -> None:
+    d = device()
+    assert collectives.dispatch(d, 0.5, 14336, 2, Group(ranks=2, per_domain=2)) > 0
+    assert collectives.p2p(d, 0.5, True) > d["nic_latency"]

@@ -59,3 +59,55 @@ def test_deepseek_v3_needs_about_250_gflop_a_token_to_train() -> None:
     # one multi-token-prediction layer included
     per_token = flop.training_flop(preset("deepseek-v3"), uniform(1, 4096)) / 4096
     assert 0.93 * 1635e12 / 6288 < per_token < 1635e12 / 6288
+
+
+def test_a_forward_pass_is_two_flop_a_parameter_and_the_cores() -> None:
+    model, batch = preset("llama-3-8b"), uniform(3, 100)
+    layer = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    matrices = 2 * (32 * layer + 4096 * 128256) * 300
+    assert flop.matmul_flop(model, 300) == matrices
+    assert flop.forward_flop(model, batch) == matrices + 3 * 2 * 32 * 4096 * 100**2
+    assert flop.training_flop(model, batch) == 3 * flop.forward_flop(model, batch)
+
+
+def test_windowed_layers_see_their_window_by_hand() -> None:
+    """gpt-oss-20b: 64 heads of 64, 12 of 24 layers see 128 tokens back; 128 x 1000 - 128^2/2 pairs."""
+    model = preset("gpt-oss-20b")
+    pairs = 12 * 500_000 + 12 * (128_000 - 8192)
+    assert flop.attention_flop(model, uniform(5, 1000)) == pytest.approx(5 * 2 * 64 * 128 * pairs)
+    assert flop.attention_flop(model, uniform(5, 1000), causal=False) == 5 * 2 * 64 * 128 * 24 * 1000**2
+
+
+def test_sparse_attention_pays_for_chosen_pairs_and_an_index_of_all() -> None:
+    """DeepSeek-V3.2 attends to 2048 tokens; its indexer scores every pair with 64 heads of 128."""
+    model = preset("deepseek-v3.2")
+    chosen = 2048 * 8192 - 2048**2 / 2
+    scores = 8192**2 / 2 * 2 * 64 * (128 + 1)
+    cores = 2 * 128 * (192 + 128) * chosen
+    assert flop.attention_flop(model, uniform(1, 8192)) == pytest.approx(61 * (cores + scores), rel=0.01)
+
+
+def test_recurrent_layers_pay_for_each_token_once() -> None:
+    model = preset("qwen3.5-4b")
+    twice = flop.attention_flop(model, uniform(2, 1000)) - 2 * flop.attention_flop(model, uniform(1, 1000))
+    assert twice == 0
+    cores = 8 * 2 * 16 * 512 * 500_000
+    scan = 24 * model.recurrent.scan_flop * 1000
+    assert flop.attention_flop(model, uniform(1, 1000)) == pytest.approx(cores + scan)
+
+
+@pytest.mark.parametrize(("recompute", "cores"), [("none", 3.5), ("selective", 4.5), ("full", 4.5)])
+@pytest.mark.parametrize("lora", [False, True])
+def test_passes_of_matrices_and_cores_by_hand(recompute, cores: float, lora: bool) -> None:
+    model, batch = preset("llama-3-8b"), uniform(1, 4096)
+    passes = (2 if lora else 3) + (recompute == "full")
+    expected = passes * flop.matmul_flop(model, 4096) + cores * flop.attention_flop(model, batch)
+    assert flop.hardware_flop(model, batch, recompute, lora=lora) == pytest.approx(expected)
+
+
+def test_padding_computes_the_longest_length_for_all() -> None:
+    batch = Sequences(count=4, mean=10, mean_square=125, maximum=20, packed=False)
+    assert (batch.tokens, batch.square_tokens, batch.attention_length) == (80, 1600, 20)
+    packed = Sequences(count=4, mean=10, mean_square=125, maximum=20)
+    assert (packed.tokens, packed.square_tokens, packed.attention_length) == (40, 500, 12.5)
+    assert packed.deviation == 5

@@ -1,21 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlhfsim.kernels.cost import part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import (
+    Rate,
     Stage,
     deepspeed_chat_volume,
     gather_rate,
+    handled,
+    hbm,
     host_rate,
     moved,
     network,
+    pageable_rate,
     pipelined,
+    read_rate,
     scale_up,
     serial,
     vanilla_volume,
+    write_rate,
 )
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -102,3 +110,66 @@ def test_chip_to_chip_links_have_no_shared_port() -> None:
     gb200 = device("gb200_nvl72")
     assert host_rate(gb200, 1).rests_on in ("pcie_efficiency", "host_copy_efficiency")
     assert host_rate(gb200, 2).value >= host_rate(device(), 2).value
+
+
+def test_pinned_copies_of_a_node_by_hand() -> None:
+    """PCIe 5: 63 GB/s times its efficiency, less where neighbours share a port; host memory over all."""
+    d = device()
+    lane = d.profile.pcie.value * d["pcie_efficiency"]
+    assert host_rate(d, 1).value == pytest.approx(lane)
+    assert host_rate(d, 2).value == pytest.approx(lane * d["pcie_shared_fraction"])
+    memory = d.profile.node.host_bandwidth.value * d["host_copy_efficiency"]
+    assert host_rate(d, 1000).value == pytest.approx(memory / 1000)
+    assert host_rate(d) == host_rate(d, 8)
+
+
+def test_ordinary_memory_is_staged_at_a_fraction_of_the_pinned_rate() -> None:
+    d = device()
+    assert pageable_rate(d, 2).value == host_rate(d, 2).value * d["pageable_fraction"]
+    assert pageable_rate(d, 2).spread == d.spread("pageable_fraction")
+
+
+@pytest.mark.parametrize("way", [read_rate, write_rate])
+def test_checkpoints_go_to_the_disk_that_is_asked_for(way) -> None:
+    d = device()
+    shared = d.profile.node.shared_storage.value * d["shared_storage_efficiency"]
+    assert way(d, shared=True).value == pytest.approx(shared)
+    name = "local_storage_write" if way is write_rate else "local_storage_read_efficiency"
+    local = d.profile.node.local_storage.value * d[name]
+    assert way(d, shared=False).value == pytest.approx(local)
+
+
+def test_moved_bytes_take_bytes_over_rate_and_nothing_takes_nothing() -> None:
+    link = Rate(value=4.0, resource="pcie", rests_on="c", spread=(0.5, 2.0))
+    assert moved(12, link).seconds == 3
+    assert moved(12, link).spread == (0.5, 2.0)
+    assert moved(0, link).seconds == 0
+    assert moved(12, Rate(value=4.0, resource="pcie", rests_on="c", spread=(0.0, 4.0))).spread == (0.25, 1.0)
+    assert moved(12, link.scaled(2)).seconds == 1.5
+
+
+def test_things_cost_their_latency_each_and_none_cost_nothing() -> None:
+    d = device()
+    assert handled(3, d, "nic_latency").seconds == 3 * d["nic_latency"]
+    assert handled(-3, d, "nic_latency").seconds == 0
+
+
+def test_a_pipeline_of_four_buckets_by_hand() -> None:
+    """(1 + 3 + 2) / 4 to fill, and three quarters of the slowest."""
+    assert pipelined([stage(1), stage(3), stage(2)], 4).seconds == pytest.approx(1.5 + 0.75 * 3)
+    assert len(pipelined([stage(1), stage(0)], 4).parts) == 1
+    assert len(serial([stage(1), stage(0)]).parts) == 1
+
+
+def test_a_gather_takes_the_slower_of_nvlink_and_its_nics() -> None:
+    d = device()
+    assert gather_rate(d, 16, 4).value == pytest.approx(2 * network(d).value)  # 2 of a node of 8
+    assert gather_rate(d, 16, 16).value == network(d).value
+    assert gather_rate(d, 2, 4) == scale_up(d)
+    fast = replace(d, network_bandwidth=1e15)
+    assert gather_rate(fast, 16).value == scale_up(d).value
+
+
+def test_device_memory_is_the_datasheet_times_its_efficiency() -> None:
+    d = device()
+    assert hbm(d).value == d.profile.hbm.value * d["hbm_efficiency"]
