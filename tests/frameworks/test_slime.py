@@ -17,8 +17,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, Value, export
 from rlhfsim.frameworks.features import workload_features
 from rlhfsim.frameworks.slime.configuration import CONFIGURATION
-from rlhfsim.frameworks.slime.export import ends
-from rlhfsim.frameworks.slime.heads import CHUNKED
+from rlhfsim.frameworks.slime.keys import CHUNKED, ends
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.memory.logits import head_peak
 from rlhfsim.plan import Plan

@@ -10,6 +10,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, pairs
 from rlhfsim.frameworks.slime.configuration import CONFIGURATION
+from rlhfsim.frameworks.slime.keys import POLICY, TABLE
 
 # Names: slime/utils/train_metric_utils.py (`perf/<timer>_time`; the step is `train_wait` + `train`),
 # slime/backends/megatron_utils/actor.py (timers: all but `train` runs within `train_wait`),
@@ -68,5 +69,5 @@ FRAMEWORK = Framework(
     longest=("rollout/response_len/max",),
     console=console,
     prompts_of=prompt,
-    keys={"samples": "n_samples_per_prompt", "prompts": "rollout_batch_size", "model": "hf_checkpoint"},
+    keys=TABLE.batch | {"model": POLICY},
 )

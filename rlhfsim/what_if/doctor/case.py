@@ -13,6 +13,7 @@ from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.frameworks.export import exporter
+from rlhfsim.frameworks.table import bare
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
@@ -24,11 +25,6 @@ RESPONSE_SHARE, PROMPT_SHARE = 0.4, 0.5
 """Mean tokens over the limit, where nobody says them."""
 UNLIMITED = 1024.0
 """Mean tokens where there is no limit either."""
-
-
-def bare(key: str) -> str:
-    """A key as settings hold it, without the marks of Hydra (`+`) and of a command line (`--`)."""
-    return key.lstrip("+-").replace("-", "_")
 
 
 def check_model(settings: FrameworkSettings, name: str) -> None:

@@ -17,7 +17,8 @@ from rlhfsim.frameworks.configuration.keys import Unread, key_table, unread
 from rlhfsim.frameworks.export import Value, Written, exporter, exporters
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import runs_of
-from rlhfsim.what_if.doctor.case import Case, Described, Judged, bare, judged
+from rlhfsim.frameworks.table import bare
+from rlhfsim.what_if.doctor.case import Case, Described, Judged, judged
 from rlhfsim.what_if.doctor.edits import edited, edits
 from rlhfsim.what_if.doctor.findings import findings
 from rlhfsim.what_if.estimate import planned, priced_placement

@@ -1,0 +1,120 @@
+"""Fields by name, out of a plan and into the description of a run: the middle of every framework's keys.
+
+A field is a path of the plan (`workload.prompts`, `schedule.staleness`), where a role's layout counts as the
+role (`actor.tp`), or one of `PLANNED`, which several keys need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, Protocol
+
+from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.export import longest_prompt, longest_response, nodes_of
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+
+
+class Fields(Protocol):
+    """Values by field, of a plan or of a configuration."""
+
+    def __getitem__(self, name: str) -> Any: ...
+
+
+def _stays(plan: Plan) -> bool:
+    actor = plan.placement.actor
+    return not (actor.offload_between or actor.residency == "offloaded")
+
+
+PLANNED: Mapping[str, Callable[[Plan], Any]] = {
+    "train.nodes": lambda plan: nodes_of(plan, plan.placement.actor.layout.gpus)[0],
+    "train.each": lambda plan: nodes_of(plan, plan.placement.actor.layout.gpus)[1],
+    "shared": lambda plan: plan.placement.rollout.pool == plan.placement.actor.pool,  # type: ignore[union-attr]
+    "packs": lambda plan: plan.placement.actor.layout.pack_tokens is not None,
+    "kl": lambda plan: plan.placement.reference is not None,
+    "in_reward": lambda plan: plan.workload.algorithm in ("ppo", "reinforce++"),
+    "stays": _stays,
+    "limit.prompt": longest_prompt,
+    "limit.response": longest_response,
+    "limit.total": lambda plan: longest_prompt(plan) + longest_response(plan),
+    "samples_of_update": lambda plan: plan.workload.num_sequences // plan.workload.mini_batches,
+    "prompts_of_update": lambda plan: plan.workload.prompts // plan.workload.mini_batches,
+}
+"""Fields that are not paths: nodes and GPUs of each that train, whether the rollout shares them, whether
+micro-batches are packs, whether a KL term is there and in the reward, whether the actor's states stay on
+their GPUs, lengths, and samples or prompts of one optimizer step."""
+
+
+_PLACED = ("pool", "residency", "offload_between")
+ROLES = dict.fromkeys(("actor", "critic", "reference", "reward"), _PLACED) | {"rollout": ("pool", "sleep")}
+"""Role -> its fields beside those of its layout."""
+
+
+class PlanFields:
+    """Fields of a plan, those that only some frameworks have among them."""
+
+    def __init__(self, plan: Plan, own: Mapping[str, Callable[[Plan], Any]]) -> None:
+        """`own`: beside `PLANNED`."""
+        self._plan, self._planned = plan, {**PLANNED, **own}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a field; None where its role is missing."""
+        if name in self._planned:
+            return self._planned[name](self._plan)
+        root, _, path = name.partition(".")
+        found: Any = self._plan.workload if root == "workload" else getattr(self._plan.placement, root)
+        if found is None or not path:
+            return found
+        if root in ROLES and path not in ROLES[root]:
+            found = _as_said(found.layout)
+        return attrgetter(path)(found)
+
+
+def _as_said(layout: Layout | RolloutLayout) -> Layout | RolloutLayout:
+    """A layout with what follows of other fields: packs while scoring, sequences that TP 1 does not cut."""
+    if isinstance(layout, RolloutLayout):
+        return layout
+    return replace(
+        layout,
+        score_pack_tokens=layout.score_pack_tokens or layout.pack_tokens,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+    )
+
+
+DESCRIBED = {
+    "train.gpus": "gpus",
+    "train.each": "gpus_per_node",
+    "limit.prompt": "max_prompt",
+    "limit.response": "max_response",
+    "actor.residency": "actor_residency",
+    "actor.offload_between": "optimizer_leaves",
+    "reference.residency": "scoring_residency",
+    "workload.critic": "critic",
+    "workload.reward.model": "reward_model",
+    "workload.lora.rank": "lora_rank",
+    "workload.lora.base": "lora_base",
+}
+"""Field -> that of a description, where it is not the last part of its name."""
+_RUN = {field.name for field in fields(RunDescription)}
+_LAYOUT = {
+    "actor": [f.name for f in fields(Layout)],
+    "rollout": ["gpus", *(f.name for f in fields(RolloutLayout))],
+}
+
+
+def described(said: dict[str, Any]) -> RunDescription:
+    """The run that fields say."""
+    layout, rollout = (
+        {k: said.pop(f"{role}.{k}") for k in _LAYOUT[role] if f"{role}.{k}" in said} for role in _LAYOUT
+    )
+    split = layout.pop("sequence_parallel", False) or layout.get("tp", 1) == 1
+    gpus = rollout.pop("gpus", said["train.gpus"])
+    run = {DESCRIBED.get(name, name.rpartition(".")[2]): value for name, value in said.items()}
+    return RunDescription(
+        **{name: value for name, value in run.items() if name in _RUN},
+        rollout_gpus=None if said["shared"] else gpus,
+        layout=training_layout(said["train.gpus"], sequence_parallel=split, **layout),
+        rollout=rollout_layout(gpus, replicas=rollout.pop("dp", None), **rollout),
+    )

@@ -1,0 +1,400 @@
+"""slime's flags, Megatron's and SGLang's among them: one row each, written from a plan and read.
+
+Flags and defaults: slime/utils/arguments.py, slime/backends/*/arguments.py (THUDM/slime at 624b824).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Setting, memory, predicted
+from rlhfsim.frameworks.fields import Fields
+from rlhfsim.frameworks.table import (
+    ABOVE_ZERO,
+    FROM_ROLLOUT,
+    Fixed,
+    Key,
+    Table,
+    choice,
+    flag,
+    kept,
+    like,
+    limit,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
+
+ESTIMATORS: dict[Algorithm, str] = {
+    "ppo": "ppo",
+    "grpo": "grpo",
+    "dr-grpo": "grpo",
+    "reinforce++": "reinforce_plus_plus",
+}
+OTHERS: dict[str, Algorithm] = {
+    "reinforce_plus_plus_baseline": "reinforce++",
+    "gspo": "grpo",
+    "cispo": "grpo",
+}
+"""Estimators that are read, beside those that are written."""
+POLICY, STEPS, REFERENCE = "hf_checkpoint", "num_steps_per_rollout", "ref_load"
+"""Keys that no row reads."""
+MARKS = (
+    POLICY,
+    REFERENCE,
+    STEPS,
+    "rollout_num_gpus",
+    "rollout_max_",
+    "sglang_",
+    "use_dynamic_batch_size",
+    "log_probs_max_tokens_per_gpu",
+)
+"""Beginnings of keys that no other framework has."""
+CONCURRENCY = 512
+"""Samples that slime sends to an engine at a time, where the flag is not given."""
+SHARE = 0.85
+"""SGLang works its share of the memory out; about this much on GPUs of 80 GB."""
+VERSIONS = 2.0
+"""Policy versions over which the fully asynchronous rollout generates: it keeps no limit."""
+KL_COEFFICIENT = 0.001
+"""Above 0, or the reference is not read; how large is not the plan's to say."""
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+DRAFTING = {"ngram": "NGRAM", "mtp": "EAGLE", "eagle": "EAGLE3", "draft": "STANDALONE"}
+"""What drafts -> SGLang's algorithm."""
+CHUNK_ROWS = 1024
+"""Tokens of a chunk where an export asks for chunks."""
+CHUNKED = Head(
+    train_bytes=10,
+    score_bytes=6,
+    source="slime, utils/ppo_utils.py, calculate_log_probs_and_entropy: copies of a chunk of tokens alone "
+    "stand beside the FP32 logits and their BF16 origin while scoring; in training those that the backward "
+    "pass needs stay",
+)
+"""Around the logits with `--log-probs-chunk-size`."""
+
+
+# --- what no row can say ------------------------------------------------------------------------------------
+
+
+def _algorithm(s: FrameworkSettings) -> Algorithm:
+    name = s.text("advantage_estimator", default="grpo")
+    found = OTHERS.get(name) or {word: name for name, word in reversed(ESTIMATORS.items())}.get(name, "grpo")
+    return "dr-grpo" if found == "grpo" and s.flag("disable_grpo_std_normalization") else found
+
+
+def _submitted(plan: Plan) -> int | None:
+    """Prompts that are generated together, where they are more than those that are trained on."""
+    work, sampling = plan.workload, plan.workload.dynamic_sampling
+    prompts = work.prompts if sampling is None else max(work.prompts, sampling.prompts_of(work.prompts))
+    prompts = max(prompts, math.ceil(work.prompts * (1 + work.oversampling)))
+    return prompts if prompts > work.prompts else None
+
+
+def _sampling(s: FrameworkSettings, prompts: int) -> dict[str, Any]:
+    """Groups that a filter throws away, prompts beyond the batch, and turns that a user's own code plays."""
+    each = s.whole("over_sampling_batch_size", default=prompts)
+    if s.find("custom_generate_function_path") is not None:
+        return {"environment": environment(s)}
+    if s.find("dynamic_sampling_filter_path") is not None:
+        return {"dynamic_sampling": dynamic_sampling(s, prompts, each, None)}
+    return {"oversampling": max(0.0, each / max(1, prompts) - 1)}
+
+
+def _schedule(s: FrameworkSettings, read: Fields) -> tuple[float, bool]:
+    """Policy versions of lag, and whether samples go on over an update."""
+    if "fully_async" in str(s.find("rollout_function_path") or ""):
+        return s.share("rollout_staleness", default=VERSIONS), True
+    interval = s.count("update_weights_interval")
+    listed = s.find("rank") is not None  # with all defaults, as Megatron prints its arguments
+    stale = "async" in str(s.find("entry_point") or "") or (interval or 0) > listed
+    return float(stale and not read["shared"]), False
+
+
+def _old_logprobs(s: FrameworkSettings, algorithm: Algorithm, updates: int) -> OldLogprobs:
+    """Those of the rollout if asked for; of the training pass where a rollout is one optimizer step."""
+    if s.flag("use_rollout_logprobs"):
+        return "rollout"
+    apart = algorithm == "ppo" or s.text("advantage_estimator", default="grpo") == "gspo"
+    reused = updates == 1 and not apart and s.share("kl_coef", default=0.0) == 0
+    return "reused" if reused else "recompute"
+
+
+def _ends(plan: Plan) -> Iterator[Setting]:
+    layout = plan.placement.actor.layout
+    layers = resolve_model(plan.workload.model).num_layers if layout.pp > 1 else 1
+    for end, count in ends(layers, layout.pp).items():
+        yield Setting(key=f"--decoder-{end}-pipeline-num-layers", value=count, why=f"of {layers} layers")
+
+
+def ends(layers: int, stages: int) -> dict[str, int]:
+    """Layers of the first and the last stage where they do not split evenly: Megatron asks for these."""
+    if layers % stages == 0:
+        return {}
+    each = math.ceil(layers / stages)
+    if (last := layers - each * (stages - 1)) > 0:
+        return {"last": last}
+    if (both := layers - each * (stages - 2)) > 1:
+        return {"first": math.ceil(both / 2), "last": both // 2}
+    return {"last": layers - (each - 1) * (stages - 1)}
+
+
+def _virtual_stages(s: FrameworkSettings, pp: int, model: str) -> int:
+    if s.find("num_layers_per_virtual_pipeline_stage") is None:
+        return s.whole("num_virtual_stages_per_pipeline_rank", default=1)
+    layers = s.whole("num_layers", default=resolve_model(model).num_layers)
+    return max(1, layers // (max(1, pp) * s.whole("num_layers_per_virtual_pipeline_stage", least=1)))
+
+
+def _software(s: FrameworkSettings) -> Software | None:
+    """Log-probs in chunks; None: of all tokens at once (its default, -1)."""
+    if str(s.find("log_probs_chunk_size") or -1).startswith("-"):
+        return None
+    return replace(default_software("megatron"), head=CHUNKED)
+
+
+def _drafting(plan: Plan) -> Iterator[Setting]:
+    drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
+    if drafted is None:
+        return
+    prefix = "--sglang-speculative"
+    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+    yield Setting(key=f"{prefix}-algorithm", value=DRAFTING[drafted.method], why=why)
+    if drafted.method != "ngram":
+        yield Setting(key=f"{prefix}-num-steps", value=drafted.draft_tokens)
+        yield Setting(key=f"{prefix}-eagle-topk", value=1)
+    yield Setting(key=f"{prefix}-num-draft-tokens", value=drafted.draft_tokens + 1, why="the last token too")
+    if drafted.method in ("draft", "eagle"):
+        yield Setting(key=f"{prefix}-draft-model-path", value="${DRAFT_MODEL}")
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    algorithm, model, shared = _algorithm(s), s.model(POLICY), read["shared"]
+    samples = read["workload.prompts"] * read["workload.samples"]
+    usual = max(1, round(samples / max(1, read["samples_of_update"])))
+    updates = s.whole(STEPS, default=usual)
+    leaves = algorithm == "ppo" or (shared and not s.flag("no_offload_train")) or s.flag("offload_train")
+    stale, continuous = _schedule(s, read)
+    disk = s.text("update_weight_transport", default="nccl") == "disk"
+    engine, groups = read["rollout.replica_gpus"], read["rollout.attention_dp"]
+    if s.find("sglang_speculative_algorithm"):
+        s.assumed["sglang_speculative_algorithm"] = "none: its acceptance is not in the configuration"
+    return {
+        "workload.algorithm": algorithm,
+        "workload.model": model,
+        "workload.mini_batches": max(1, updates),
+        "workload.packing": True,
+        "workload.kl": s.flag("use_kl_loss") or s.share("kl_coef", default=0.0) != 0,
+        "workload.old_logprobs": _old_logprobs(s, algorithm, updates),
+        **_sampling(s, read["workload.prompts"]),
+        "software": _software(s),
+        "backend": "megatron",
+        "actor.residency": "offloaded" if leaves else "resident",
+        "actor.offload_between": leaves,
+        "reference.residency": "offloaded" if leaves else "swapped",
+        "actor.zero": 1,
+        "actor.vp": _virtual_stages(s, read["actor.pp"], model),
+        "rollout.tp": max(1, engine // (read["rollout.pp"] * groups)),
+        "rollout.dp": max(1, read["rollout.gpus"] // engine),
+        "rollout.max_num_seqs": max(1, min(read["engine.sent"], read["engine.running"]) // groups),
+        "rollout.max_batched_tokens": max(1, read["engine.tokens"] // groups),
+        "rollout.precision": "fp8" if "fp8" in model.lower() else "bf16",
+        "weight_path": "disk" if disk else "ipc" if shared else "broadcast",
+        "schedule.staleness": stale,
+        "schedule.partial_rollout": continuous,
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+_FP8_ROLLOUT = "rollout.precision=fp8"
+_WHERE = (
+    Key("train.nodes", "--actor-num-nodes", 1, why=predicted),
+    Key("train.each", "--actor-num-gpus-per-node", 8),
+    Fixed("--num-gpus-per-node", lambda plan: plan.hardware[0].gpus_per_node),
+    Key("rollout.gpus", "--rollout-num-gpus", lambda read: read["train.gpus"] if read["shared"] else None),
+    Fixed(
+        "--update-weights-interval",
+        1,
+        "!shared schedule.asynchronous",
+        "the rollout never waits for an update",
+    ),
+    Fixed(
+        "--rollout-function-path",
+        FULLY_ASYNC,
+        "!shared schedule.continuous",
+        "samples go on over an update, under the new weights",
+    ),
+    Fixed("--offload-train", True, "!shared actor.residency=offloaded !critic", memory),
+    Key("shared", "--colocate", codec=flag(), why="training and rollout share the GPUs"),
+    Fixed("--no-offload-train", True, "shared stays", memory),
+    Key("rollout.sleep", "--no-offload-rollout", codec=flag(on=0, off=2), when="shared"),
+    Fixed("--update-weight-transport", "disk", "weight_path=disk", of_call("actor.sync")),
+    Fixed("--update-weight-disk-dir", "${SYNC_DIR}", "weight_path=disk"),
+    Fixed("--update-weight-transport", "nccl", "!shared !weight_path=disk", of_call("actor.sync")),
+)
+_BATCH = (
+    Fixed("--prompt-data", "${PROMPTS}"),
+    Fixed("--num-epoch", 1, why="passes over the prompts; --num-rollout N counts steps"),
+    Key("workload.prompts", "--rollout-batch-size", why="prompts"),
+    Key("workload.samples", "--n-samples-per-prompt", 1),
+    Key(
+        "samples_of_update",
+        "--global-batch-size",
+        lambda read: read["workload.prompts"] * read["workload.samples"],
+        why="samples of one optimizer step",
+    ),
+    Fixed(
+        "--over-sampling-batch-size",
+        _submitted,
+        why="prompts at a time: what is left when the batch is full is aborted",
+    ),
+    Fixed("--dynamic-sampling-filter-path", FILTER, "workload.dynamic_sampling", kept),
+    Key("limit.prompt", "--rollout-max-prompt-len", 0, limit()),
+    Key("limit.response", "--rollout-max-response-len", 0, limit()),
+    Key("limit.total", "--rollout-max-context-len", why="prompt and response", read=False),
+    Fixed("--custom-generate-function-path", "${GENERATE}", "workload.environment"),
+)
+_ALGORITHM = (
+    Key("workload.algorithm", "--advantage-estimator", codec=choice(ESTIMATORS), read=False),
+    Fixed("--disable-grpo-std-normalization", True, "workload.algorithm=dr-grpo"),
+    Fixed(
+        "--normalize-advantages",
+        True,
+        "workload.algorithm=reinforce++",
+        "slime refuses the estimator without",
+    ),
+    Fixed("--kl-coef", KL_COEFFICIENT, "kl in_reward", ABOVE_ZERO),
+    Fixed("--kl-loss-coef", KL_COEFFICIENT, "kl !in_reward", ABOVE_ZERO),
+    Fixed("--use-kl-loss", True, "kl !in_reward"),
+    Fixed("--kl-loss-type", "low_var_kl", "kl !in_reward"),
+    Fixed("--ref-load", "${MODEL}", "kl"),
+    Key(
+        "workload.old_logprobs",
+        "--use-rollout-logprobs",
+        codec=flag(on="rollout"),
+        why=FROM_ROLLOUT,
+        read=False,
+    ),
+    Fixed("--rm-type", "remote_rm", "reward"),
+    Fixed("--rm-url", "${REWARD_URL}", "reward"),
+    Fixed("--rm-type", "${REWARD_TYPE}", "!reward"),
+)
+_TRAINING = (
+    Fixed(
+        "--hf-checkpoint", "${FP8_MODEL}", _FP8_ROLLOUT, "the rollout has the precision of this checkpoint"
+    ),
+    Fixed("--hf-checkpoint", "${MODEL}", f"!{_FP8_ROLLOUT}"),
+    Fixed("--load", "${MODEL}"),
+    Key("actor.tp", "--tensor-model-parallel-size", 1, why=of_call("actor.train")),
+    Key("actor.pp", "--pipeline-model-parallel-size", 1),
+    Key("actor.cp", "--context-parallel-size", 1),
+    Key("actor.ep", "--expert-model-parallel-size", 1),
+    Key(
+        "actor.etp",
+        "--expert-tensor-parallel-size",
+        lambda read: read["actor.tp"] if read["actor.ep"] > 1 else 1,
+    ),
+    _ends,
+    Key("actor.vp", "--num-virtual-stages-per-pipeline-rank", 1, quiet=True, read=False),
+    Key("actor.sequence_parallel", "--sequence-parallel", codec=flag()),
+    Key(
+        "actor.recompute",
+        "--recompute-granularity",
+        "none",
+        choice({"full": "full", "selective": "selective"}, "none"),
+        why=of_held("actor.train", "actor"),
+    ),
+    Fixed("--recompute-method", "uniform", "actor.recompute=full"),
+    Fixed("--recompute-num-layers", 1, "actor.recompute=full"),
+    Key("actor.offload_optimizer", "--optimizer-cpu-offload", codec=flag(on="cpu", off="none"), why=memory),
+    Key(
+        "actor.offload_fraction",
+        "--optimizer-offload-fraction",
+        1.0,
+        number(),
+        when="actor.offload_optimizer=cpu",
+    ),
+    Fixed("--overlap-cpu-optimizer-d2h-h2d", True, "actor.offload_optimizer=cpu"),
+    Fixed("--use-precision-aware-optimizer", True, "actor.offload_optimizer=cpu"),
+    Key("workload.gradients", "--grad-reduce-in-bf16", codec=flag(on="bf16", off="backend")),
+    Fixed("--accumulate-allreduce-grads-in-fp32", True, "!workload.gradients=bf16"),
+    Fixed("--transformer-impl", "transformer_engine", "workload.train_precision=fp8"),
+    Key("workload.train_precision", "--fp8-format", codec=marked("fp8", "e4m3", mark="")),
+    Fixed("--fp8-recipe", "blockwise", "workload.train_precision=fp8"),
+    Fixed("--attention-dropout", 0.0, why="Megatron's own is 0.1"),
+    Fixed("--hidden-dropout", 0.0),
+    Key("actor.micro_batch", "--micro-batch-size", 1, whole(floor=1), when="!packs"),
+    Key("packs", "--use-dynamic-batch-size", codec=flag()),
+    Key("actor.pack_tokens", "--max-tokens-per-gpu", when="packs"),
+    Key("actor.score_pack_tokens", "--log-probs-max-tokens-per-gpu", like("actor.pack_tokens"), when="packs"),
+    Fixed("--log-probs-chunk-size", CHUNK_ROWS, "chunked", "logits of scoring in chunks of tokens"),
+)
+_ROLLOUT = (
+    Key("rollout.replica_gpus", "--rollout-num-gpus-per-engine", 1, whole(1), why=of_call("actor.generate")),
+    Key("rollout.pp", "--sglang-pp-size", 1, whole(1), also=("sglang_pipeline_parallel_size",)),
+    Key("rollout.ep", "--sglang-ep-size", 1, also=("sglang_expert_parallel_size",)),
+    Key(
+        "rollout.attention_dp",
+        "--sglang-dp-size",
+        1,
+        whole(1),
+        also=("sglang_data_parallel_size",),
+        quiet=True,
+    ),
+    Fixed("--sglang-enable-dp-attention", True, "rollout.attention_dp>1"),
+    Key(
+        "rollout.memory_utilization",
+        "--sglang-mem-fraction-static",
+        SHARE,
+        number(),
+        why=of_held("actor.generate", "rollout"),
+    ),
+    Key("engine.running", "--sglang-max-running-requests", like("engine.sent"), why="of a whole engine"),
+    Key("engine.sent", "--sglang-server-concurrency", CONCURRENCY, why="slime sends no more to an engine"),
+    Key("engine.tokens", "--sglang-chunked-prefill-size", lambda read: 8192 * read["rollout.attention_dp"]),
+    Key("rollout.cuda_graphs", "--sglang-disable-cuda-graph", codec=flag(on=False, off=True)),
+    Key("rollout.kv_precision", "--sglang-kv-cache-dtype", codec=marked("fp8", "fp8_e4m3")),
+    _drafting,
+)
+
+
+def _engine(plan: Plan, field: str) -> int | None:
+    """A limit of a whole engine, all its attention-data-parallel groups together."""
+    layout = plan.placement.rollout.layout if plan.placement.rollout else None
+    return getattr(layout, field) * layout.attention_dp if layout else None
+
+
+def _chunked(plan: Plan) -> bool:
+    software = plan.placement.software
+    return software is not None and software.head == CHUNKED
+
+
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training": _TRAINING,
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    {
+        "engine.running": lambda plan: _engine(plan, "max_num_seqs"),
+        "engine.sent": lambda plan: _engine(plan, "max_num_seqs"),
+        "engine.tokens": lambda plan: _engine(plan, "max_batched_tokens"),
+        "chunked": _chunked,
+    },
+)

@@ -1,0 +1,283 @@
+"""A framework's keys, one row each: written from the fields of a plan, and read back into them.
+
+    Key("rollout.pp", "--sglang-pp-size", 1, also=("sglang_pipeline_parallel_size",))
+
+Law: what is written of a field that a row names reads back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Section, Setting, Value, call, held
+from rlhfsim.frameworks.fields import Fields, PlanFields, described
+from rlhfsim.plan import Plan
+
+Why = str | Callable[[Plan], str]
+ABOVE_ZERO = "above 0, so that the reference is read; how large is yours to choose"
+FROM_ROLLOUT = "old log-probs are those of the rollout: one forward pass less"
+
+
+# --- what a key holds ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the value of a field is written, and read from the first of several keys that is set."""
+
+    write: Callable[[Any], Value]
+    """None: not written."""
+    read: Callable[[FrameworkSettings, tuple[str, ...], Any], Any]
+    values: tuple[Any, ...] | None = None
+    """The values that it can say; None: all."""
+
+
+def whole(least: int = 0, floor: int | None = None) -> Codec:
+    """A whole number of at least `least`; what is below `floor` counts as it."""
+
+    def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int:
+        number = s.whole(*keys, default=default, least=least)
+        return number if floor is None else max(floor, number)
+
+    return Codec(lambda value: value, read)
+
+
+WHOLE = whole()
+
+
+def number() -> Codec:
+    """A number."""
+    return Codec(lambda value: value, lambda s, keys, default: s.share(*keys, default=default))
+
+
+def limit() -> Codec:
+    """A whole number; 0 is none."""
+    return Codec(lambda value: value, lambda s, keys, default: s.whole(*keys, default=default) or None)
+
+
+def flag(on: Any = True, off: Any = False, *, both: bool = False) -> Codec:
+    """True for the value `on`, false or not written for `off`; `both`: also false is written."""
+
+    def write(value: Any) -> Value:
+        return value == on if both or value == on else None
+
+    def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> Any:
+        return on if s.flag(*keys, default=default == on) else off
+
+    return Codec(write, read, (on, off))
+
+
+def choice(names: Mapping[Any, str], other: Any = None) -> Codec:
+    """A word for each value; `other` is what every other word means, and is not written."""
+    meant = {word: value for value, word in reversed(tuple(names.items()))}
+
+    def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> Any:
+        return meant.get(s.text(*keys, default=names.get(default, default)), other)
+
+    return Codec(names.get, read, (*names, other))
+
+
+def marked(value: str, word: Value, other: str = "bf16", mark: str | None = None) -> Codec:
+    """`word` for a value, which every word with `mark` in it means; another value is not written."""
+    sign = value if mark is None else mark
+
+    def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> str:
+        found = s.find(*keys)
+        return value if found and sign in str(found) else other
+
+    return Codec(lambda said: word if said == value else None, read, (value, other))
+
+
+def like(name: str) -> Callable[[Fields], Any]:
+    """The default of a key that is another field."""
+    return lambda read: read[name]
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that says a field."""
+
+    field: str
+    key: str
+    """As it is written: with dashes or signs of the command line."""
+    default: Any = None
+    """The framework's own, or a function of the fields; None: a configuration must say it, or the codec's."""
+    codec: Codec = WHOLE
+    also: tuple[str, ...] = ()
+    """Names of other releases, as they are read."""
+    when: str = ""
+    """See `holds`; otherwise neither written nor read."""
+    why: Why = ""
+    quiet: bool = False
+    """Not written where it says the default."""
+    read: bool = True
+    """Whether this row reads the field; otherwise `Table.rest` does, or nothing."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names under which it is read."""
+        return (bare(self.key), *self.also)
+
+    def settings(self, plan: Plan, given: Fields) -> Iterator[Setting]:
+        """The key of a plan, where it is written."""
+        if holds(self.when, given) and not (self.quiet and given[self.field] == self.default):
+            value = self.codec.write(given[self.field])
+            if value is not None:
+                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+
+    def value(self, s: FrameworkSettings, read: Fields) -> Any:
+        """The field as a configuration says it."""
+        default = self.default(read) if callable(self.default) else self.default
+        return self.codec.read(s, self.names, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A key that is written and says no field."""
+
+    key: str
+    value: Value | Callable[[Plan], Value]
+    """None of a function: not written."""
+    when: str = ""
+    why: Why = ""
+
+    def settings(self, plan: Plan, given: Fields) -> Iterator[Setting]:
+        """The key, where it is written."""
+        if holds(self.when, given):
+            value = self.value(plan) if callable(self.value) else self.value
+            if value is not None or not callable(self.value):
+                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+
+
+Rule = Callable[[Plan], Iterable[Setting]]
+"""Keys that no row can write; `Table.rest` reads what they say."""
+Row = Key | Fixed | Rule
+
+
+def _said(why: Why, plan: Plan) -> str:
+    return why if isinstance(why, str) else why(plan)
+
+
+def bare(key: str) -> str:
+    """A key as settings hold it, without the marks of Hydra (`+`) and of a command line (`--`)."""
+    return key.lstrip("+-").replace("-", "_")
+
+
+def holds(when: str, given: Fields) -> bool:
+    """Whether all conditions hold: `a` is true, `!a` is not, `a=x` is the word x, `a>1` is above 1."""
+    return all(_holds(condition, given) for condition in when.split())
+
+
+def _holds(condition: str, given: Fields) -> bool:
+    name, equals, word = condition.lstrip("!").partition("=")
+    name, above, least = name.partition(">")
+    value = given[name]
+    found = str(value) == word if equals else value > int(least) if above else bool(value)
+    return found != condition.startswith("!")
+
+
+def kept(plan: Plan) -> str:
+    """The share of groups that dynamic sampling keeps, as a reason."""
+    sampling = plan.workload.dynamic_sampling
+    return f"{sampling.kept:.0%} of the groups are expected to be kept" if sampling else ""
+
+
+def of_call(name: str) -> Callable[[Plan], str]:
+    """What is predicted of a call, as a reason."""
+    return lambda plan: call(plan, name)
+
+
+def of_held(phase: str, role: str) -> Callable[[Plan], str]:
+    """What a GPU of a role's pool holds during a phase, as a reason."""
+    return lambda plan: held(plan, phase, plan.placement.roles[role].pool)
+
+
+# --- a table ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """All keys of a framework that a plan or a step's price has to do with."""
+
+    sections: Mapping[str, tuple[Row, ...]]
+    """Title -> rows, in the order in which they are written."""
+    rest: Callable[[FrameworkSettings, Fields], Mapping[str, Any]]
+    """Fields that no row reads, out of a configuration and the fields of rows."""
+    planned: Mapping[str, Callable[[Plan], Any]] = field(default_factory=dict)
+    """Fields of its own, as those of `PLANNED`."""
+
+    @cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """Rows that say a field."""
+        return tuple(row for rows in self.sections.values() for row in rows if isinstance(row, Key))
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Keys under which a field is read, the newest first."""
+        return next(key.names for key in self.keys if key.field == name)
+
+    def key(self, name: str) -> str:
+        """The newest key under which a field is read."""
+        return self.names(name)[0]
+
+    @property
+    def batch(self) -> dict[str, str]:
+        """Keys of prompts and of samples, as readers of logs look for them."""
+        return {name: self.key(f"workload.{name}") for name in ("prompts", "samples")}
+
+    def write(self, plan: Plan) -> tuple[Section, ...]:
+        """A plan in keys, without sections that have none."""
+        given = PlanFields(plan, self.planned)
+        said = {
+            title: tuple(
+                setting
+                for row in rows
+                for setting in (row.settings(plan, given) if isinstance(row, Key | Fixed) else row(plan))
+            )
+            for title, rows in self.sections.items()
+        }
+        return tuple(Section(title=title, settings=settings) for title, settings in said.items() if settings)
+
+    def read(self, s: FrameworkSettings) -> Reading:
+        """The fields that a configuration says."""
+        return Reading(self, s)
+
+    def describe(self, s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+        """The run of a configuration."""
+        return described(Reading(self, s).all())
+
+
+class Reading:
+    """Fields of a configuration, each read when it is first asked for: what decides nothing is not."""
+
+    def __init__(self, table: Table, settings: FrameworkSettings) -> None:
+        """Nothing is read yet."""
+        self._table, self._settings = table, settings
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a field; None where no row says it under these conditions."""
+        if name not in self._values:
+            rows = (k for k in self._table.keys if k.field == name and k.read and holds(k.when, self))
+            row = next(rows, None)
+            self._values[name] = row.value(self._settings, self) if row else self._follows(name)
+        return self._values[name]
+
+    def _follows(self, name: str) -> Any:
+        """A field that follows from those of rows."""
+        if name == "train.gpus":
+            return self["train.nodes"] * self["train.each"]
+        return None
+
+    def all(self) -> dict[str, Any]:
+        """Every field that is said."""
+        said = {key.field: self[key.field] for key in self._table.keys} | {"train.gpus": self["train.gpus"]}
+        said |= self._table.rest(self._settings, self)
+        return {name: value for name, value in said.items() if value is not None}

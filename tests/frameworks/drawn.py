@@ -1,0 +1,174 @@
+"""Plans that a framework runs, drawn by changing the fields of a few that were estimated once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import exporter
+from rlhfsim.frameworks.refusal import check_runs
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
+from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
+from tests.frameworks.test_accepted import RULES, plan, workload
+
+MODELS = ("qwen2.5-7b", "qwen2.5-7b", "qwen3-30b-a3b")
+
+
+@cache
+def estimated() -> Plan:
+    """The plan whose prediction, models and hardware all drawn ones keep."""
+    return plan(workload("grpo"), "fsdp2", {"dp": 8, "zero": 3, "micro_batch": 2}, {"tp": 2, "dp": 4})
+
+
+def drawn_plans(name: str, count: int, seed: int = 0) -> Iterator[Plan]:
+    """`count` plans that the framework runs and its export writes."""
+    rng, found = random.Random(f"{name} {seed}"), 0
+    while found < count:
+        try:
+            drawn = draw(name, rng)
+            check_runs(drawn, framework(name), frozenset())
+            exporter(name).write(drawn)
+        except RlhfsimError:
+            continue  # no such plan, or not for this framework
+        found += 1
+        yield drawn
+
+
+def draw(name: str, rng: random.Random) -> Plan:
+    """A plan for a training backend of the framework."""
+    runs = framework(name)
+    backend: Backend = rng.choice(list(runs.trainers))
+    pick = rng.choice
+    work = _workload(rng, runs.algorithms)
+    apart = pick((0, 0, 8, 16))
+    layout = _layout(rng, backend)
+    placed = RolePlacement(
+        pool="train",
+        layout=layout,
+        residency=pick(("resident", "offloaded")),
+        offload_between=pick((False, True)),
+    )
+    scoring = replace(placed, residency=pick(("resident", "offloaded", "swapped")), offload_between=False)
+    pools = [ResourcePool(name="train", start=0, gpus=layout.gpus)]
+    if apart:
+        pools.append(ResourcePool(name="rollout", start=layout.gpus, gpus=apart))
+    rollout = RolloutPlacement(
+        pool=pools[-1].name, layout=_rollout(rng, work, pools[-1].gpus), sleep=0 if apart else pick((0, 1, 2))
+    )
+    placement = Placement(
+        pools=tuple(pools),
+        actor=placed,
+        critic=placed if work.has_critic else None,
+        rollout=rollout if work.generates else None,
+        reference=scoring if work.has_reference else None,
+        reward=replace(scoring, residency="resident") if work.has_reward_model else None,
+        weight_path=pick(("broadcast", "p2p", "disk")) if apart else pick(("ipc", "disk")),
+        backend=backend,
+        schedule=Schedule(
+            **pick(({}, {"staleness": 1}, {"staleness": pick((2, 4)), "partial_rollout": True}))
+        )
+        if apart
+        else Schedule(),
+    )
+    hardware = replace(estimated().hardware[0], gpus=layout.gpus + apart)
+    return replace(estimated(), hardware=(hardware,), workload=work, placement=placement)
+
+
+def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
+    pick = rng.choice
+    prompts, samples = pick((64, 96, 128, 512)), pick((4, 8, 16))
+    algorithm = pick(algorithms)
+    changes: dict[str, Any] = {
+        "model": pick(MODELS),
+        "prompts": prompts,
+        "samples": samples,
+        "mini_batches": pick((1, 2, 4)),
+        "epochs": pick((1, 1, 2)),
+        "packing": pick((True, True, False)),
+        "gradients": pick(("backend", "bf16", "fp32")),
+        "kl": pick((True, False)),
+        "old_logprobs": pick(("recompute", "recompute", "rollout", "reused")),
+        "lora": pick((None, None, Lora(rank=pick((8, 32)), base=pick(("bf16", "nf4"))))),
+        "optimizer": pick(("adam", "adam", "adam8bit")),
+        "train_precision": pick(("bf16", "bf16", "fp8")),
+        "rollout_precision": pick(("bf16", "bf16", "fp8")),
+        "kv_precision": pick(("bf16", "bf16", "fp8")),
+        "oversampling": pick((0.0, 0.0, 0.5)),
+        "prompt_len": Fixed(value=pick((256, 1024))),
+        "response_len": Fixed(value=pick((1024, 3072))),
+        "reward": pick((RULES, RULES, RULES, Reward(model="qwen2.5-1.5b"))),
+        "environment": pick((None, None, None, Environment(turns=2))),
+        "dynamic_sampling": pick(
+            (None, None, DynamicSampling(kept=0.5, gen_prompts=pick((None, 2 * prompts)), max_gen_batches=10))
+        ),
+    }
+    kept = {
+        field: value for field, value in changes.items() if rng.random() < 0.5 or field in ("prompts", "kl")
+    }
+    return workload(algorithm, **kept)
+
+
+def _layout(rng: random.Random, backend: Backend) -> Layout:
+    pick = rng.choice
+    packs: dict[str, Any] = {"pack_tokens": pick((4096, 8192)), "score_pack_tokens": pick((None, 16384))}
+    given: dict[str, Any] = pick((packs, {"micro_batch": pick((1, 2, 4))}))
+    given |= {"dp": pick((2, 4, 8)), "cp": pick((1, 1, 2)), "recompute": pick(("none", "selective", "full"))}
+    host = {"offload_optimizer": "cpu"}
+    if backend == "megatron":
+        pp, ep = pick((1, 2, 4)), pick((1, 1, 2))
+        tp = pick((1, 2, 4))
+        given |= {"tp": tp, "pp": pp, "ep": ep, "zero": 1, "vp": pick((1, 2)) if pp > 1 else 1}
+        given |= {"etp": pick((1, tp)) if ep > 1 else 1}
+        given |= pick(({}, {}, host, host | {"offload_fraction": 0.5}))
+        given |= {"sequence_parallel": pick((True, True, False))}
+    else:
+        host |= {"offload_params": "cpu"} if backend == "fsdp2" else {}
+        zero = pick((2, 3))
+        given |= {"zero": zero, "tp": pick((1, 1, 2)), "sequence_parallel": pick((True, False))}
+        given |= {"shards": pick((None, None, 2))} | pick(({}, {}, host))
+    return Layout(**given)
+
+
+def _rollout(rng: random.Random, work: Workload, gpus: int) -> RolloutLayout:
+    pick = rng.choice
+    tp, pp, groups = pick((1, 2, 4)), pick((1, 1, 2)), pick((1, 1, 2))
+    fits = [
+        (a, b, c)
+        for a, b, c in ((tp, pp, groups), (tp, 1, groups), (tp, 1, 1), (1, 1, 1))
+        if gpus % (a * b * c) == 0
+    ]
+    tp, pp, groups = fits[0]
+    drafts = pick(
+        (None, None, Speculation(method=pick(("ngram", "mtp")), draft_tokens=pick((2, 4)), acceptance=0.6))
+    )
+    return RolloutLayout(
+        tp=tp,
+        pp=pp,
+        attention_dp=groups,
+        ep=pick((1, tp * groups)) if work.model != "qwen2.5-7b" else 1,
+        dp=gpus // (tp * pp * groups),
+        max_num_seqs=pick((128, 256, 256, 1024)),
+        max_batched_tokens=pick((8192, 8192, 16384)),
+        memory_utilization=pick((0.5, 0.7, 0.85)),
+        cuda_graphs=pick((True, False)),
+        precision=work.rollout_precision,
+        kv_precision=work.kv_precision,
+        speculation=drafts if rng.random() < 0.3 else None,
+    )

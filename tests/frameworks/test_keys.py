@@ -1,0 +1,111 @@
+"""One row a key: what is written of a plan's field reads back as it was, and no other module spells the key."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import rlhfsim.frameworks
+from rlhfsim.frameworks.configuration.keys import key_table
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, FrameworkSettings
+from rlhfsim.frameworks.export import exporters
+from rlhfsim.frameworks.fields import PlanFields
+from rlhfsim.frameworks.table import Key, Table, bare, holds
+from rlhfsim.plan import Plan
+from tests.frameworks.drawn import drawn_plans
+
+FOLDERS = Path(rlhfsim.frameworks.__file__).parent
+TABLES = [name for name in exporters() if (FOLDERS / name.replace("-", "_") / "keys.py").is_file()]
+
+
+def table_of(name: str) -> Table:
+    found: Table = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.keys").TABLE
+    return found
+
+
+def changed(table: Table, plan: Plan) -> Iterator[str]:
+    """Fields that a row can say of the plan and that read back as something else."""
+    given = PlanFields(plan, table.planned)
+    values = {bare(s.key): s.value for section in table.write(plan) for s in section.settings}
+    reading = table.read(FrameworkSettings({**values, NAMED_MODEL: plan.workload.model}, "written"))
+    said = reading.all()
+    for key in table.keys:
+        if not sayable(key, given):
+            continue
+        if key.read or key.field in said:
+            value, again = given[key.field], said.get(key.field)
+            if value != again:
+                yield f"{key.key}: {key.field} {value} -> {again}"
+
+
+def sayable(key: Key, given: PlanFields) -> bool:
+    """Whether the row says the field of this plan."""
+    value = given[key.field] if holds(key.when, given) else None
+    return value is not None and (key.codec.values is None or value in key.codec.values)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_that_a_row_names_reads_back_as_it_was_written(name: str) -> None:
+    table = table_of(name)
+    found = {line for plan in drawn_plans(name, 1000) for line in changed(table, plan)}
+    assert sorted(found) == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_drawn(name: str) -> None:
+    table = table_of(name)
+    plans = [PlanFields(plan, table.planned) for plan in drawn_plans(name, 300)]
+    assert [key.key for key in table.keys if not any(sayable(key, given) for given in plans)] == []
+
+
+# --- one home -----------------------------------------------------------------------------------------------
+
+
+def literals(path: Path) -> Iterator[str]:
+    """Strings of a module, those put together of its constants among them, but documentation."""
+    tree = ast.parse(path.read_text())
+    constants: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets = node.targets[0]
+            names = targets.elts if isinstance(targets, ast.Tuple) else [targets]
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            for target, value in zip(names, values, strict=False):
+                text = spelled(value, constants)
+                if isinstance(target, ast.Name) and text is not None:
+                    constants[target.id] = text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and (text := spelled(node, constants)) is not None:
+            yield text
+
+
+def spelled(node: ast.expr, constants: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name):
+        return None
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            constants.get(part.value.id)
+            if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name)
+            else spelled(part, constants)
+            for part in node.values
+        ]
+        return "".join(part for part in parts if part) if None not in parts else None
+    return None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_key_is_spelled_in_one_module(name: str) -> None:
+    known = key_table(name).keys.keys() | {n for key in table_of(name).keys for n in key.names}
+    homes: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((FOLDERS / name.replace("-", "_")).glob("*.py")):
+        for text in literals(path):
+            if bare(text) in known:
+                homes[bare(text)].add(path.name)
+    assert {key: files for key, files in homes.items() if len(files) > 1} == {}
