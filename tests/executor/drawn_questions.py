@@ -32,8 +32,8 @@ ALGORITHMS = ("ppo", "grpo", "grpo", "rloo", "reinforce++", "dpo", "kto")
 GROUPED = ("grpo", "rloo")
 """Algorithms with several responses a prompt."""
 
-SEARCH_S = 1.0
-"""Longest search: every plan must launch, also one that is not yet the best."""
+SEARCH_S = 6.0
+"""Longest search, on a busy machine too: every plan must launch, also one that is not yet the best."""
 
 
 def question(seed: int) -> Request:

@@ -51,7 +51,7 @@ def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError
 
     monkeypatch.setattr(workers, "search", dies)
-    with pytest.raises(RlhfsimError, match="ended from outside"):
+    with pytest.raises(RlhfsimError, match=r"was ended: signal 9 \(SIGKILL\)"):
         list(local(2)(requests()))
 
 
