@@ -160,14 +160,16 @@ def kv_capacity(
     weights: float,
     activation_peak: float,
     non_torch: float,
-    graphs: float = 0.0,
+    graphs: float,
 ) -> KvCapacity:
     """KV cache of one replica (G7).
 
         bytes = util x total - weights - activation peak - non-torch - graphs
 
-    `total_memory` is what the driver offers. `graphs`: bytes of CUDA graphs that the engine counts
-    inside `util`: none in vLLM V0 and in V1 up to 0.11, which capture after profiling.
+    `total_memory` is what the driver offers. `graphs`: bytes of CUDA graphs, which vLLM counts inside `util`
+    since 0.21 and captured on top of it before. Source: vLLM 0.32.0, `determine_available_memory` of
+    v1/worker/gpu_worker.py; VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS of envs.py is 1. Its estimate grows with
+    the number of captured sizes and can exceed what they take (vLLM issues 45178, 53013).
     Tokens are those of all attention-data-parallel ranks, in whole blocks.
     """
     budget = layout.memory_utilization * total_memory
@@ -223,8 +225,8 @@ def engine_bytes(
 ) -> EngineBytes:
     """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
 
-    The KV pool is what `memory_utilization` of the usable memory leaves (G7); CUDA graphs and the
-    context come on top of that share. Non-torch bytes are those that vLLM logs, and the buffers of an
+    The KV pool is what `memory_utilization` of the usable memory leaves (G7), CUDA graphs inside it; the
+    context comes on top of that share. Non-torch bytes are those that vLLM logs, and the buffers of an
     NCCL communicator for each parallel dimension.
     """
     layout = role.layout
@@ -233,15 +235,22 @@ def engine_bytes(
     groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
     non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
     total = profile.usable_memory.value
+    graphs = profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0
     left, tokens = kv_capacity(
-        model, layout, total_memory=total, weights=full, activation_peak=peak, non_torch=non_torch
+        model,
+        layout,
+        total_memory=total,
+        weights=full,
+        activation_peak=peak,
+        non_torch=non_torch,
+        graphs=graphs,
     )
     return EngineBytes(
         weights=max(0.0, full - shared_weights),
         kv_cache=max(0.0, left),
         profile_peak=peak,
         non_torch=non_torch,
-        cuda_graphs=profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0,
+        cuda_graphs=graphs,
         retained=profile["sleeping_engine_bytes"] if role.sleep_level and layout.tp > 1 else 0.0,
         framework=profile["framework_bytes"],
         kv_tokens=tokens,

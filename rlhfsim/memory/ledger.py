@@ -209,7 +209,7 @@ def no_start(
 
     def item(size: float, coefficient: str) -> Item:
         c = profile.coefficient(coefficient)
-        return Item(size, size * c.low / c.value, size * c.high / c.value)
+        return Item(size, size * c.low / c.value, size * c.high / c.value) if size else Item(0.0, 0.0, 0.0)
 
     one = batch.max_tokens * kv_bytes_per_token(models.actor, rollout.layout)
     weights = rollout_weights(models.actor, rollout.layout)
@@ -217,6 +217,7 @@ def no_start(
         Item(weights, weights * 0.99, weights * 1.02),
         item(held.profile_peak, "sampler_bytes_per_logit"),
         item(held.non_torch, "vllm_non_torch_bytes"),
+        item(held.cuda_graphs, "cuda_graph_bytes"),
         Item(one, one, one),
     )
     return probability_above(items, rollout.layout.memory_utilization * profile.usable_memory.value)

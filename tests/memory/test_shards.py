@@ -9,10 +9,13 @@ import pytest
 from rlhfsim.kernels import layers
 from rlhfsim.memory import kv_cache, states
 from rlhfsim.memory.states import Shard, States
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.workload.workload import Lora
 
+H100 = load_profile("h100_sxm")
 PART = Shard(dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, num_layers=7)
 LLAMA, LITE, NEMOTRON = preset("llama-3.1-8b"), preset("deepseek-v2-lite"), preset("nemotron-h-8b")
 
@@ -323,3 +326,33 @@ def test_states_of_recurrent_layers_take_at_most_their_share() -> None:
     assert kv_cache.states_bytes(NEMOTRON, layout, -5.0) == 0
     assert kv_cache.states_bytes(NEMOTRON, replace(layout, pp=2), 1e15) == pytest.approx(10 * each / 2)
     assert kv_cache.states_bytes(LLAMA, layout, 1e15) == 0
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_cuda_graphs_lie_inside_the_share_of_an_engine(captured: bool) -> None:
+    """vLLM since 0.21: KV cache = share - weights - peak - libraries - graphs, so that all of it is the share."""
+    role = RolloutPlacement(pool="all", layout=RolloutLayout(memory_utilization=0.5, cuda_graphs=captured))
+    held = kv_cache.engine_bytes(LLAMA, role, profile=H100)
+    assert held.cuda_graphs == (H100["cuda_graph_bytes"] if captured else 0)
+    inside = held.weights + held.kv_cache + held.profile_peak + held.non_torch + held.cuda_graphs
+    assert inside == pytest.approx(0.5 * H100.usable_memory.value)
+
+
+def test_an_engine_s_communicators_sleep_and_shortfall_by_hand() -> None:
+    layout = RolloutLayout(tp=2, pp=2, attention_dp=2, memory_utilization=0.5)
+    role = RolloutPlacement(pool="all", layout=layout, sleep=1)
+    held = kv_cache.engine_bytes(LLAMA, role, profile=H100, shared_weights=1e9)
+    full = kv_cache.rollout_weights(LLAMA, layout)
+    assert held.weights == full - 1e9
+    assert held.host == held.weights
+    assert held.non_torch == H100["vllm_non_torch_bytes"] + 3 * H100["nccl_bytes"]
+    assert held.retained == H100["sleeping_engine_bytes"]
+    assert held.framework == H100["framework_bytes"]
+    assert (held.shortfall, held.recreated) == (0, False)
+    alone = replace(role, layout=RolloutLayout(memory_utilization=0.1), sleep=2)
+    short = kv_cache.engine_bytes(LLAMA, alone, profile=H100, shared_weights=1e15)
+    assert (short.weights, short.kv_cache, short.kv_tokens, short.retained, short.host) == (0, 0, 0, 0, 0)
+    needs = kv_cache.rollout_weights(LLAMA, alone.layout) + short.profile_peak + short.non_torch
+    assert short.shortfall == pytest.approx(needs + short.cuda_graphs - 0.1 * H100.usable_memory.value)
+    awake = kv_cache.engine_bytes(LLAMA, replace(role, sleep=0), profile=H100)
+    assert awake.retained == 0
