@@ -17,10 +17,10 @@ from rlhfsim.specs.workload.workload import Workload
 
 Between = Literal["stays", "optimizer leaves", "leaves"]
 """What a trained or scoring role does between its calls."""
-Aspect = Literal["cut", "scoring", "packs", "training", "between", "leaves"]
-"""What several roles may have to share: the cut of their weights, the size of scoring micro-batches (in
-samples or tokens, or only in tokens), how they are trained, what they do between their calls, or only
-whether all of them leaves."""
+Aspect = Literal["cut", "groups", "scoring", "packs", "training", "between", "leaves"]
+"""What several roles may have to share: the cut of their weights, the groups of ranks alone, the size of
+scoring micro-batches (in samples or tokens, or only in tokens), how they are trained, what they do between
+their calls, or only whether all of them leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Same:
-    """An aspect that one key says for several roles."""
+    """An aspect that one key says for several roles, or that one process has once for all of them."""
 
     aspect: Aspect
     roles: tuple[str, ...]
+    backends: tuple[Backend, ...] | None = None
+    """Training backends for which that is so; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,10 @@ class Says:
     """Training backends that cut a sequence over ranks only where samples are packed."""
     adapters_alone: tuple[Backend, ...] = ()
     """Training backends that send adapters alone, never merged."""
+
+    def alike(self, backend: Backend) -> tuple[Same, ...]:
+        """What several roles share where this backend trains."""
+        return tuple(each for each in self.same if each.backends is None or backend in each.backends)
 
     def places(self, *, shares: bool) -> Places:
         """Of a role that shares its GPUs or not, see `moves_with`."""
@@ -146,6 +152,8 @@ def value_of(aspect: Aspect, placed: RolePlacement | RolloutPlacement, backend: 
     match aspect:
         case "cut":
             return *model_cut(layout, backend), layout.zero == 3
+        case "groups":
+            return layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.vp
         case "scoring":
             return layout.pack(scoring=True), layout.micro_batch
         case "packs":

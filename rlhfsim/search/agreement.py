@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlhfsim.frameworks.runs import Runs
+from rlhfsim.frameworks.says import Same
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.dominance import mixed
 from rlhfsim.search.options import OptionTable
@@ -28,10 +28,12 @@ class Agreement:
     """Whether some of the roles have other GPUs."""
 
 
-def agreements(runs: Runs | None, present: Collection[str], group: Collection[str]) -> tuple[Agreement, ...]:
+def agreements(
+    alike: Sequence[Same], present: Collection[str], group: Collection[str]
+) -> tuple[Agreement, ...]:
     """Those that roles of a pool take part in, in plans with the roles `present`."""
     found = []
-    for column, same in enumerate(runs.says.same if runs else ()):
+    for column, same in enumerate(alike):
         members = set(present) & set(same.roles)
         if len(members) > 1 and members & set(group):
             outside = bool(members - set(group))

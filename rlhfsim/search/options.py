@@ -89,8 +89,8 @@ class OptionTable:
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
     agreed: Ints | None = None
-    """(n, `Says.same`) a number for what one key says for several roles, 0 where it is not about this one;
-    None: no key does so."""
+    """(n, `Request.alike`) a number for what several roles share, 0 where it is not about this one; None:
+    they share nothing."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
     _least: LeastOfRole | None = field(default=None, init=False, repr=False)
 
@@ -202,8 +202,8 @@ def rollout_variants(
 
 
 def agreed(request: Request, name: str, roles: Sequence[AnyRolePlacement]) -> Ints | None:
-    """(n, `Says.same`) numbers of what one key of the framework says for several roles."""
-    same = request.runs.says.same if request.runs else ()
+    """(n, `Request.alike`) numbers of what one key of the framework says for several roles."""
+    same = request.alike
     if not same:
         return None
     columns = [

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, Runs, framework, frameworks, runner_of
+from rlhfsim.frameworks.says import Same
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
@@ -161,6 +162,11 @@ class Request(_Runner):
         except AttributeError:
             object.__setattr__(self, "_runs", self._runner())
             return self._runs
+
+    @property
+    def alike(self) -> tuple[Same, ...]:
+        """What roles must share because the framework says or sets it up once for several of them."""
+        return self.runs.says.alike(self.backend) if self.runs else ()
 
     def _runner(self) -> Runs | None:
         if self.framework == ANY:

@@ -275,7 +275,7 @@ class Subproblems:
 
     def _agreement(self, group: Sequence[str]) -> tuple[Agreement, ...]:
         """What one key of the framework says for roles of a pool and for others of the plan."""
-        return agreements(self.request.runs, roles_of(self.request, self.models), group)
+        return agreements(self.request.alike, roles_of(self.request, self.models), group)
 
     def _sync_bytes(self, partition: Partition, group: Sequence[str], index: int) -> SyncBytes:
         if not any(role in group for role in ENDS):

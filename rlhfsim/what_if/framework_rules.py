@@ -29,8 +29,8 @@ def rules_broken(request: Request) -> Iterator[str]:
 
 def _one_key(request: Request, runs: Runs) -> Iterator[str]:
     """Degrees that are fixed differently for roles whose models one key cuts."""
-    for same in runs.says.same:
-        for degree in CUT if same.aspect == "cut" else ():
+    for same in runs.says.alike(request.backend):
+        for degree in CUT if same.aspect in ("cut", "groups") else ():
             fixed = {role: request.fix.get(role, {}).get(degree) for role in same.roles}
             given = {role: value for role, value in fixed.items() if value is not None}
             if len(set(given.values())) > 1:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from rlhfsim.cli.main import cli
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl.configuration import CONFIGURATION, describe
+from rlhfsim.frameworks.verl.export import EXPORT, GROUPS
 from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
 from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.plan import read_plan
 from rlhfsim.validation.cases.rlhf import with_defaults
 from rlhfsim.validation.rows import Row
+from tests.frameworks.test_accepted import plan, workload
 
 
 @pytest.mark.parametrize(
@@ -97,3 +105,32 @@ def test_the_deprecated_micro_batch_counts_all_ranks() -> None:
         for more in ({}, ulysses, own)
     ]
     assert found == [8, 16, 2]
+
+
+def test_roles_of_a_process_share_megatrons_groups(tmp_path: Path) -> None:
+    # 32B: without that rule the reference gets groups of its own, which the process then gives to the actor too
+    asked = ("--gpus", "16", "--model", "qwen2.5-32b", "--algorithm", "ppo", "--framework", "verl")
+    out = tmp_path / "plan.json"
+    found = CliRunner().invoke(
+        cli, ["design", *asked, "--backend", "megatron", "--rules", "workers=64", "--out", str(out)]
+    )
+    assert found.exit_code == 0, found.output
+    placed = read_plan(out).placement
+    roles = (placed.actor, placed.critic, placed.reference)
+    assert len({tuple(getattr(role.layout, name) for name in GROUPS) for role in roles if role}) == 1
+    assert all(role is not None for role in roles)
+
+
+def test_groups_of_its_own_for_a_role_are_said_not_to_be_run() -> None:
+    megatron = {"tp": 4, "pp": 4, "zero": 1}
+    asked = plan(workload("grpo"), "megatron", megatron, {"tp": 4, "dp": 4})
+    reference = asked.placement.reference
+    assert reference is not None
+    assert not any("process" in each.instead for each in EXPORT.write(asked).unsaid)
+    apart = replace(reference, layout=replace(reference.layout, pp=1, dp=4))
+    typed = replace(asked, placement=replace(asked.placement, reference=apart))
+    [said] = [each for each in EXPORT.write(typed).unsaid if "process" in each.instead]
+    assert said.what == "pp 1 for the reference where the actor has 4"
+    assert said.nearest is not None
+    assert said.nearest.placement.reference is not None
+    assert said.nearest.placement.reference.layout.pp == 4

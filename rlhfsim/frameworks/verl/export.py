@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -25,7 +26,7 @@ from rlhfsim.frameworks.export import (
     the_rollout,
     title_of,
 )
-from rlhfsim.frameworks.nearest import with_layouts, with_schedule
+from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.frameworks.verl.reward_model import reward_settings, reward_unsaid
 from rlhfsim.plan import Plan
@@ -45,6 +46,7 @@ ESTIMATORS = {
     "rloo": "rloo",
     "reinforce++": "reinforce_plus_plus",
 }
+GROUPS = ("tp", "pp", "cp", "ep", "etp", "vp")
 NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "TRAIN_FILES": "Parquet file of training prompts",
@@ -340,7 +342,10 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             continue
         if role == "reward":
             yield from reward_unsaid(plan, placed)
-        elif placed.layout.pack_tokens is not None:
+            continue
+        if role != "actor" and plan.placement.backend == "megatron":
+            yield from _other_groups(plan, role, placed)
+        if placed.layout.pack_tokens is not None:
             train, _ = pack_limits(plan, placed.layout)
             if train > placed.layout.pack_tokens:
                 yield Unsaid(
@@ -349,6 +354,21 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     nearest=with_layouts(plan, role, pack_tokens=train),
                     of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
                 )
+
+
+def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsaid]:
+    """Megatron's groups are initialised once in a process, by whichever role comes first."""
+    layout = plan.placement.actor.layout
+    degrees = {name: getattr(layout, name) for name in GROUPS}
+    differing = [name for name in GROUPS if getattr(placed.layout, name) != degrees[name]]
+    if differing:
+        ours = ", ".join(f"{name} {getattr(placed.layout, name)}" for name in differing)
+        yield Unsaid(
+            what=f"{ours} for the {role} where the actor has {', '.join(str(degrees[n]) for n in differing)}",
+            instead="both share a process, whose groups verl initialises once: for the first role",
+            nearest=like_actor(plan, role),
+            of=tuple(f"{role}.layout.{field.name}" for field in fields(Layout)),
+        )
 
 
 def hydra(setting: Setting) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import COMMON, Runs, known_by
-from rlhfsim.frameworks.says import Places, Says
+from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART
@@ -31,6 +31,9 @@ RUNS = Runs(
         alone=Places(sleep=(0,), between={"reward": ("stays",)}),
         own_gpus=("reward",),
         own_gpus_apart=("reward",),
+        same=(  # one process initialises Megatron's groups once: whichever role comes first
+            Same(aspect="groups", roles=("actor", "critic", "reference"), backends=("megatron",)),
+        ),
         waits_apart=False,
         interrupts="always",
         whole_updates=True,
@@ -77,6 +80,7 @@ RUNS = Runs(
         "old log-probs of the rollout",
     ),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool, "
-    "a reward model has its own where the rollout has; "
+    "a reward model has its own where the rollout has; roles of a process share Megatron's groups "
+    "(workers/engine/megatron/transformer_impl.py, _init_device_mesh); "
     "AMD: rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",
 )
