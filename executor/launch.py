@@ -22,9 +22,9 @@ from executor.engines.fake import Fakes
 from executor.evaluation import Evaluator
 from executor.resolve import Job, located, model_config, model_folder
 from executor.restart_loop import RestartLoop, weights_folder
-from executor.rewards.ahead import EarlyRules, Rules
+from executor.rewards.ahead import EarlyRules, RuleRewards
 from executor.rewards.rules import Plain, Scorer
-from executor.run import Ended, Listener, Run, TraceWatch
+from executor.run import Ended, Run, RunListener, TraceWatch
 from executor.samples import Completion, Sample, Scored
 from executor.settings import Answers, Data, RewardRule, Settings
 from executor.tasks import lengths
@@ -77,7 +77,7 @@ class FinishedRun:
         return sum(counted) / len(counted) if counted else None
 
 
-def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Listener) -> FinishedRun:
+def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: RunListener) -> FinishedRun:
     """Run the plan.
 
     Raises:
@@ -249,7 +249,7 @@ def evaluation_prompter(
     return job, mine
 
 
-def _evaluator(job: Job, prompter: TaskPrompter, rules: Rules) -> Evaluator:
+def _evaluator(job: Job, prompter: TaskPrompter, rules: RuleRewards) -> Evaluator:
     return Evaluator(
         prompter=prompter,
         rules=rules if job.fakes is None else _Alternating(),
@@ -287,7 +287,7 @@ def _probe(scorer: Scorer, job: Job, prompter: TaskPrompter, *, held_out: bool =
         scorer.probe([(shown(p.prompt), p.answer, p.answer, p.meta) for p in problems])
 
 
-def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
+def _rules(scorer: Scorer, prompter: TaskPrompter) -> RuleRewards:
     """Rule rewards of samples, begun while others are decoded."""
 
     def texts(samples: Sequence[Sample]) -> list[Plain]:

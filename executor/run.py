@@ -15,7 +15,7 @@ from executor.algorithms.iteration import Learned, Loop, Position
 from executor.coordination import checkpoints, metrics
 from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
-from executor.coordination.detectors import Detectors, Finding
+from executor.coordination.detectors import Detection, Detectors
 from executor.coordination.failures import PartFailed
 from executor.coordination.others import Held, summary
 from executor.coordination.run_folder import RunFiles, link, settings_hash
@@ -26,7 +26,7 @@ from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
 from executor.evaluation import Evaluated, Evaluator
 from executor.resolve import Job
-from executor.rewards.ahead import Rules
+from executor.rewards.ahead import RuleRewards
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
@@ -42,7 +42,7 @@ def _configuration(job: Job) -> dict[str, Any]:
     return {"settings": settings | {"variables": sorted(settings["variables"])}, "plan": job.plan.to_dict()}
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """Who is told what happens; the command line prints it."""
 
     def phase(self, text: str) -> None:
@@ -51,7 +51,7 @@ class Listener(Protocol):
     def iteration(self, row: Row, total: int) -> None:
         """An iteration is done."""
 
-    def finding(self, finding: Finding) -> None:
+    def finding(self, finding: Detection) -> None:
         """A detector found something."""
 
 
@@ -83,12 +83,12 @@ class Run:
     job: Job
     files: RunFiles
     prompter: TaskPrompter
-    rules: Rules
+    rules: RuleRewards
     evaluator: Evaluator
     samples: SampleLog
     contents: Mapping[str, str]
     """Hashes of what the settings name, for checkpoints."""
-    listener: Listener
+    listener: RunListener
     watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
     _saver: Saver = field(init=False)

@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class LogprobAgreement:
     """Log-probs of the engine against the trainer's forward on the same tokens."""
 
     mean: float
@@ -40,13 +40,13 @@ class Agreement:
     tokens: int
 
 
-def agreement(workers: WorkerGroups, samples: list[Sample]) -> Agreement:
+def agreement(workers: WorkerGroups, samples: list[Sample]) -> LogprobAgreement:
     """Compare; the samples must come from the present weights."""
     trained = workers.score(Call(role="actor", kind="logprob"), samples, CHECK)
     gaps = np.concatenate(
         [np.abs(t - s.rollout_logprobs)[s.sampled] for t, s in zip(trained, samples, strict=True)]
     )
-    return Agreement(mean=float(gaps.mean()), largest=float(gaps.max()), tokens=len(gaps))
+    return LogprobAgreement(mean=float(gaps.mean()), largest=float(gaps.max()), tokens=len(gaps))
 
 
 def self_check(workers: WorkerGroups, loop: Loop, scratch: Path, say: Say) -> None:
@@ -124,7 +124,7 @@ def _rewarded(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def _refuse(gap: Agreement, limit: float, what: str) -> None:
+def _refuse(gap: LogprobAgreement, limit: float, what: str) -> None:
     if not gap.mean <= limit:
         raise RlhfsimError(
             "logprob-mismatch",

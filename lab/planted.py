@@ -21,7 +21,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.trace import Span, Trace
 
 
@@ -81,7 +81,7 @@ def planted_trace(
 def _trace(plan: Plan, changed: Profile, profile: Profile, steps: int) -> Trace:
     models = models_of(plan.workload)
     memory = ledger(models, plan.placement, plan.workload, cluster_with(plan, profile))
-    setting = Setting(
+    setting = CallSetting(
         models=models, placement=plan.placement, workload=plan.workload, cluster=cluster_with(plan, changed)
     )
     tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None

@@ -29,7 +29,7 @@ class AskedLimit:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedBound:
     """What may compete, as it was asked: with workload and hardware of the plan the whole question."""
 
     backend: str
@@ -114,7 +114,7 @@ class RunnerUp:
 class Choice:
     """Why this plan: what was asked, what else there was, and what would change the answer."""
 
-    asked: Asked
+    asked: AskedBound
     confidence: Share | None
     """Probability that the plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]

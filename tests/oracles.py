@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhfsim.simulation.asynchronous.bounds import Floor
+from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor
 from rlhfsim.simulation.asynchronous.learner import learner_steps
 from rlhfsim.simulation.asynchronous.run import PLAIN, floor_and_replicas
 from rlhfsim.simulation.faults import Faults, daly_interval, simulate_faults
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, timetable
 
@@ -71,7 +71,7 @@ def exact_goodput(faults: Faults) -> float:
 
 
 def asynchronous_bound(
-    priced: Program, setting: Setting, kv_tokens: float | None = None, *, queue: bool = True
+    priced: Program, setting: CallSetting, kv_tokens: float | None = None, *, queue: bool = True
 ) -> float:
     """Seconds per step that no simulated steady state without noise goes below.
 
@@ -110,7 +110,7 @@ def asynchronous_bound(
     return max(bound, sync) if schedule.overlapped_sync else bound + sync
 
 
-def _rate(floor: Floor, setting: Setting, replicas: int, more: float) -> float:
+def _rate(floor: ReplicaFloor, setting: CallSetting, replicas: int, more: float) -> float:
     batches = setting.placement.schedule.staleness + more
     return floor.pool_rate(batches * setting.workload.num_sequences, replicas)
 

@@ -233,6 +233,24 @@ def test_modules_have_no_cycle() -> None:
             visit(module, ())
 
 
+MAX_DEPTH = 48
+"""Modules on the longest way down the imports. Lower it where a layer goes."""
+
+
+def test_no_way_down_the_imports_is_longer_than_it_was() -> None:
+    graph = {m: {n for n in _imports(p) if n in MODULES and n != m} for m, p in MODULES.items()}
+    ways: dict[str, list[str]] = {}
+
+    def longest(module: str) -> list[str]:
+        if module not in ways:
+            below = max((longest(name) for name in graph[module]), key=len, default=[])
+            ways[module] = [module, *below]
+        return ways[module]
+
+    way = max((longest(module) for module in MODULES if module != "rlhfsim"), key=len)
+    assert len(way) <= MAX_DEPTH, " -> ".join(way)
+
+
 def test_design_starts_without_libraries_that_only_other_commands_need() -> None:
     code = "import sys, rlhfsim.cli.design; print(*sys.modules)"
     loaded = subprocess.run(

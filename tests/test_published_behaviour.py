@@ -43,7 +43,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.scenario import load_scenario
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 DOC = Path(__file__).parent.parent / "docs" / "published_behaviour.md"
 KINDS = ("colocated", "split", "standalone")
@@ -260,7 +260,9 @@ def h100(gpus: int, fabric: float = 1.0) -> Cluster:
 
 
 def run(placement: Placement, workload: Workload, gpus: int, steps: int = 1) -> Simulated:
-    setting = Setting(models=models_of(workload), placement=placement, workload=workload, cluster=h100(gpus))
+    setting = CallSetting(
+        models=models_of(workload), placement=placement, workload=workload, cluster=h100(gpus)
+    )
     return simulate(setting, steps=steps, warmup=3 if steps > 1 else 0, seed=0)
 
 

@@ -16,7 +16,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.dataflow import dataflow
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import iteration, program
 from tests.oracles import asynchronous_bound
 
@@ -96,11 +96,11 @@ def test_critic_and_reward_work_beside_actor_and_reference_in_openrlhf() -> None
 # --- simulated --------------------------------------------------------------------------------------
 
 
-def priced(name: str) -> tuple[Setting, float | None]:
+def priced(name: str) -> tuple[CallSetting, float | None]:
     s = load_scenario(name)
     models = models_of(s.workload)
     held = ledger(models, s.placement, s.workload, s.cluster)
-    setting = Setting(models=models, placement=s.placement, workload=s.workload, cluster=s.cluster)
+    setting = CallSetting(models=models, placement=s.placement, workload=s.workload, cluster=s.cluster)
     return setting, held.kv_tokens if held.kv_tokens and held.kv_tokens > 0 else None
 
 
@@ -127,7 +127,7 @@ def test_sample_factory_simulates_within_its_staleness_bound_above_its_limit() -
     assert found.seconds < 1.25 * found_without_staleness(setting, kv_tokens)
 
 
-def found_without_staleness(setting: Setting, kv_tokens: float | None) -> float:
+def found_without_staleness(setting: CallSetting, kv_tokens: float | None) -> float:
     """The same pools, one batch after the other."""
     waits = replace(setting.placement, schedule=Schedule())
     return simulate(replace(setting, placement=waits), kv_tokens).seconds

@@ -57,7 +57,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class InputChange:
     """One part of the inputs that is another than before."""
 
     part: str
@@ -83,19 +83,19 @@ def recorded(root: Path) -> Inputs | None:
     return Inputs(plan=read_plan(files.plan), settings=load(Settings, files.settings), contents=contents)
 
 
-def changes(before: Inputs, now: Inputs) -> list[Change]:
+def changes(before: Inputs, now: Inputs) -> list[InputChange]:
     """Parts that differ; contents that one side does not know are not compared."""
     old, new = _parts(before), _parts(now)
     return [change for part in old if (change := _change(part, old[part], new[part], before, now))]
 
 
-def _change(part: str, old: Any, new: Any, before: Inputs, now: Inputs) -> Change | None:
+def _change(part: str, old: Any, new: Any, before: Inputs, now: Inputs) -> InputChange | None:
     contents = before.contents.get(part), now.contents.get(part)
     what = differences(old, new)
     if None not in contents and contents[0] != contents[1]:
         what.append(f"{_OTHERWISE[part]} differ")
     hashes = [content_hash(fields, content) for fields, content in zip((old, new), contents, strict=True)]
-    return Change(part=part, before=hashes[0], after=hashes[1], what=tuple(what)) if what else None
+    return InputChange(part=part, before=hashes[0], after=hashes[1], what=tuple(what)) if what else None
 
 
 def _parts(inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def _fields(settings: Settings) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def check_allowed(found: Sequence[Change], allowed: Collection[str], root: Path) -> None:
+def check_allowed(found: Sequence[InputChange], allowed: Collection[str], root: Path) -> None:
     """Refuse changes of a run that goes on, unless they were asked for by name.
 
     Raises:
@@ -141,7 +141,7 @@ def next_folder(root: Path) -> Path:
     return root / AMENDMENTS / f"{max(numbers, default=0) + 1:04d}"
 
 
-def record(folder: Path, found: Sequence[Change], iteration: int) -> Path:
+def record(folder: Path, found: Sequence[InputChange], iteration: int) -> Path:
     """Write the amendment whose inputs are in `folder`: from now on it counts."""
     entry = {
         "schema": SCHEMA,

@@ -51,7 +51,7 @@ CLIPPED = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Detection:
     """Something that is wrong."""
 
     code: str
@@ -298,7 +298,7 @@ DETECTORS: tuple[tuple[Detector, str, str], ...] = (
 """What looks, the code of its finding, and what to change, the likeliest first."""
 
 
-def findings(history: History, plan: Expected) -> tuple[Finding, ...]:
+def findings(history: History, plan: Expected) -> tuple[Detection, ...]:
     """Everything that is wrong in the newest step, one finding a code."""
     if not history:
         return ()
@@ -307,11 +307,11 @@ def findings(history: History, plan: Expected) -> tuple[Finding, ...]:
             "go back to the last checkpoint with a lower learning rate or tighter gradient clipping "
             "(optimizer.max_grad_norm)"
         )
-        return (Finding(code="not-finite", severity="stop", what=bad, advice=advice),)
-    by_code: dict[str, Finding] = {}
+        return (Detection(code="not-finite", severity="stop", what=bad, advice=advice),)
+    by_code: dict[str, Detection] = {}
     for detect, code, advice in DETECTORS:
         if code not in by_code and (what := detect(history, plan)):
-            by_code[code] = Finding(code=code, severity="warn", what=what, advice=advice)
+            by_code[code] = Detection(code=code, severity="warn", what=what, advice=advice)
     return tuple(by_code.values())
 
 
@@ -323,7 +323,7 @@ class Detectors:
         self._plan = plan if isinstance(plan, Expected) else expected(plan, priced_here=priced_here)
         self._lasting: set[str] = set()
 
-    def look(self, history: History) -> tuple[Finding, ...]:
+    def look(self, history: History) -> tuple[Detection, ...]:
         """New findings after a step; the caller ends the run where one says `stop`."""
         lasting = findings(history, self._plan)
         new = tuple(finding for finding in lasting if finding.code not in self._lasting)

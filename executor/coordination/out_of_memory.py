@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor.coordination.detectors import Finding
+from executor.coordination.detectors import Detection
 from executor.coordination.others import Held
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.units import format as shown
@@ -43,7 +43,7 @@ def out_of_memory(
     part: str,
     smallest_change: Callable[[], str | None] | None = None,
     held: Held | None = None,
-) -> Finding:
+) -> Detection:
     """The plan's ledger of the phase in which memory ran out, and the smallest change that fits.
 
     `phase` is a name of the plan (`actor.train`); one that its ledger lacks is explained by the peak.
@@ -60,8 +60,8 @@ def out_of_memory(
     what = f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}"
     if held is None or not held.counts:
         advice = (smallest_change() if smallest_change else None) or REMEDY
-        return Finding(code="out-of-memory", severity="stop", what=what, advice=advice)
-    return Finding(
+        return Detection(code="out-of-memory", severity="stop", what=what, advice=advice)
+    return Detection(
         code="out-of-memory",
         severity="stop",
         what=f"{part} ran out of memory in {phase}; before the run {held}; the plan {where} {total} of "

@@ -33,7 +33,7 @@ from executor.coordination.worker_group import WorkerGroup, clock_of, join, spaw
 from executor.engines import mesh
 from executor.ranks import TENANTS, group_specs
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
-from executor.rewards.ahead import Rules
+from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -49,7 +49,7 @@ class WorkerGroups:
     """The processes of one plan, the `LoopBackend` of the iteration loops."""
 
     def __init__(
-        self, job: Job, reservation: Reservation, scratch: Path, recorder: RunRecorder, rules: Rules
+        self, job: Job, reservation: Reservation, scratch: Path, recorder: RunRecorder, rules: RuleRewards
     ) -> None:
         self.job = job
         self._rules = rules

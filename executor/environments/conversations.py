@@ -28,7 +28,7 @@ SEED_STEP, SEED_MODULUS = 1_000_003, 2**31 - 1
 
 
 @dataclass(slots=True)
-class _Open:
+class _Conversation:
     """A conversation that goes on."""
 
     request: GenerationRequest
@@ -90,7 +90,7 @@ class Conversations:
         """`turns`: most of a response; `max_length`: most tokens of prompt and response."""
         self._engine, self._environments, self._text = engine, environments, text
         self._turns, self._max_length = turns, max_length
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Conversation] = {}
         self._answering: float | None = None
         self._answered: list[tuple[float, float]] = []
 
@@ -108,7 +108,7 @@ class Conversations:
         """Begin."""
         alone = []
         for request in requests:
-            self._open[request.id] = _Open(request, request.prompt)
+            self._open[request.id] = _Conversation(request, request.prompt)
             if self._environments is None or request.task is None:
                 alone.append(request)
             else:
@@ -177,16 +177,16 @@ class Conversations:
         self._engine.add([self._next(talk, room)])
         return None
 
-    def _room(self, talk: _Open) -> int:
+    def _room(self, talk: _Conversation) -> int:
         """Tokens that are left of a response."""
         return min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length
 
-    def _observation(self, talk: _Open, observed: Observed) -> Tokens:
+    def _observation(self, talk: _Conversation, observed: Observed) -> Tokens:
         """(n,) tokens that come behind the latest turn."""
         assert self._text is not None, "answers are written as text"
         return self._text.encode_observation(observed.text, int(talk.tokens[-1][-1]))
 
-    def _next(self, talk: _Open, room: int) -> GenerationRequest:
+    def _next(self, talk: _Conversation, room: int) -> GenerationRequest:
         """The request of the next turn."""
         assert self._environments is not None
         limit = self._environments.settings.turn_tokens
@@ -197,7 +197,7 @@ class Conversations:
             seed=(talk.request.seed + SEED_STEP * talk.turns) % SEED_MODULUS,
         )
 
-    def _whole(self, talk: _Open, fault: Fault | None = None) -> Completion:
+    def _whole(self, talk: _Conversation, fault: Fault | None = None) -> Completion:
         asked = self._environments is not None and talk.request.task is not None
         if asked:
             assert self._environments is not None

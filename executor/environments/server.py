@@ -24,7 +24,7 @@ from executor.rewards import protocol
 from executor.samples import Fault
 
 
-class _Server:
+class _EnvironmentServer:
     """The environments of open conversations."""
 
     def __init__(self, make: Callable[[], AgentEnvironment], timeout_s: float, replies: Any) -> None:
@@ -81,7 +81,7 @@ async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     return await done
 
 
-async def _serve(server: _Server, requests: Any) -> None:
+async def _serve(server: _EnvironmentServer, requests: Any) -> None:
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[None]] = set()
     while (body := await loop.run_in_executor(None, protocol.read_message, requests)) is not None:
@@ -105,4 +105,4 @@ def serve() -> None:
         sys.exit(1)
     at_once = getattr(make.func, "at_once", settings.concurrency)
     protocol.write_message(replies, pickle.dumps(int(at_once)))
-    asyncio.run(_serve(_Server(make, settings.timeout_s, replies), requests))
+    asyncio.run(_serve(_EnvironmentServer(make, settings.timeout_s, replies), requests))

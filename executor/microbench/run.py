@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from executor.microbench.probes import Probe
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.measured import Machine, Measured, Missing, Session, summarise
+from rlhfsim.specs.hardware.measured import Machine, Measured, MissingProbe, Session, summarise
 
 MACHINE_LIMIT_S = 120.0
 ENVIRONMENT = {
@@ -39,7 +39,9 @@ class ProbeListener(Protocol):
     def started(self, probe: Probe, number: int, total: int) -> None:
         """A probe begins."""
 
-    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
+    def ended(
+        self, probe: Probe, found: Sequence[Measured], missing: MissingProbe | None, seconds: float
+    ) -> None:
         """It ended, or has no result."""
 
 
@@ -50,14 +52,14 @@ def measure(probes: Sequence[Probe], listener: ProbeListener, *, quick: bool = F
         RlhfsimError: not even the machine could be described.
     """
     measured: list[Measured] = []
-    missing: list[Missing] = []
+    missing: list[MissingProbe] = []
     with _scratch() as folder:
         machine = _machine(Path(folder))
         for number, probe in enumerate(probes, start=1):
             listener.started(probe, number, len(probes))
             begun = time.monotonic()
             new, reason = _probe(probe, Path(folder), quick)
-            absent = Missing(probe=probe.name, reason=reason) if reason else None
+            absent = MissingProbe(probe=probe.name, reason=reason) if reason else None
             measured += new
             missing += [absent] if absent else []
             listener.ended(probe, new, absent, time.monotonic() - begun)

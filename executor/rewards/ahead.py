@@ -13,7 +13,7 @@ from executor.samples import Completion, Sample, Scored, Tokens
 from rlhfsim.errors import RlhfsimError
 
 
-class Rules(Protocol):
+class RuleRewards(Protocol):
     """Rule rewards."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:

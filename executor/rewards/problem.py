@@ -38,7 +38,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProblemTests:
     """The tests of one problem, ready to run."""
 
     code: CodeType
@@ -52,7 +52,7 @@ class Problem:
     """Whether the tests are, or hold, cases of unittest."""
 
 
-def problem(tests: str, prefix: str, entry_point: str) -> Problem:
+def problem(tests: str, prefix: str, entry_point: str) -> ProblemTests:
     """Read the texts.
 
     Raises:
@@ -71,7 +71,9 @@ def problem(tests: str, prefix: str, entry_point: str) -> Problem:
         if isinstance(value, type) and value.__module__ == "prefix"
     }
     has_cases = "unittest" in tests + prefix
-    return Problem(code=code, given=given | libraries, wanted=asked, classes=classes, has_cases=has_cases)
+    return ProblemTests(
+        code=code, given=given | libraries, wanted=asked, classes=classes, has_cases=has_cases
+    )
 
 
 def _is_special(name: str) -> bool:

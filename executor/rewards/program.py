@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from executor.rewards.values import Channel, Codec
+from executor.rewards.values import Channel, ValueCodec
 
 REPORT = 3
 """File descriptor on which a program without tests says how it ended: its own word, about itself."""
@@ -111,7 +111,7 @@ class _Program:
     def __init__(self, space: dict[str, Any], ended: dict[str, str]) -> None:
         self._space, self._ended = space, ended
         self._channel = Channel(ASKED, ANSWERS)
-        self._codec = Codec(self._export, self._meet)
+        self._codec = ValueCodec(self._export, self._meet)
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
 

@@ -93,7 +93,7 @@ def _pair(item: Any) -> list[Any]:
     return item  # type: ignore[no-any-return]
 
 
-class Codec:
+class ValueCodec:
     """Values to and from data; what is no data goes through `export` and `meet`."""
 
     def __init__(self, export: Callable[[Any], Any], meet: Callable[[str, Any], Any]) -> None:

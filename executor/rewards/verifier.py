@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 from executor.rewards.cases import counted
-from executor.rewards.problem import Problem, problem
+from executor.rewards.problem import ProblemTests, problem
 from executor.rewards.program import PAIRS, in_words
-from executor.rewards.values import Channel, Codec, Malformed, Refused, exact, renew
+from executor.rewards.values import Channel, Malformed, Refused, ValueCodec, exact, renew
 
 ANSWERS, ASKED = 3, 4
 """File descriptors: results come in, calls go out."""
@@ -48,7 +48,7 @@ class _Gone(BaseException):
     """The program has ended or breaks the protocol; not an Exception: tests should not catch it."""
 
 
-class Link(Protocol):
+class MessageLink(Protocol):
     """Where messages go and come from."""
 
     def send(self, message: Any) -> None:
@@ -63,7 +63,7 @@ class Remote:
 
     __slots__ = ("_remote_number", "_remote_program")
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: PipedProgram, number: int) -> None:
         object.__setattr__(self, "_remote_program", program)
         object.__setattr__(self, "_remote_number", number)
 
@@ -156,12 +156,12 @@ for _name in PAIRS[2:]:
     setattr(Remote, f"__{_name.rstrip('_')}__", _between(_name))
 
 
-class Program:
+class PipedProgram:
     """The program, by its pipes."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: MessageLink) -> None:
         self._link = link
-        self._codec = Codec(self._export, self._meet)
+        self._codec = ValueCodec(self._export, self._meet)
         self._objects: dict[int, Remote] = {}
         self._exceptions: dict[int, type[Exception]] = {}
         self._functions: list[Any] = []
@@ -172,7 +172,7 @@ class Program:
         self.broken = ""
         """How it broke the protocol; tests that catch everything do not hide it."""
 
-    def names(self, problem: Problem) -> tuple[dict[str, str], dict[str, Any]]:
+    def names(self, problem: ProblemTests) -> tuple[dict[str, str], dict[str, Any]]:
         """How the program's code ended, and the values of the names that the tests want of it."""
         self._codec.classes = problem.classes
         asked = sorted({*problem.wanted.values()})
@@ -327,17 +327,17 @@ def main() -> None:
     os.write(VERDICT, json.dumps(found).encode())
 
 
-def verdict(link: Link, tests: str, prefix: str, entry_point: str) -> dict[str, str]:
+def verdict(link: MessageLink, tests: str, prefix: str, entry_point: str) -> dict[str, str]:
     """Status and error of a program: `passed` where all statements of the tests ran to their end."""
     try:
-        return judged(Program(link), problem(tests, prefix, entry_point))
+        return judged(PipedProgram(link), problem(tests, prefix, entry_point))
     except MemoryError:
         return {"status": "memory", "error": "MemoryError"}
     except BaseException as error:
         return {"status": "failed", "error": in_words(error)}
 
 
-def judged(program: Program, problem: Problem) -> dict[str, str]:
+def judged(program: PipedProgram, problem: ProblemTests) -> dict[str, str]:
     """Run the tests on what the program answers."""
     try:
         failure = _failure(program, problem)
@@ -352,7 +352,7 @@ def judged(program: Program, problem: Problem) -> dict[str, str]:
     return {"status": "gone", "error": ""} if program.is_gone else failure
 
 
-def _failure(program: Program, problem: Problem) -> dict[str, str]:
+def _failure(program: PipedProgram, problem: ProblemTests) -> dict[str, str]:
     ended, values = program.names(problem)
     if ended["status"] != "passed":
         return ended if ended["status"] in _ENDED else ended | {"status": "error"}

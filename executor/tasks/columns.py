@@ -53,7 +53,7 @@ TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class ProblemColumns:
     """Where a row has what a problem needs."""
 
     preference: Preference
@@ -160,7 +160,7 @@ class Columns:
 
 def columns_of(
     data: Data, preference: Preference, first: Row, *, answers: Answers, say: Callable[[str], None]
-) -> Columns:
+) -> ProblemColumns:
     """The columns by the settings and the first row; guesses are said. `answers`: of rule rewards.
 
     Raises:
@@ -183,7 +183,7 @@ def columns_of(
                 place=Place(file=str(data.path)),
                 help=_mapping(setting, name, preference, first),
             )
-    return Columns(preference=preference, chat=data.chat_template, used=used, answers=answers)
+    return ProblemColumns(preference=preference, chat=data.chat_template, used=used, answers=answers)
 
 
 def _mapping(setting: str, name: str, preference: Preference, first: Row) -> str:

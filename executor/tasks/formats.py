@@ -17,8 +17,8 @@ from executor.tasks.rows import (
     JsonArray,
     JsonLines,
     Rows,
+    RowTable,
     Shards,
-    Table,
     bounded_lines,
     states_of,
 )
@@ -51,7 +51,7 @@ def open_rows(data: Data) -> Rows:
     assert data.path, "checked by `open_source`"
     path = Path(data.path).expanduser()
     if not path.exists() and hub.is_name(data.path):
-        rows: Rows = Table(hub.load(data), Place(file=data.path))
+        rows: Rows = RowTable(hub.load(data), Place(file=data.path))
     elif path.is_dir():
         rows = _folder(path, data)
     else:
@@ -84,7 +84,7 @@ def _files(paths: Sequence[Path], named: Path) -> Rows:
     with tempfile.TemporaryDirectory(prefix="rlhfsim-data-") as folder:
         plain = [_unpacked(path, Path(folder, str(number))) for number, path in enumerate(paths)]
         if ending not in JSON_ENDINGS:
-            return Table(_arrow(plain, ending, paths[0]), Place(file=str(named)), states_of(paths))
+            return RowTable(_arrow(plain, ending, paths[0]), Place(file=str(named)), states_of(paths))
         parts: list[Rows] = [
             JsonArray(text, path) if _is_array(text) else JsonLines(text, path)
             for text, path in zip(plain, paths, strict=True)
@@ -149,7 +149,7 @@ def _folder(path: Path, data: Data) -> Rows:
                 "data-split", f"no split {data.split!r}", place=place, help=f"data.split: {', '.join(saved)}"
             )
         table = saved[data.split] if isinstance(saved, Mapping) else saved
-        return Table(table, place, states_of([path / SAVED, path / SAVED_SPLITS]))
+        return RowTable(table, place, states_of([path / SAVED, path / SAVED_SPLITS]))
     inside = sorted(p for p in (*path.glob("*"), *path.glob("data/*")) if _ending(p) in ENDINGS)
     chosen = [p for p in inside if p.name.startswith(data.split)] or inside
     if not chosen:

@@ -184,7 +184,7 @@ class JsonArray:
         return states_of([self._path])
 
 
-class Table:
+class RowTable:
     """Rows in the Arrow format, mapped from a file."""
 
     def __init__(self, table: Any, place: Place, identity: tuple[object, ...] = ()) -> None:

@@ -38,7 +38,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 TAIL = LogNormal(mean=1500, sigma=0.8, max=8192)
 WORKLOAD = Workload(model="70b", prompts=512, samples=16, response_len=TAIL)
@@ -52,7 +52,7 @@ class Case:
     """A run and the limit of one of its steps."""
 
     title: str
-    setting: Setting
+    setting: CallSetting
     steps: int
     noise: Noise | None = None
     record: bool = False
@@ -138,7 +138,7 @@ def _cases() -> tuple[Case, ...]:
     )
 
 
-def _settings() -> tuple[Setting, Setting]:
+def _settings() -> tuple[CallSetting, CallSetting]:
     """All roles on 64 GPUs, and the rollout on 32 beside the others."""
     trained, frozen = Layout(tp=8, dp=8, zero=3), Layout(tp=8, dp=8, zero=3)
     together = Placement(
@@ -162,21 +162,21 @@ def _settings() -> tuple[Setting, Setting]:
     )
     cluster, models = parse_cluster(64, "h100-sxm"), models_of(WORKLOAD)
     return tuple(
-        Setting(models=models, placement=p, workload=WORKLOAD, cluster=cluster) for p in (together, apart)
+        CallSetting(models=models, placement=p, workload=WORKLOAD, cluster=cluster) for p in (together, apart)
     )  # type: ignore[return-value]
 
 
-def _other(setting: Setting) -> Setting:
+def _other(setting: CallSetting) -> CallSetting:
     """The same plan with other answers: nothing of its rollout is priced yet."""
     longer = replace(WORKLOAD, response_len=replace(TAIL, mean=TAIL.mean + next(_CHANGE)))
     return replace(setting, workload=longer)
 
 
-def _scheduled(setting: Setting, schedule: Schedule) -> Setting:
+def _scheduled(setting: CallSetting, schedule: Schedule) -> CallSetting:
     return replace(setting, placement=replace(setting.placement, schedule=schedule))
 
 
-def _kv_tokens(setting: Setting) -> float | None:
+def _kv_tokens(setting: CallSetting) -> float | None:
     """What a replica's cache holds; the plans here need not fit otherwise."""
     found = ledger(setting.models, setting.placement, setting.workload, setting.cluster).kv_tokens
     return found if found and found > 0 else None

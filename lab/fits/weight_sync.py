@@ -26,7 +26,7 @@ from rlhfsim.frameworks.costs import pooled
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.kinds.weight_sync import KIND, Case, case_of, framework_of, kind_of
+from rlhfsim.validation.kinds.weight_sync import KIND, SyncCase, case_of, framework_of, kind_of
 from rlhfsim.validation.rows import Row, shipped
 
 SHARED = (
@@ -50,7 +50,7 @@ OWN_DEVIATION, NOISE = 1.0, 0.3
 class Datum:
     """A row, its source and its framework."""
 
-    case: Case
+    case: SyncCase
     source: str
     framework: str | None
 
@@ -73,7 +73,7 @@ def datum(row: Row) -> Datum:
     return Datum(case=case, source=page(row), framework=framework_of(row))
 
 
-def _case(row: Row) -> Case | None:
+def _case(row: Row) -> SyncCase | None:
     try:
         return case_of(row)
     except RlhfsimError:

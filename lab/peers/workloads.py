@@ -35,7 +35,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.workload import Reward, Rules
 from rlhfsim.specs.workload.workload import Workload as Task
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
 
@@ -205,7 +205,7 @@ def _cost(value: float) -> Cost:
     return Cost(parts=(part("compute", value, "given"),)) if value else Cost()
 
 
-def _setting(workload: Workload, schedule: Schedule) -> Setting:
+def _setting(workload: Workload, schedule: Schedule) -> CallSetting:
     """Pools, schedule and workload; the model is a name only: nothing is priced."""
     task = Task(
         algorithm="grpo",
@@ -226,7 +226,7 @@ def _setting(workload: Workload, schedule: Schedule) -> Setting:
         schedule=schedule,
         weight_path="broadcast",
     )
-    return Setting(
+    return CallSetting(
         models=models_of(task),
         placement=placement,
         workload=task,

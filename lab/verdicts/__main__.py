@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from executor.rewards.sandbox import CodeRun, Sandbox
-from executor.rewards.verifier import Program, judged
+from executor.rewards.verifier import PipedProgram, judged
 from lab.verdicts.opponent import Game, Message, Opponent, game
 from lab.verdicts.tasks import Task, tasks
 
@@ -55,7 +55,9 @@ class _TooLong(BaseException):
     pass
 
 
-def play(games: Sequence[Game], messages: int, seed: int, program: type[Program] = Program) -> Played:
+def play(
+    games: Sequence[Game], messages: int, seed: int, program: type[PipedProgram] = PipedProgram
+) -> Played:
     """So many messages at least, against the verifier in this process."""
     rng, played = Random(f"play:{seed}"), Played()
     seen: set[tuple[Any, ...]] = set()
@@ -79,7 +81,7 @@ def play(games: Sequence[Game], messages: int, seed: int, program: type[Program]
     return played
 
 
-def _verdict(program: Program, game: Game) -> dict[str, str]:
+def _verdict(program: PipedProgram, game: Game) -> dict[str, str]:
     signal.setitimer(signal.ITIMER_REAL, VERDICT_S)
     try:
         return judged(program, game.problem)

@@ -14,10 +14,10 @@ from random import Random
 from types import CodeType
 from typing import Any
 
-from executor.rewards.problem import Problem, problem
+from executor.rewards.problem import ProblemTests, problem
 from executor.rewards.program import _Program
 from executor.rewards.values import Channel
-from executor.rewards.verifier import Program, judged
+from executor.rewards.verifier import PipedProgram, judged
 from lab.verdicts.tasks import Task
 
 Message = Any
@@ -45,7 +45,7 @@ class Game:
     """A task, ready to be played many times."""
 
     task: Task
-    problem: Problem
+    problem: ProblemTests
     wrong: CodeType
     right: CodeType
     rare: frozenset[int]
@@ -77,7 +77,7 @@ def game(task: Task) -> Game:
     thread = threading.Thread(target=player.serve, daemon=True)
     thread.start()
     link = _Recorded(Channel(answers, asks))
-    found = judged(Program(link), ready)
+    found = judged(PipedProgram(link), ready)
     os.close(asks)
     thread.join()
     for descriptor in (asked, answers, answered):

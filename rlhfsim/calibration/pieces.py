@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 T = TypeVar("T")
 KEPT = 256
@@ -30,7 +30,7 @@ Read = tuple[str, ...]
 class Pieces:
     """The pieces of one run, priced at any coefficients of one profile."""
 
-    def __init__(self, setting: Setting, profile: Profile) -> None:
+    def __init__(self, setting: CallSetting, profile: Profile) -> None:
         """`profile`: that of the pools whose coefficients move."""
         self._setting, self._profile = setting, profile
         self._own = {name: c.value for name, c in profile.coefficients.items()}
@@ -45,7 +45,7 @@ class Pieces:
         self._last = {}
         return self
 
-    def __call__(self, name: str, price: Callable[[Setting], T], *, after: str | None = None) -> T:
+    def __call__(self, name: str, price: Callable[[CallSetting], T], *, after: str | None = None) -> T:
         """One piece; `after`: the piece whose result `price` holds."""
         for read, prices in self._kept.setdefault(name, {}).items():
             at = _at(read, self._values)
@@ -67,7 +67,7 @@ class Pieces:
         """Coefficients that the pieces read where they were priced last."""
         return frozenset().union(*self._last.values())
 
-    def _recording(self, seen: set[str]) -> Setting:
+    def _recording(self, seen: set[str]) -> CallSetting:
         """The setting on a device of its own that notes which coefficients are asked for."""
         profile = copy(self._profile)
         object.__setattr__(profile, "coefficients", _Recorder(self._coefficients(), seen))

@@ -27,7 +27,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.engine_mode import biased, mode_of
 from rlhfsim.step.iteration import Iteration, Program, closed_form, program
 
@@ -52,7 +52,7 @@ class RunPricer:
     """An observed run, ready to be priced again and again."""
 
     name: str
-    setting: Setting
+    setting: CallSetting
     kv_tokens: float | None
     """KV capacity of one replica with the profile's own coefficients; held while others change."""
     profile: Profile
@@ -139,7 +139,7 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
     cluster = cluster_with(plan, priced)
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
-    setting = Setting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
+    setting = CallSetting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
     case = RunPricer(
         name=observation.name,
         setting=setting,

@@ -17,7 +17,7 @@ from rlhfsim.cli.choose import candidates, choose
 from rlhfsim.cli.constraints import requirements
 from rlhfsim.cli.design import design, designed, question
 from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
-from rlhfsim.desk.answer import Asked
+from rlhfsim.desk.answer import DeskQuestion
 from rlhfsim.desk.comparisons import Candidates
 from rlhfsim.desk.state import Field, Kind, Question, arguments, of_search
 from rlhfsim.extras import need
@@ -104,7 +104,7 @@ def is_loopback(host: str) -> bool:
         ) from error
 
 
-def asked(query: str, *, files: bool) -> Asked:
+def asked(query: str, *, files: bool) -> DeskQuestion:
     """The question of an address, read as `rlhfsim design` reads its options; `files`: they may name some.
 
     Raises:
@@ -114,7 +114,7 @@ def asked(query: str, *, files: bool) -> Asked:
     given = parsed(state.question, files=files)
     request = question(given)
     targets = requirements(given, request)
-    return Asked(
+    return DeskQuestion(
         request=narrowed(request, targets),
         designed=lambda explain: designed(request, targets, (), given, explain=explain),
         targets=targets,

@@ -32,7 +32,7 @@ FINAL = ("complete", "failed", "died")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DeskQuestion:
     """A question that was read."""
 
     request: Request
@@ -59,18 +59,18 @@ class Answer:
     sizes: Sizes = NONE
 
 
-def first(asked: Asked) -> Answer:
+def first(asked: DeskQuestion) -> Answer:
     """The best plan that a short search meets."""
     short = replace(asked.request, time_limit=min(FIRST_S, asked.request.time_limit or FIRST_S))
     return _answer(asked, design(short, explain=False, rivals=False, simple=False), "first")
 
 
-def proven(asked: Asked) -> Answer:
+def proven(asked: DeskQuestion) -> Answer:
     """The plan of `rlhfsim design`."""
     return _answer(asked, asked.designed(False), "proven")
 
 
-def complete(asked: Asked) -> Answer:
+def complete(asked: DeskQuestion) -> Answer:
     """The whole answer of `rlhfsim design`, and the best plans of other numbers of GPUs."""
     answer = _answer(asked, asked.designed(True), "complete")
     if answer.plan is None:
@@ -88,7 +88,7 @@ def died(how: str, known: Answer | None = None) -> Answer:
     return replace(known or Answer(stage="died"), stage="died", missing=(how,))
 
 
-def _answer(asked: Asked, answer: Design, stage: Stage) -> Answer:
+def _answer(asked: DeskQuestion, answer: Design, stage: Stage) -> Answer:
     plan = answer.told
     if plan is None:
         return Answer(stage=stage, missing=tuple(_missing(answer)))

@@ -10,9 +10,8 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.blocks import Component, block, spoken
-from rlhfsim.desk.comparisons import Comparison, Comparisons
-from rlhfsim.desk.state import BASE, Field, Question, compared, comparison, to_search, work
-from rlhfsim.desk.state import State as Asking
+from rlhfsim.desk.comparisons import Comparisons, DeskComparison
+from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, to_search, work
 from rlhfsim.desk.view import status
 from rlhfsim.present import words
 from rlhfsim.present.html.content import Code
@@ -123,15 +122,15 @@ def _clicked() -> bool:
     return bool(ctx.triggered[0]["value"])
 
 
-def asked_by(row: str, question: Question, base: Question) -> Asking:
+def asked_by(row: str, question: Question, base: Question) -> DeskState:
     """The question with the controls of a candidate."""
-    return Asking(question=question | dict(zip(CHOSEN, row.split("|"), strict=True)), base=base)
+    return DeskState(question=question | dict(zip(CHOSEN, row.split("|"), strict=True)), base=base)
 
 
 # --- what is shown ----------------------------------------------------------------------------------
 
 
-def table_view(known: Comparison | None, question: Question) -> Iterator[Component]:
+def table_view(known: DeskComparison | None, question: Question) -> Iterator[Component]:
     """How far the comparison is, then its table."""
     if known is None:
         yield status(
@@ -148,7 +147,7 @@ def table_view(known: Comparison | None, question: Question) -> Iterator[Compone
     yield block(Code(title="The same table in a terminal", text=comparison(known.question)))
 
 
-def _progress(known: Comparison) -> Iterator[Component]:
+def _progress(known: DeskComparison) -> Iterator[Component]:
     if not known.total:
         yield status("Reading the question.", "busy")
         return
@@ -158,7 +157,7 @@ def _progress(known: Comparison) -> Iterator[Component]:
     yield html.Progress(value=str(known.done), max=str(known.total), **spoken(label="candidates designed"))
 
 
-def _verdict(known: Comparison, stale: bool) -> Component:
+def _verdict(known: DeskComparison, stale: bool) -> Component:
     trouble = warning(known.options, known.targets)
     if stale:
         return status(
@@ -171,7 +170,7 @@ def _verdict(known: Comparison, stale: bool) -> Component:
     return status(f"{text}.", "good")
 
 
-def _table(known: Comparison, question: Question) -> Iterator[Component]:
+def _table(known: DeskComparison, question: Question) -> Iterator[Component]:
     listed = rows(known.options)
     shown = table(known.options, listed, known.targets, known.steps)
     if listed:

@@ -46,7 +46,7 @@ ReadCandidates = Callable[[str], Candidates]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class DeskComparison:
     """A table, as far as it is known."""
 
     question: Question
@@ -88,7 +88,7 @@ class Comparisons:
         if running is not None:
             running.end()
 
-    def known(self, page: str) -> Comparison | None:
+    def known(self, page: str) -> DeskComparison | None:
         """The page's table; None where it asked for none."""
         running = self._running.get(page)
         return running.looked_at() if running else None
@@ -103,7 +103,7 @@ class _Running:
     """One table and its process."""
 
     def __init__(self, read: ReadCandidates, question: Question) -> None:
-        self._known, self._looked = Comparison(question=question), time.monotonic()
+        self._known, self._looked = DeskComparison(question=question), time.monotonic()
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(read, query(question), theirs))
@@ -112,7 +112,7 @@ class _Running:
         self._thread = Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def looked_at(self) -> Comparison:
+    def looked_at(self) -> DeskComparison:
         """What is known; it is kept on as long as somebody looks."""
         self._looked = time.monotonic()
         return self._known

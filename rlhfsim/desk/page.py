@@ -11,12 +11,22 @@ from uuid import uuid4
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.answer import FINAL, Answer, Asked
+from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion
 from rlhfsim.desk.blocks import spoken
 from rlhfsim.desk.choose import choose_panel, tabs
 from rlhfsim.desk.searches import Searches
-from rlhfsim.desk.state import BASE, Field, Question, command, kept, of_search, query, to_search, wrong
-from rlhfsim.desk.state import State as Asking
+from rlhfsim.desk.state import (
+    BASE,
+    DeskState,
+    Field,
+    Question,
+    command,
+    kept,
+    of_search,
+    query,
+    to_search,
+    wrong,
+)
 from rlhfsim.desk.view import answer_view, progress
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import plan_text
@@ -34,7 +44,7 @@ FACTORS = {"half": 0.5, "double": 2.0}
 class Moved:
     """What a change on the page makes of it."""
 
-    state: Asking
+    state: DeskState
     """What is answered from now on; as before where the change was wrong."""
     shown: Question
     """What the fields show."""
@@ -46,10 +56,10 @@ def moved(
     cause: str,
     search: str,
     values: Question,
-    before: Asking,
+    before: DeskState,
     *,
     fields: Fields,
-    read: Callable[[Question], Asked],
+    read: Callable[[Question], DeskQuestion],
 ) -> Moved:
     """The page after a change of its address (`search`), of a field (its name), or a press of a button.
 
@@ -62,15 +72,17 @@ def moved(
             return Moved(state=before, shown=before.question, messages={"": _text(error)})
         return _checked(to, before, fields, read)
     if cause == "pin":
-        return Moved(state=Asking(question=before.question, base=before.question), shown=values)
+        return Moved(state=DeskState(question=before.question, base=before.question), shown=values)
     if cause == "unpin":
-        return Moved(state=Asking(question=before.question), shown=values)
+        return Moved(state=DeskState(question=before.question), shown=values)
     if cause in FACTORS and re.fullmatch(r"\d{1,9}", values.get("gpus", "")):
         values = {**values, "gpus": str(max(1, round(int(values["gpus"]) * FACTORS[cause])))}
-    return _checked(Asking(question=values, base=before.base), before, fields, read)
+    return _checked(DeskState(question=values, base=before.base), before, fields, read)
 
 
-def _checked(to: Asking, before: Asking, fields: Fields, read: Callable[[Question], Asked]) -> Moved:
+def _checked(
+    to: DeskState, before: DeskState, fields: Fields, read: Callable[[Question], DeskQuestion]
+) -> Moved:
     """The new state where its question can be read; else the message beside the field."""
     found = wrong(read, to.question, before.question, fields)
     if found is None:
@@ -155,7 +167,7 @@ def _control(f: Field) -> Component:
 # --- callbacks --------------------------------------------------------------------------------------
 
 
-def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], searches: Searches) -> None:
+def connect(app: Dash, fields: Fields, read: Callable[[Question], DeskQuestion], searches: Searches) -> None:
     """The callbacks of the page."""
     buttons = [Input(name, "n_clicks") for name in ("half", "double", "pin", "unpin")]
 
@@ -172,7 +184,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
     )
     def on_change(search: str, values: Sequence[Any], *more: Any) -> tuple[Any, ...]:
         data, start = more[-2:]
-        before = Asking(question=data["question"], base=data[BASE])
+        before = DeskState(question=data["question"], base=data[BASE])
         cause = ctx.triggered_id or "address"
         name = cause["field"] if isinstance(cause, dict) else "search" if cause == "address" else cause
         given = kept({n: _written(v) for n, v in zip(fields, values, strict=True)}, fields)
@@ -202,7 +214,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
     ) -> tuple[Any, ...]:
         if not data["question"]:
             raise PreventUpdate
-        asking = Asking(question=data["question"], base=data[BASE])
+        asking = DeskState(question=data["question"], base=data[BASE])
         again = isinstance(ctx.triggered_id, dict) and any(retry)
         return look(asking, page, seen, searches=searches, again=again)
 
@@ -218,7 +230,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], Asked], search
 
 
 def look(
-    asking: Asking, page: str, seen: str, *, searches: Searches, again: bool = False
+    asking: DeskState, page: str, seen: str, *, searches: Searches, again: bool = False
 ) -> tuple[Any, Any, Any, int, str]:
     """State of the search, the answer's components, what they show, milliseconds to the next look, the link.
 

@@ -23,11 +23,11 @@ from multiprocessing.process import BaseProcess
 from threading import Condition, Thread
 from typing import TypeVar
 
-from rlhfsim.desk.answer import FINAL, Answer, Asked, complete, died, failed, first, proven
+from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion, complete, died, failed, first, proven
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.parallel import ENDED, forked, how_ended, may_fork
 
-Read = Callable[[str], Asked]
+Read = Callable[[str], DeskQuestion]
 """From the query of an address to the question; importable, since another process calls it."""
 MAX_ANSWERS, MAX_PAGES = 64, 16
 """Answers that are kept, and pages that are listened to; each asks two questions at most."""
@@ -170,7 +170,7 @@ class _Server:
         _keep(self._known, question, answer)
         self._pipe.send((question, answer))
 
-    def _away(self, stage: Callable[[Asked], Answer], question: str) -> None:
+    def _away(self, stage: Callable[[DeskQuestion], Answer], question: str) -> None:
         """A stage from a process of its own, which ends where nobody asks any longer."""
         if not may_fork():
             return self._tell(question, self._answered(stage, question))
@@ -186,7 +186,7 @@ class _Server:
             self._tell(question, died(error.message, self._known.get(question)))
         return None
 
-    def _answered(self, stage: Callable[[Asked], Answer], question: str) -> Answer:
+    def _answered(self, stage: Callable[[DeskQuestion], Answer], question: str) -> Answer:
         """The answer, or why there is none; a bug of ours is told where the desk was started."""
         try:
             return stage(self._read(question))

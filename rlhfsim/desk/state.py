@@ -54,7 +54,7 @@ Question = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class DeskState:
     """What an address holds: the question, and the one that it is compared with."""
 
     question: Question = field(default_factory=dict)
@@ -62,7 +62,7 @@ class State:
     """Empty: nothing is pinned."""
 
 
-def of_search(search: str, names: Mapping[str, Field]) -> State:
+def of_search(search: str, names: Mapping[str, Field]) -> DeskState:
     """The state of `?gpus=64&model=70b&base=gpus%3D32%26model%3D70b`.
 
     Raises:
@@ -77,7 +77,7 @@ def of_search(search: str, names: Mapping[str, Field]) -> State:
                 f"the address names {name[:40]!r}, which is no field",
                 help=f"fields: {', '.join(names)}; other options of rlhfsim design go into `more`",
             )
-    return State(question=kept(given, names), base=kept(base, names))
+    return DeskState(question=kept(given, names), base=kept(base, names))
 
 
 def kept(values: Mapping[str, str | None], names: Mapping[str, Field]) -> Question:
@@ -91,7 +91,7 @@ def query(question: Question) -> str:
     return urlencode(question)
 
 
-def to_search(state: State) -> str:
+def to_search(state: DeskState) -> str:
     """The whole state as the query of an address."""
     base = {BASE: query(state.base)} if state.base else {}
     return f"?{urlencode({**state.question, **base})}"

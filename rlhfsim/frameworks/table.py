@@ -140,7 +140,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedKey:
     """A key that is written and says no field."""
 
     key: str
@@ -159,7 +159,7 @@ class Fixed:
 
 Rule = Callable[[Plan], Iterable[Setting]]
 """Keys that no row can write; `Table.rest` reads what they say."""
-Row = Key | Fixed | Rule
+Row = Key | FixedKey | Rule
 
 
 def _said(why: Why, plan: Plan) -> str:
@@ -239,7 +239,7 @@ class Table:
             title: tuple(
                 setting
                 for row in rows
-                for setting in (row.settings(plan, given) if isinstance(row, Key | Fixed) else row(plan))
+                for setting in (row.settings(plan, given) if isinstance(row, Key | FixedKey) else row(plan))
             )
             for title, rows in self.sections.items()
         }

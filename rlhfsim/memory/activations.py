@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rlhfsim.kernels.layers import heads
-from rlhfsim.memory.layer_tensors import LayerTensors, Phase, layer_tensors, norm_bytes, one_layer
+from rlhfsim.memory.layer_tensors import BackwardPhase, LayerTensors, layer_tensors, norm_bytes, one_layer
 from rlhfsim.memory.logits import BF16, FP32, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.mixers import LayerKind
@@ -111,7 +111,7 @@ def _kept_and_running(
     fp8: bool,
     score_length: float,
     compiled: bool,
-) -> tuple[float, tuple[Phase, ...]]:
+) -> tuple[float, tuple[BackwardPhase, ...]]:
     """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
@@ -124,7 +124,7 @@ def _kept_and_running(
         return sum(k.layers * t.total for k, t in zip(kinds, running, strict=True)), phases
     kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
-        Phase(phase.token + tensors.total + first.input - kept, phase.fixed)
+        BackwardPhase(phase.token + tensors.total + first.input - kept, phase.fixed)
         for tensors in running
         for phase in tensors.backward
     )

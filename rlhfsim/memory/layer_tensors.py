@@ -25,7 +25,7 @@ from rlhfsim.specs.model.mixers import DENSE, LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 
 
-class Phase(NamedTuple):
+class BackwardPhase(NamedTuple):
     """A moment of a layer's backward pass, beside the tensors that its forward pass saved."""
 
     token: float
@@ -42,7 +42,7 @@ class LayerTensors:
     """Tensors that the backward pass needs, by name."""
     input: float
     """The layer's input alone: what full recomputation keeps."""
-    backward: tuple[Phase, ...]
+    backward: tuple[BackwardPhase, ...]
     """The moments one of which is the peak of the backward pass."""
     forward: float
     """Largest set of tensors alive at once in a forward pass without gradients."""
@@ -102,7 +102,7 @@ def layer_tensors(
         backward, forward = _moe_phases(model, copies, width)
         widest = copies * (2 * model.expert_width + 3 * width)
     elif kind.ffn == "none":
-        backward, forward, widest = (Phase(0.0),), 0.0, 0.0
+        backward, forward, widest = (BackwardPhase(0.0),), 0.0, 0.0
     else:
         saved |= _mlp(model, model.ffn / tp, fused)
         widest = (3 if model.gated else 2) * model.ffn / tp
@@ -110,7 +110,7 @@ def layer_tensors(
     stream = BF16 * h * s
     attention = BF16 * _mixer_width(model, tp, kind)
     if fused and (by_kernel or not (experts and model.moe)):
-        backward = (Phase(stream + max(attention, BF16 * widest)),)
+        backward = (BackwardPhase(stream + max(attention, BF16 * widest)),)
         forward = BF16 * widest
     if fp8:  # norm outputs and products are kept quantised; the attention output in both forms
         half = ("attention_input", "mlp_input", "mlp_activation", "dispatched")
@@ -119,7 +119,7 @@ def layer_tensors(
     return LayerTensors(
         saved=saved,
         input=stream,
-        backward=tuple(Phase(stream + phase.token, phase.fixed) for phase in backward),
+        backward=tuple(BackwardPhase(stream + phase.token, phase.fixed) for phase in backward),
         forward=4 * stream + max(attention, forward),
     )
 
@@ -192,10 +192,10 @@ def _mlp(model: ModelSpec, width: float, fused: bool) -> dict[str, float]:
     return {"mlp_activation_input": BF16 * gates * width, "mlp_activation": BF16 * width + eager}
 
 
-def _mlp_phases(model: ModelSpec, width: float) -> tuple[Phase, ...]:
+def _mlp_phases(model: ModelSpec, width: float) -> tuple[BackwardPhase, ...]:
     """Eager: the gradient of the product and of the last matrix; then, gated, of both factors."""
-    first = Phase(BF16 * width, BF16 * model.hidden * width)
-    return (first, Phase(2 * BF16 * width)) if model.gated else (first,)
+    first = BackwardPhase(BF16 * width, BF16 * model.hidden * width)
+    return (first, BackwardPhase(2 * BF16 * width)) if model.gated else (first,)
 
 
 def _moe(model: ModelSpec, tp: int, s: float, fused: bool, copies: float, width: float) -> dict[str, float]:
@@ -215,7 +215,7 @@ def _moe(model: ModelSpec, tp: int, s: float, fused: bool, copies: float, width:
     return saved
 
 
-def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[Phase, ...], float]:
+def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[BackwardPhase, ...], float]:
     """Eager: moments of the backward pass, and the widest of the forward pass, as grouped GEMM runs them.
 
     Where router weights are FP32, the copies that come back are multiplied in FP32; three such tensors stand
@@ -227,8 +227,8 @@ def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[Ph
     matrix = BF16 * model.moe.num_experts * model.expert_width * width
     gates, weighted = 2 if model.gated else 1, FP32 if model.moe.fp32_combine else BF16
     backward = (
-        Phase(3 * weighted * h),
-        Phase(activation - BF16 * h, matrix),
-        Phase(-2 * activation, gates * matrix),
+        BackwardPhase(3 * weighted * h),
+        BackwardPhase(activation - BF16 * h, matrix),
+        BackwardPhase(-2 * activation, gates * matrix),
     )
     return backward, max(BF16 * h + 4 * activation, 2 * weighted * h + (FP32 + BF16 - weighted) * h)

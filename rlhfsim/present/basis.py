@@ -17,7 +17,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.prices import at_price
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 SAME = 0.01
 """Relative difference up to which a step that is priced again is the plan's own."""
@@ -137,7 +137,9 @@ def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]
     try:
         models = models_of(plan.workload)
         memory = ledger(models, plan.placement, plan.workload, cluster)
-        setting = Setting(models=models, placement=plan.placement, workload=plan.workload, cluster=cluster)
+        setting = CallSetting(
+            models=models, placement=plan.placement, workload=plan.workload, cluster=cluster
+        )
         kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
         again = timed(setting, kv_tokens)
     except RlhfsimError as error:

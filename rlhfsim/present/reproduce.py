@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rlhfsim.choice import Asked
+from rlhfsim.choice import AskedBound
 from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
@@ -55,7 +55,7 @@ def _run(run: AskedRun) -> dict[str, object]:
     return {"steps": run.steps, **promised, "confidence": sure}
 
 
-def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
+def _cluster(plan: Plan, asked: AskedBound) -> dict[str, object]:
     first, *rest = plan.hardware
     second = rest[0] if rest else None
     market = first.market or market_of(first.profile, first.price)
@@ -133,7 +133,7 @@ def lengths(spec: AnyLengths) -> str:
             return f"empirical:file={spec.file}"
 
 
-def _asked(asked: Asked) -> dict[str, object]:
+def _asked(asked: AskedBound) -> dict[str, object]:
     return {
         "framework": asked.framework,
         "backend": asked.backend,
@@ -149,7 +149,7 @@ def _asked(asked: Asked) -> dict[str, object]:
     }
 
 
-def _fixed(asked: Asked) -> Iterator[str]:
+def _fixed(asked: AskedBound) -> Iterator[str]:
     for role, fields in asked.fix.items():
         yield from (f"{role}.{field}={value}" for field, value in fields.items())
     for bound in asked.limits:

@@ -10,7 +10,7 @@ from typing import Any
 from rlhfsim.kernels.devices import DeviceKey, domain_of
 from rlhfsim.search.layouts import Space, role_layouts
 from rlhfsim.search.micro_batches import lengths_key
-from rlhfsim.search.options import Key, OptionTable
+from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -40,23 +40,23 @@ class SharedTables:
     the objective or on which architectures compete.
     """
 
-    options: dict[Key, RoleOptions]
+    options: dict[PriceKey, RoleOptions]
     layouts: dict[Any, Space]
     """Those of like roles, see `space`."""
-    fitting: dict[Key, OptionTable]
+    fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
-    roles: dict[Key, OptionTable]
-    rollouts: dict[Key, OptionTable]
+    roles: dict[PriceKey, OptionTable]
+    rollouts: dict[PriceKey, OptionTable]
     paths: dict[Any, Any]
     """See `search.weight_paths`."""
     moves: dict[Any, dict[object, tuple[float, float]]]
     """Role, call and hardware -> what moves -> seconds in and out."""
 
-    def tables(self, key: Key) -> dict[Key, OptionTable]:
+    def tables(self, key: PriceKey) -> dict[PriceKey, OptionTable]:
         """Where the table of a role is."""
         return self.rollouts if key.role == "rollout" else self.roles
 
-    def space(self, request: Request, models: Models, key: Key) -> Space:
+    def space(self, request: Request, models: Models, key: PriceKey) -> Space:
         """The layouts of a role: those of like roles where they are known, and no refusal names a role."""
         role, trained, model = key.role, key.role in TRAINED, models.of(key.role)
         domain = domain_of(request.cluster.node_groups[key.hardware])

@@ -12,7 +12,7 @@ from rlhfsim.simulation.asynchronous.run import least_seconds
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Iteration, Known, closed_form, program
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import format
@@ -95,19 +95,21 @@ def simulated(
     highest = math.inf if cutoff is None else cutoff
     if placement in steps and highest <= steps[placement][1]:
         return Candidate(placement=placement, iteration=steps[placement][0], ledger=memory)
-    setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
+    setting = CallSetting(
+        models=models, placement=placement, workload=request.workload, cluster=request.cluster
+    )
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     run = _simulated(setting, kv_tokens, cutoff)
     steps[placement] = run.iteration, highest if run.stopped else math.inf
     return Candidate(placement=placement, iteration=run.iteration, ledger=memory)
 
 
-def timed(setting: Setting, kv_tokens: float | None) -> Iteration:
+def timed(setting: CallSetting, kv_tokens: float | None) -> Iteration:
     """The simulated step of a plan that is taken to fit; without randomness, on expected lengths."""
     return _simulated(setting, kv_tokens, None).iteration
 
 
-def _simulated(setting: Setting, kv_tokens: float | None, cutoff: float | None) -> Simulated:
+def _simulated(setting: CallSetting, kv_tokens: float | None, cutoff: float | None) -> Simulated:
     """A step, in steady state where staleness is allowed."""
     if setting.placement.schedule.asynchronous:
         seed = setting.workload.seed
@@ -130,10 +132,12 @@ def stale_seconds(request: Request, models: Models, placement: Placement) -> flo
     return least_seconds(*_running(request, models, placement))
 
 
-def _running(request: Request, models: Models, placement: Placement) -> tuple[Setting, float | None]:
+def _running(request: Request, models: Models, placement: Placement) -> tuple[CallSetting, float | None]:
     """A plan with a rollout, and the KV capacity of a replica."""
     assert placement.rollout is not None
     profile = request.cluster.node_groups[placement.pool(placement.rollout.pool).hardware].profile
     kv_tokens = engine_in_plan(models, placement, request.workload, profile).kv_tokens
-    setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
+    setting = CallSetting(
+        models=models, placement=placement, workload=request.workload, cluster=request.cluster
+    )
     return setting, kv_tokens

@@ -21,7 +21,7 @@ from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
 from rlhfsim.search.merging import PoolTable, pool_table
-from rlhfsim.search.options import ALONE, AnyRolePlacement, Key, OptionTable, broken_limit
+from rlhfsim.search.options import ALONE, AnyRolePlacement, OptionTable, PriceKey, broken_limit
 from rlhfsim.search.pools import ENDS, Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
@@ -97,7 +97,7 @@ class _Asked:
         self.skeleton = skeleton_of(placement)
         self.placement = _renamed(placement, self.skeleton)
 
-    def keys(self) -> dict[str, Key]:
+    def keys(self) -> dict[str, PriceKey]:
         """Every role with what its price depends on."""
         partition, sizes = self.skeleton.partition, self.skeleton.sizes
         keys = [self.subproblems.keys_of(partition, i, gpus) for i, gpus in enumerate(sizes)]
@@ -158,7 +158,7 @@ class _Asked:
     def pool(self, index: int, free: str | None = None) -> tuple[Subproblem, PoolTable]:
         """A pool with the options of the plan alone, but for those of one role that is left free."""
 
-        def options(key: Key) -> OptionTable:
+        def options(key: PriceKey) -> OptionTable:
             table, own = (
                 self.subproblems.pricer.table(key),
                 replace(self.placement.roles[key.role], pool=ALONE),

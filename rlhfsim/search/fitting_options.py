@@ -11,7 +11,7 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleBytes, RoleMemory, role_memory, software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.columns import Floats
-from rlhfsim.search.options import Key, Shapes
+from rlhfsim.search.options import PriceKey, Shapes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -19,7 +19,7 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 
 
 def fitting_options(
-    request: Request, models: Models, key: Key, shapes: Shapes, kinds: Iterable[str], doubt: float
+    request: Request, models: Models, key: PriceKey, shapes: Shapes, kinds: Iterable[str], doubt: float
 ) -> tuple[tuple[RolePlacement, ...], Rows, Floats]:
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
     pool, memory = request.cluster.node_groups[key.hardware], _memory(request, models, key)
@@ -39,7 +39,7 @@ def fitting_options(
     return tuple(roles[i] for i in np.flatnonzero(fits)), rows[fits], host[fits]
 
 
-def _memory(request: Request, models: Models, key: Key) -> RoleMemory:
+def _memory(request: Request, models: Models, key: PriceKey) -> RoleMemory:
     framework, packing = request.cluster.framework, request.workload.packing
     return role_memory(
         models,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rlhfsim.search.options import ALONE, Key
+from rlhfsim.search.options import ALONE, PriceKey
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -23,7 +23,7 @@ class Floor(NamedTuple):
     """Seconds of its training."""
 
 
-def floor_of(pricer: Pricer, key: Key) -> Floor:
+def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
     """The FLOP of the calls of a role at the peak of its GPUs; nothing for a rollout.
 
     What was measured of a phase scales it, as it scales the price.

@@ -36,7 +36,7 @@ ALONE = "alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Key:
+class PriceKey:
     """What a role's price depends on."""
 
     hardware: int
@@ -69,7 +69,7 @@ class LeastOfRole(NamedTuple):
 class OptionTable:
     """The options of one role that fit by themselves; arrays have one row an option."""
 
-    key: Key
+    key: PriceKey
     legal: int
     """Options of the space, those that do not fit included."""
     refused: Counter[str]

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
-from rlhfsim.choice import Asked, AskedLimit, RunnerUp, Searched
+from rlhfsim.choice import AskedBound, AskedLimit, RunnerUp, Searched
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.plan import Plan, PlannedHardware, PlannedModel, RoleGpus
 from rlhfsim.provenance import content_hash, installed_version
@@ -21,7 +21,7 @@ from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.prediction import prediction
 from rlhfsim.step.region import widened
 from rlhfsim.step.speed_of_light import limits
@@ -33,7 +33,7 @@ def plan_of(
     """The complete plan of a priced candidate; intervals widen away from where its profile was calibrated."""
     hardware = tuple(_hardware(group, price) for group in cluster.node_groups)
     placement = candidate.placement
-    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
+    setting = CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
     priced = prediction(
         candidate.iteration,
         candidate.ledger,
@@ -119,9 +119,9 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
 # --- how it was chosen ------------------------------------------------------------------------------
 
 
-def asked(request: Request) -> Asked:
+def asked(request: Request) -> AskedBound:
     """What may compete in a request; cluster and workload stand in the plan itself."""
-    given: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(Asked)}
+    given: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(AskedBound)}
     given |= {
         "allow": tuple(sorted(request.allow)),
         "forbid": tuple(sorted(request.forbid)),
@@ -129,7 +129,7 @@ def asked(request: Request) -> Asked:
         "limits": tuple(AskedLimit(**asdict(limit)) for limit in request.limits),
         "price": _price(request),
     }
-    return Asked(**given)
+    return AskedBound(**given)
 
 
 def _price(request: Request) -> float | None:
@@ -147,7 +147,7 @@ def asked_again(plan: Plan, cluster: Cluster) -> Request:
     """
     assert plan.choice is not None, "a plan that was given answers no question"
     question = plan.choice.asked
-    given: dict[str, Any] = {f.name: getattr(question, f.name) for f in fields(Asked)}
+    given: dict[str, Any] = {f.name: getattr(question, f.name) for f in fields(AskedBound)}
     given |= {
         "allow": frozenset(question.allow),
         "forbid": frozenset(question.forbid),

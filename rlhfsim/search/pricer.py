@@ -26,8 +26,8 @@ from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
     AnyRolePlacement,
-    Key,
     OptionTable,
+    PriceKey,
     agreed,
     broken_limit,
     role_variants,
@@ -51,7 +51,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import Setting, bias_of, generation_of, scorer, trainer
+from rlhfsim.step.calls import CallSetting, bias_of, generation_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
@@ -70,7 +70,7 @@ class Pricer:
         self.models = models
         self.doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
         self.calls = dataflow(request.workload)
-        self._tables: dict[Key, OptionTable] = {}
+        self._tables: dict[PriceKey, OptionTable] = {}
         self._whole: tuple[Pricer, Callable[[str, AnyRolePlacement], bool]] | None = None
         """Where the tables are taken from, and which of their options."""
         self.cache = cache or process_cache()
@@ -78,10 +78,10 @@ class Pricer:
         self._runs: dict[object, dict[object, float]] = {}
         """Seconds of a call by layout: roles run the same whether they share their GPUs or not."""
         self._paces: dict[tuple[object, ...], float] = {}
-        self._settings: dict[tuple[int, int], Setting] = {}
+        self._settings: dict[tuple[int, int], CallSetting] = {}
         self._rollouts: dict[tuple[int, int, object], Generation] = {}
 
-    def table(self, key: Key) -> OptionTable:
+    def table(self, key: PriceKey) -> OptionTable:
         """The options of a role that fit alone, fastest first."""
         if key not in self._tables and self._whole:
             whole, competes = self._whole
@@ -130,17 +130,17 @@ class Pricer:
             total.update(table.refused)
         return total
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: PriceKey) -> bool:
         """Whether a role is priced, or takes its prices from another pricer, which has it."""
         return key in self._tables or (self._whole is not None and self._whole[0].has(key))
 
-    def legal(self, key: Key) -> int:
+    def legal(self, key: PriceKey) -> int:
         """Options of a role in the space, priced or not."""
         if key.role == "rollout":
             return len(self.every(key))
         return self._options(key).legal
 
-    def prepare(self, keys: Iterable[Key]) -> bool:
+    def prepare(self, keys: Iterable[PriceKey]) -> bool:
         """Prices many roles, the roles of one pool size on one core, while there is time; whether it was
         enough."""
         if self._whole:
@@ -151,7 +151,7 @@ class Pricer:
         batches = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
         largest_first = sorted(batches, key=lambda batch: (-len(batch), -batch[0].gpus))
 
-        def priced(keys: Sequence[Key]) -> list[OptionTable]:
+        def priced(keys: Sequence[PriceKey]) -> list[OptionTable]:
             return [self.table(key) for key in keys if not clock.over()]
 
         def told(done: int) -> None:
@@ -162,18 +162,18 @@ class Pricer:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
         return wanted <= self._tables.keys()
 
-    def hardware(self, key: Key) -> NodeGroup:
+    def hardware(self, key: PriceKey) -> NodeGroup:
         """The nodes under a pool."""
         return self.request.cluster.node_groups[key.hardware]
 
-    def setting(self, key: Key) -> Setting:
+    def setting(self, key: PriceKey) -> CallSetting:
         """A pool by itself, enough to price the calls of any role in it."""
         name = key.hardware, key.gpus
         if name not in self._settings:
             home = (ResourcePool(name=ALONE, gpus=key.gpus, hardware=key.hardware),)
             actor = RolePlacement(pool=ALONE, layout=Layout(dp=key.gpus))
             placement = Placement(pools=home, actor=actor, backend=self.request.backend)
-            self._settings[name] = Setting(
+            self._settings[name] = CallSetting(
                 models=self.models,
                 placement=placement,
                 workload=self.request.workload,
@@ -183,14 +183,14 @@ class Pricer:
 
     # --- trained and scoring roles ----------------------------------------------------------------
 
-    def _role(self, key: Key) -> OptionTable:
+    def _role(self, key: PriceKey) -> OptionTable:
         if key not in self._shared.fitting:
             self._shared.fitting[key] = self._fit(key)
         table = self._shared.fitting[key]
         roles = [role for role in table.options if isinstance(role, RolePlacement)]
         return _sorted(replace(table, times=self._times(key, roles)))
 
-    def _fit(self, key: Key) -> OptionTable:
+    def _fit(self, key: PriceKey) -> OptionTable:
         """The options of a role that run when nobody else is there, not yet timed."""
         options, kinds = self._options(key), [c.kind for c in self.calls_of(key.role)]
         roles, rows, host = fitting_options(self.request, self.models, key, options.shapes, kinds, self.doubt)
@@ -209,7 +209,7 @@ class Pricer:
             agreed=agreed(self.request, key.role, roles),
         )
 
-    def _options(self, key: Key) -> RoleOptions:
+    def _options(self, key: PriceKey) -> RoleOptions:
         """Every option of a role in the space, those that do not fit included."""
         if key not in self._shared.options:
             role, space = key.role, self._shared.space(self.request, self.models, key)
@@ -231,7 +231,7 @@ class Pricer:
             )
         return self._shared.options[key]
 
-    def every(self, key: Key) -> tuple[AnyRolePlacement, ...]:
+    def every(self, key: PriceKey) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
             return tuple(chain(*chain(*self._options(key).shapes)))
@@ -245,7 +245,7 @@ class Pricer:
         )
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
-    def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
+    def _times(self, key: PriceKey, roles: Sequence[RolePlacement]) -> OptionTimes:
         setting, model = self.setting(key), self.models.of(key.role)
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
@@ -267,7 +267,7 @@ class Pricer:
                     load[i], unload[i] = moved[name]
         return times
 
-    def _seconds(self, key: Key, call: Call) -> Callable[[Layout], float]:
+    def _seconds(self, key: PriceKey, call: Call) -> Callable[[Layout], float]:
         """Of a call, for any layout; a forward pass is the same whatever the backward does."""
         setting, model, train = self.setting(key), self.models.of(key.role), call.kind == "train"
         of, placed = call.role, setting.placement.actor
@@ -291,7 +291,7 @@ class Pricer:
 
     # --- rollout ----------------------------------------------------------------------------------
 
-    def _rollout(self, key: Key) -> OptionTable:
+    def _rollout(self, key: PriceKey) -> OptionTable:
         """Engines that start, and run when nobody else is there."""
         profile, most_risk = self.hardware(key).profile, self.request.max_oom
         batch = batch_lengths(self.request.workload)
@@ -332,14 +332,14 @@ class Pricer:
             )
         )
 
-    def _waking(self, key: Key, role: RolloutPlacement) -> tuple[float, float]:
+    def _waking(self, key: PriceKey, role: RolloutPlacement) -> tuple[float, float]:
         """Seconds until an engine is awake, and until it sleeps."""
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         home = self.setting(key).placement
         before, after = moves(device, self.models.actor, role, self.calls[0], self.request.workload, home)
         return before.seconds, after.seconds
 
-    def _continuous(self, key: Key, role: RolloutPlacement, engine: EngineBytes) -> float:
+    def _continuous(self, key: PriceKey, role: RolloutPlacement, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
         if "async" not in self.request.switches:
             return 0.0
@@ -352,7 +352,7 @@ class Pricer:
             self._paces[name] = continuous_bound(setting, engine.kv_tokens)
         return self._paces[name]
 
-    def _with(self, key: Key, role: RolloutPlacement) -> Setting:
+    def _with(self, key: PriceKey, role: RolloutPlacement) -> CallSetting:
         setting = self.setting(key)
         schedule = Schedule(double_buffered=key.double_buffered)
         placed = replace(setting.placement, rollout=role, schedule=schedule)
@@ -360,7 +360,7 @@ class Pricer:
             placed = replace(placed, weight_path=ADAPTERS)
         return replace(setting, placement=placed)
 
-    def _generation(self, key: Key, role: RolloutPlacement, kv_tokens: float) -> Generation:
+    def _generation(self, key: PriceKey, role: RolloutPlacement, kv_tokens: float) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
         layout = role.layout
         name = (

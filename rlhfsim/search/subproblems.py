@@ -19,7 +19,7 @@ from rlhfsim.search.dominance import lean
 from rlhfsim.search.floors import floor_of
 from rlhfsim.search.least import Least, generating, least
 from rlhfsim.search.merging import PoolTable, pool_table
-from rlhfsim.search.options import Key, OptionTable
+from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.pools import ENDS, Subproblem, alone
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
@@ -70,7 +70,7 @@ class Subproblems:
 
     # --- keys -------------------------------------------------------------------------------------
 
-    def keys(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> Iterator[Key]:
+    def keys(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> Iterator[PriceKey]:
         """Every role that these skeletons need a price for."""
         pools = {
             _pool(partition, i, gpus): (partition, i, gpus)
@@ -80,11 +80,11 @@ class Subproblems:
         }
         return chain.from_iterable(self.keys_of(*pool) for pool in pools.values())
 
-    def keys_of(self, partition: Partition, index: int, gpus: int) -> list[Key]:
+    def keys_of(self, partition: Partition, index: int, gpus: int) -> list[PriceKey]:
         """The roles of one pool of a skeleton."""
         group, runs = partition.groups[index], self.request.runs
         return [
-            Key(
+            PriceKey(
                 role=role,
                 hardware=partition.hardware[index],
                 gpus=gpus,
@@ -228,7 +228,7 @@ class Subproblems:
         return any(pools[h].gpus < 2 * pools[h].gpus_per_node for h in shared)
 
     def subproblem(
-        self, skeleton: Skeleton, index: int, table_of: Callable[[Key], OptionTable] | None = None
+        self, skeleton: Skeleton, index: int, table_of: Callable[[PriceKey], OptionTable] | None = None
     ) -> Subproblem:
         """A pool with the options that no other of their role beats, or with those of `table_of`."""
         partition, gpus = skeleton.partition, skeleton.sizes[index]
@@ -285,7 +285,7 @@ class Subproblems:
         return sync_bytes(self.models.actor, partition.path, self.request.backend, lora, profile)
 
     def _lean_table(
-        self, key: Key, sync: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool
+        self, key: PriceKey, sync: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool
     ) -> OptionTable:
         """Options that no other of their class beats in time and in the bytes of every state."""
         table = self.pricer.table(key)

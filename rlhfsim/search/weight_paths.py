@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.search.options import AnyRolePlacement, Key, OptionTable, sync_layout
+from rlhfsim.search.options import AnyRolePlacement, OptionTable, PriceKey, sync_layout
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
@@ -30,7 +30,7 @@ class Paths:
     def __init__(self, request: Request, models: Models, priced: Priced) -> None:
         """`priced`: by searches over the same models on the same GPUs and network."""
         self.request, self.models, self._priced = request, models, priced
-        self._examples: dict[Key, dict[int, tuple[object, AnyRolePlacement]]] = {}
+        self._examples: dict[PriceKey, dict[int, tuple[object, AnyRolePlacement]]] = {}
         self._least: dict[tuple[object, ...], float] = {}
 
     def between(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> SyncSeconds:
@@ -65,7 +65,7 @@ class Paths:
             self._least[name] = float(self.between(partition, actor, rollout)(one, two).min(initial=inf))
         return self._least[name]
 
-    def _bias(self, partition: Partition, actor: Key) -> float:
+    def _bias(self, partition: Partition, actor: PriceKey) -> float:
         """Measured over priced seconds of the path, where runs of the framework say so."""
         cluster = self.request.cluster
         known = cluster.node_groups[actor.hardware].profile.biases.get(cluster.framework or "")
@@ -82,7 +82,10 @@ class Paths:
         return known
 
     def cost(
-        self, partition: Partition, source: tuple[Key, AnyRolePlacement], target: tuple[Key, AnyRolePlacement]
+        self,
+        partition: Partition,
+        source: tuple[PriceKey, AnyRolePlacement],
+        target: tuple[PriceKey, AnyRolePlacement],
     ) -> SyncCost:
         """The partition's path between an option of the actor and one of the rollout."""
         cluster = self.request.cluster

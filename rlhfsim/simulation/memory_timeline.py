@@ -25,7 +25,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
 from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
-from rlhfsim.step.calls import Setting, planned_sync
+from rlhfsim.step.calls import CallSetting, planned_sync
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
 
@@ -45,7 +45,7 @@ class PoolPeak:
 class MemoryTimeline:
     """What every pool holds now, and the most it held."""
 
-    def __init__(self, setting: Setting, *, strict: bool) -> None:
+    def __init__(self, setting: CallSetting, *, strict: bool) -> None:
         placement, workload = setting.placement, setting.workload
         self.strict = strict
         self._held = {

@@ -26,7 +26,7 @@ from rlhfsim.rollout.schedule import Requests, expected_lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.lengths import draw
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting, requests_of
+from rlhfsim.step.calls import CallSetting, requests_of
 from rlhfsim.step.iteration import Program, program
 from rlhfsim.step.timetable import Step
 
@@ -75,7 +75,7 @@ def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(what.encode()), step])
 
 
-def usual_lengths(setting: Setting) -> Floats:
+def usual_lengths(setting: CallSetting) -> Floats:
     """Response lengths of every quiet step, tokens."""
     return known_lengths(requests_of(setting), setting.drawn)
 
@@ -91,7 +91,7 @@ def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats
 class Draws:
     """The draws of one run."""
 
-    def __init__(self, setting: Setting, noise: Noise | None = None, seed: int | None = None) -> None:
+    def __init__(self, setting: CallSetting, noise: Noise | None = None, seed: int | None = None) -> None:
         self.base = setting
         self.noise = noise or Noise()
         self.seed = setting.workload.seed if seed is None else seed

@@ -21,7 +21,7 @@ from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.simulation.synchronous import run_steps
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Iteration, Program, program
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ SAME = 1e-12
 
 
 def simulate(
-    setting: Setting,
+    setting: CallSetting,
     kv_tokens: float | None = None,
     *,
     steps: int = 1,
@@ -113,7 +113,7 @@ def run_programs(
 
 
 def _programs(
-    setting: Setting, kv_tokens: float | None, count: int, seed: int | None, noise: Noise | None
+    setting: CallSetting, kv_tokens: float | None, count: int, seed: int | None, noise: Noise | None
 ) -> list[Program]:
     if noise is None:
         return [program(setting, kv_tokens)] * count

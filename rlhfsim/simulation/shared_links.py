@@ -32,7 +32,7 @@ import simpy
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import ResourcePool
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 Use = Mapping[str, float]
 """Share of a flow's time for which it needs each link whole."""
@@ -225,7 +225,7 @@ class Topology:
         self._joined: dict[tuple[str, ...], Links] = {}
 
     @classmethod
-    def of(cls, setting: Setting) -> Topology:
+    def of(cls, setting: CallSetting) -> Topology:
         """Links of a plan's pools; CPU workers have none."""
         return cls(setting.cluster, setting.placement.pools)
 

@@ -30,7 +30,7 @@ from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.provenance import installed_version
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL, Counter, CounterName, Span, Trace
 
@@ -150,7 +150,7 @@ class Simulator:
     """Everything that a simulated plan runs on."""
 
     def __init__(
-        self, setting: Setting, *, record: bool = False, memory_timeline: MemoryTimeline | None = None
+        self, setting: CallSetting, *, record: bool = False, memory_timeline: MemoryTimeline | None = None
     ) -> None:
         self.setting = setting
         self.env = simpy.Environment()

@@ -14,7 +14,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.simulation.pool_figures import Level, pool_figures
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def noise_of(asked: SimulationOptions) -> Noise | None:
     return None if noise.quiet else noise
 
 
-def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...]:
+def pool_runs(setting: CallSetting, trace: Trace, warmup: int) -> tuple[PoolRun, ...]:
     """Pools of the plan first, then what else works (CPU workers)."""
     gpus = {pool.name: pool for pool in setting.placement.pools}
     runs = []
@@ -203,7 +203,7 @@ def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...
     return tuple(sorted(runs, key=lambda p: order.index(p.name) if p.gpus else len(order)))
 
 
-def goodput_of(setting: Setting, asked: SimulationOptions) -> GoodputSummary | None:
+def goodput_of(setting: CallSetting, asked: SimulationOptions) -> GoodputSummary | None:
     """A long job of the plan with failures; None where nobody asked."""
     given = asked.faults
     if given is None:

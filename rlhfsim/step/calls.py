@@ -45,7 +45,7 @@ from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CallSetting:
     """Everything that prices a call."""
 
     models: Models
@@ -68,7 +68,7 @@ class Setting:
         return device_on(self.cluster, hardware, self.placement.backend)
 
 
-def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
+def generation_of(setting: CallSetting, kv_tokens: float | None) -> Generation | None:
     """The rollout stage with its environment; None where the algorithm or the placement has none."""
     role = setting.placement.rollout
     if role is None or not setting.workload.generates:
@@ -80,7 +80,7 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
     return generation if turns is None else with_environment(generation, turns)
 
 
-def _generation_batches(setting: Setting, role: RolloutPlacement, kv_tokens: float | None) -> Generation:
+def _generation_batches(setting: CallSetting, role: RolloutPlacement, kv_tokens: float | None) -> Generation:
     """Batches until the step is full: as many as drawn, or those of the mean step."""
     workload, asked, drawn = setting.workload, requests_of(setting), setting.drawn
     if drawn is None:
@@ -92,14 +92,14 @@ def _generation_batches(setting: Setting, role: RolloutPlacement, kv_tokens: flo
     return one_after_the_other(batches, count, sum(setting.trained) if setting.trained else trained)
 
 
-def _in_lockstep(setting: Setting) -> bool:
+def _in_lockstep(setting: CallSetting) -> bool:
     """Whether all sequences of a batch, or of half of one, take their turns together."""
     environment = setting.workload.environment
     double_buffered = setting.placement.schedule.double_buffered
     return environment is not None and (environment.lockstep or double_buffered)
 
 
-def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
+def turns_of(setting: CallSetting, kv_tokens: float | None) -> Turns | None:
     """Generation and environment by turns: the whole batch, or two halves that alternate."""
     workload, role = setting.workload, setting.placement.rollout
     if role is None or not workload.generates or not _in_lockstep(setting):
@@ -122,7 +122,7 @@ def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
 
 
 def _rollout(
-    setting: Setting,
+    setting: CallSetting,
     role: RolloutPlacement,
     kv_tokens: float | None,
     requests: Requests,
@@ -133,7 +133,7 @@ def _rollout(
     return priced.scaled(bias_of(setting, "actor.generate"))
 
 
-def requests_of(setting: Setting) -> Requests:
+def requests_of(setting: CallSetting) -> Requests:
     """What the rollout engine is asked for: a generation batch, or what a step needs if it never drains."""
     workload, path = setting.workload, setting.placement.weight_path
     sampling, prompts = workload.dynamic_sampling, workload.gen_prompts
@@ -158,7 +158,7 @@ def _rollout_layout(role: RolloutPlacement, kv_tokens: float | None) -> RolloutL
     return replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
 
 
-def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
+def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | None:
     """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     if role is None or not setting.workload.generates or not schedule.continuous:
@@ -189,7 +189,7 @@ def _generate(
     return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
 
 
-def steps_of(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
+def steps_of(setting: CallSetting, call: Call, generation: Generation | None) -> list[Step]:
     """A call with the moves around it, in order."""
     if call.role == "rules":
         return [
@@ -215,19 +215,19 @@ def steps_of(setting: Setting, call: Call, generation: Generation | None) -> lis
     return _around(setting, call, role, cost)
 
 
-def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
+def bias_of(setting: CallSetting, phase: str, pool: str | None = None) -> float:
     """Measured over priced seconds of a phase, where runs of the framework say so; else 1."""
     params = setting.models.params_of(phase)
     known = bias(phase, params, setting.placement, setting.workload, setting.cluster, pool)
     return 1.0 if known is None else known.factor.value
 
 
-def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
+def train_cost(setting: CallSetting, role: str, placed: RolePlacement) -> Cost:
     """All epochs of one trained role."""
     return trainer(setting, role, placed)(placed.layout)
 
 
-def trainer(setting: Setting, role: str, placed: RolePlacement) -> Callable[[Layout], Cost]:
+def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Callable[[Layout], Cost]:
     """What prices all epochs of a trained role under any layout in the pool of `placed`.
 
     One that learns from pairs alone runs as in pre-training.
@@ -253,7 +253,7 @@ def trainer(setting: Setting, role: str, placed: RolePlacement) -> Callable[[Lay
 
 
 def _caller(
-    setting: Setting, name: str, placed: RolePlacement, price_of: Callable[[Layout], Callable[..., Cost]]
+    setting: CallSetting, name: str, placed: RolePlacement, price_of: Callable[[Layout], Callable[..., Cost]]
 ) -> Callable[[Layout], Cost]:
     """The same with what a framework adds, and the bias of its phase."""
     workload, drawn, device = setting.workload, setting.trained, setting.device(placed)
@@ -273,7 +273,7 @@ def _caller(
     return cost
 
 
-def _software(setting: Setting, *, sharded: bool) -> Software:
+def _software(setting: CallSetting, *, sharded: bool) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
     workload, placement = setting.workload, setting.placement
     runs, software = runs_of(setting.cluster.framework), _stack(setting)
@@ -284,19 +284,19 @@ def _software(setting: Setting, *, sharded: bool) -> Software:
     return replace(software, fp32_sums=True) if sums_fp32(workload, placement.backend) else software
 
 
-def _stack(setting: Setting) -> Software:
+def _stack(setting: CallSetting) -> Software:
     """The plan's training stack, with the head of its framework where it names none."""
     placement, cluster = setting.placement, setting.cluster
     packing = setting.workload.packing
     return software_of(placement.software, cluster.framework, placement.backend, packing=packing)
 
 
-def forward_cost(setting: Setting, call: Call, placed: RolePlacement) -> Cost:
+def forward_cost(setting: CallSetting, call: Call, placed: RolePlacement) -> Cost:
     """One scoring forward over the whole batch."""
     return scorer(setting, call, placed)(placed.layout)
 
 
-def scorer(setting: Setting, call: Call, placed: RolePlacement) -> Callable[[Layout], Cost]:
+def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Callable[[Layout], Cost]:
     """What prices one scoring forward over the whole batch under any layout in the pool of `placed`."""
     assert call.kind in ("logprob", "value", "score"), call.name
     workload = setting.workload
@@ -314,12 +314,12 @@ def scorer(setting: Setting, call: Call, placed: RolePlacement) -> Callable[[Lay
     return _caller(setting, call.name, placed, lambda _: price)
 
 
-def controller_cost(setting: Setting) -> Cost:
+def controller_cost(setting: CallSetting) -> Cost:
     """The controller's own work in a step."""
     return controller(setting.device(setting.placement.actor))
 
 
-def _sync_steps(setting: Setting, call: Call) -> list[Step]:
+def _sync_steps(setting: CallSetting, call: Call) -> list[Step]:
     """The weight path; around it the actor's moves where a role that was moved out comes back to send.
 
     `blocking_moves` is 0 where frameworks send before they offload, as on GPUs.
@@ -341,7 +341,7 @@ def _sync_steps(setting: Setting, call: Call) -> list[Step]:
     ]
 
 
-def planned_sync(setting: Setting) -> SyncCost:
+def planned_sync(setting: CallSetting) -> SyncCost:
     """The weight path of the plan; `none` where rollout and training share one copy."""
     placement = setting.placement
     assert placement.rollout is not None
@@ -358,7 +358,7 @@ def planned_sync(setting: Setting) -> SyncCost:
     )
 
 
-def sync_cost(setting: Setting) -> Cost:
+def sync_cost(setting: CallSetting) -> Cost:
     """Time of the plan's weight sync.
 
     Raises:
@@ -374,7 +374,9 @@ def sync_cost(setting: Setting) -> Cost:
     return priced.cost.scaled(bias_of(setting, "actor.sync"))
 
 
-def _around(setting: Setting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost) -> list[Step]:
+def _around(
+    setting: CallSetting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost
+) -> list[Step]:
     """A call between the moves that bring its role into GPU memory and out again."""
     before, after = offload.moves(
         setting.device(role), setting.models.of(call.role), role, call, setting.workload, setting.placement

@@ -23,7 +23,14 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting, continuous_cost, controller_cost, generation_of, steps_of, turns_of
+from rlhfsim.step.calls import (
+    CallSetting,
+    continuous_cost,
+    controller_cost,
+    generation_of,
+    steps_of,
+    turns_of,
+)
 from rlhfsim.step.framework_overhead import with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
 from rlhfsim.training.packing import sequences_of
@@ -93,12 +100,12 @@ GENERATION = "generation"
 class PricePiece(Protocol):
     """Prices one piece of a program, or finds it; `after`: the piece whose result `price` holds."""
 
-    def __call__(self, name: str, price: Callable[[Setting], T], *, after: str | None = None) -> T:
+    def __call__(self, name: str, price: Callable[[CallSetting], T], *, after: str | None = None) -> T:
         """The piece."""
 
 
 def program(
-    setting: Setting,
+    setting: CallSetting,
     kv_tokens: float | None = None,
     known: Known | None = None,
     piece: PricePiece | None = None,
@@ -133,15 +140,15 @@ def program(
     )
 
 
-def _on(setting: Setting) -> PricePiece:
-    def price(name: str, price: Callable[[Setting], T], *, after: str | None = None) -> T:
+def _on(setting: CallSetting) -> PricePiece:
+    def price(name: str, price: Callable[[CallSetting], T], *, after: str | None = None) -> T:
         del name, after
         return price(setting)
 
     return price
 
 
-def _controller(setting: Setting) -> tuple[Cost, bool]:
+def _controller(setting: CallSetting) -> tuple[Cost, bool]:
     """The controller's own work, and whether moves wait for it."""
     return controller_cost(setting), bool(setting.device(setting.placement.actor)["blocking_moves"])
 
@@ -170,7 +177,7 @@ def iteration(
     kv_tokens: float | None = None,
 ) -> Iteration:
     """The priced step of a plan in closed form: no link is shared, no queue fills."""
-    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
+    setting = CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
     return closed_form(program(setting, kv_tokens), placement.schedule)
 
 

@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, mean_bytes, weights_of
 
@@ -21,7 +21,7 @@ HALF_WIDTH = ("bf16", "fp16", "fp32")
 """Precisions of which every GPU has one; what has no rate of its own runs at the first that is there."""
 
 
-def limits(setting: Setting, generation: Generation | None) -> dict[str, float]:
+def limits(setting: CallSetting, generation: Generation | None) -> dict[str, float]:
     """Call -> seconds at the limits of the hardware that it runs on; calls on CPUs have none.
 
         train, score   model FLOP / (n F)
@@ -37,7 +37,7 @@ def limits(setting: Setting, generation: Generation | None) -> dict[str, float]:
     return {name: limit for name, limit in seconds.items() if limit is not None}
 
 
-def limit_of(setting: Setting, call: Call, generation: Generation | None) -> float | None:
+def limit_of(setting: CallSetting, call: Call, generation: Generation | None) -> float | None:
     """Seconds of one call at the limits of its hardware; None where it has none, or nothing is generated."""
     if call.kind == "generate":
         return None if generation is None else _generate(setting, generation)
@@ -61,7 +61,7 @@ def peak(device: Device, precision: str) -> float:
     return rates[name].value
 
 
-def _generate(setting: Setting, generation: Generation) -> float:
+def _generate(setting: CallSetting, generation: Generation) -> float:
     role, model, work = setting.placement.rollout, setting.models.actor, setting.workload
     assert role is not None
     device, layout = setting.device(role), role.layout
@@ -83,14 +83,14 @@ def _generate(setting: Setting, generation: Generation) -> float:
     return max(compute, (read + cache) / device.profile.hbm.value)
 
 
-def _weights(setting: Setting) -> float:
+def _weights(setting: CallSetting) -> float:
     """Bytes of the weights that a token of the rollout is multiplied with."""
     role, model = setting.placement.rollout, setting.models.actor
     assert role is not None
     return model.num_matmul_params_active * mean_bytes(weights_of(model), role.layout)
 
 
-def _sync(setting: Setting) -> float | None:
+def _sync(setting: CallSetting) -> float | None:
     """A domain of GPUs lacks what its rollout holds and its own trainers do not."""
     placement, actor, rollout = setting.placement, setting.placement.actor, setting.placement.rollout
     path = placement.weight_path

@@ -34,7 +34,7 @@ HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "
 """Beginnings of profile names of GPUs whose tables hold attention kernels newer than FlashAttention-2."""
 
 
-class _Asked(NamedTuple):
+class _TrainedModel(NamedTuple):
     """What is trained, whatever the layout."""
 
     device: Device
@@ -51,7 +51,7 @@ class _Asked(NamedTuple):
 class _Step(NamedTuple):
     """One optimizer step before its update."""
 
-    asked: _Asked
+    asked: _TrainedModel
     layout: Layout
     work: Work
     micro_batches: int
@@ -82,7 +82,7 @@ def train(
     """
     if value_head and not model.value_head:
         model = replace(model, value_head=True)
-    asked = _Asked(
+    asked = _TrainedModel(
         device,
         model,
         sequences,
@@ -100,7 +100,7 @@ def train(
 
 
 @lru_cache(maxsize=8192)
-def _passed(asked: _Asked, fields: tuple[Any, ...]) -> tuple[tuple[Part, ...], int]:
+def _passed(asked: _TrainedModel, fields: tuple[Any, ...]) -> tuple[tuple[Part, ...], int]:
     """One optimizer step before its update, and its micro-batches: the same wherever states lie."""
     layout = Layout(**dict(zip(PASSED, fields, strict=True)))
     device, model, lengths, steps, packs = (
@@ -337,7 +337,7 @@ def _exchange(step: _Step) -> list[Part]:
     return exchanged
 
 
-def _update(asked: _Asked, layout: Layout, optimizer: Optimizer, micro_batches: int) -> list[Part]:
+def _update(asked: _TrainedModel, layout: Layout, optimizer: Optimizer, micro_batches: int) -> list[Part]:
     """The optimizer, 4-bit weights dequantised and parameters fetched from the host."""
     device, model, lora = asked.device, asked.model, asked.lora
     share = adapter_share(model, lora)

@@ -27,7 +27,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Iteration, iteration
 from rlhfsim.step.measured import memory_doubt
 
@@ -56,7 +56,7 @@ def step_of(priced: PricedPlacement) -> Iteration:
 class PricedPlacement:
     """One placement with its closed form and its ledger."""
 
-    setting: Setting
+    setting: CallSetting
     iteration: Iteration
     memory: Ledger
 
@@ -79,7 +79,7 @@ def priced_placement(placement: Placement, workload: Workload, cluster: Cluster)
     memory = ledger(models, placement, workload, cluster, doubt=doubt)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     priced = iteration(models, placement, workload, cluster, kv_tokens=kv_tokens)
-    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
+    setting = CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
     return PricedPlacement(setting=setting, iteration=priced, memory=memory)
 
 
@@ -136,7 +136,9 @@ def simulated(
     return _summed(replace(simulation, plan=plan), priced.setting, runs, options.steps + warmup)
 
 
-def _summed(simulation: Simulation, setting: Setting, runs: Sequence[Simulated], steps: int) -> Simulation:
+def _summed(
+    simulation: Simulation, setting: CallSetting, runs: Sequence[Simulated], steps: int
+) -> Simulation:
     """All replications, of `steps` steps each, in one; the first has the trace."""
     trace = runs[0].trace
     trace = replace(trace, plan_hash=simulation.plan.input_hash) if trace else None

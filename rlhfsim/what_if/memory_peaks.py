@@ -18,7 +18,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import format
 from rlhfsim.what_if.estimate import priced_placement
 
@@ -60,7 +60,7 @@ def _too_much(reason: str) -> RlhfsimError:
     )
 
 
-def _saves(setting: Setting) -> tuple[PoolPeak, ...]:
+def _saves(setting: CallSetting) -> tuple[PoolPeak, ...]:
     """Each trained role with its states in GPU memory; the rollout engine rests meanwhile, as in a launch."""
     placement, workload = setting.placement, setting.workload
     saved = []

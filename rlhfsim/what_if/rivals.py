@@ -35,7 +35,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PlanKind:
     """A kind of plan."""
 
     architecture: str | None = None
@@ -74,9 +74,9 @@ class Rivals:
             self.met[other] = [c for c in (result.best, *result.rivals) if c is not None]
         p = best.placement
         architectures = [None] if self.request.architecture else ARCHITECTURES
-        parts = [Part(architecture=name) for name in architectures if name not in (None, p.architecture)]
+        parts = [PlanKind(architecture=name) for name in architectures if name not in (None, p.architecture)]
         parts += [
-            Part(architecture=p.architecture, role_placement=name)
+            PlanKind(architecture=p.architecture, role_placement=name)
             for name in ROLE_PLACEMENTS
             if name != p.role_placement
         ]
@@ -86,13 +86,13 @@ class Rivals:
             if result.best is not None and result.certificate.proven:  # nothing of it may have been bounded
                 yield Rival(workload=other, candidate=result.best, gap=0.0)
             else:
-                parts.append(Part(workload=other))
+                parts.append(PlanKind(workload=other))
         for part in parts:
             if (rival := self.of(part)) is not None:
                 self.met[rival.workload].insert(0, rival.candidate)
                 yield rival
 
-    def of(self, part: Part) -> Rival | None:
+    def of(self, part: PlanKind) -> Rival | None:
         """The best plan of a kind over all workloads, up to `TOLERANCE`; None where nothing fits."""
         spaces = [s for s in self.searches if part.workload in (None, s[0])]
         starts = [(w, self._start(part, w, result), result) for w, result in spaces]
@@ -111,7 +111,7 @@ class Rivals:
                 best, below = (workload, found.best), value(self.request, found.best)
         return best and Rival(workload=best[0], candidate=best[1], gap=gap)
 
-    def _start(self, part: Part, workload: Workload, result: SearchResult) -> Candidate | None:
+    def _start(self, part: PlanKind, workload: Workload, result: SearchResult) -> Candidate | None:
         """The best plan of a kind that was met; an asynchronous one simulated to its end."""
         of_kind = [c for c in self.met[workload] if part.has(workload, c)]
         start = min(of_kind, key=lambda c: value(self.request, c), default=None)

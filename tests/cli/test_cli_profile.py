@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.cli.profile import profile
-from rlhfsim.specs.hardware.measured import Machine, Missing, Session, summarise
+from rlhfsim.specs.hardware.measured import Machine, MissingProbe, Session, summarise
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, GIB
 
@@ -34,7 +34,7 @@ SESSION = Session(
         summarise("gemm", [1e-5, 1.1e-5, 1.2e-5], "s", "planted", at=(1.0, 512.0, 256.0)),
         summarise("memory_copy", [8 * GB, 9 * GB, 8.5 * GB], "byte/s", "planted"),
     ),
-    missing=(Missing(probe="sleep", reason="no GPU"),),
+    missing=(MissingProbe(probe="sleep", reason="no GPU"),),
 )
 
 

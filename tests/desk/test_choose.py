@@ -14,7 +14,7 @@ import pytest
 from rlhfsim.cli.desk import elsewhere
 from rlhfsim.desk import comparisons
 from rlhfsim.desk.choose import asked_by, table_view
-from rlhfsim.desk.comparisons import Comparison, Comparisons, tell
+from rlhfsim.desk.comparisons import Comparisons, DeskComparison, tell
 from rlhfsim.desk.state import compared, query
 
 WORK = {"model": "0.5b", "algorithm": "grpo", "prompts": "32", "samples": "2", "response-len": "256"}
@@ -22,23 +22,23 @@ QUESTION = {**WORK, "gpus": "1", "gpu": "l4"}
 CHOICE = compared(QUESTION, {"gpu": "l4", "gpus": "1", "framework": "trl"})
 
 
-def shown(known: Comparison | None, question: dict[str, str] = QUESTION) -> str:
+def shown(known: DeskComparison | None, question: dict[str, str] = QUESTION) -> str:
     parts = [part.to_plotly_json() for part in table_view(known, question)]
     return json.dumps(parts, default=lambda c: c.to_plotly_json())
 
 
 @pytest.fixture(scope="module")
-def table() -> Comparison:
+def table() -> DeskComparison:
     """What the process tells of one framework on one GPU, put together."""
     ours, theirs = Pipe()
     tell(partial(elsewhere, files=True), query(CHOICE), theirs)
     known: dict[str, Any] = {}
     while ours.poll():
         known |= ours.recv()
-    return Comparison(question=CHOICE, **known)
+    return DeskComparison(question=CHOICE, **known)
 
 
-def test_a_table_is_that_of_choose_and_a_row_sets_the_controls(table: Comparison) -> None:
+def test_a_table_is_that_of_choose_and_a_row_sets_the_controls(table: DeskComparison) -> None:
     assert not table.running
     assert table.done == table.total == len(table.options) == 2
     page = shown(table)
@@ -59,11 +59,11 @@ def test_a_table_is_that_of_choose_and_a_row_sets_the_controls(table: Comparison
 
 def test_progress_and_what_went_wrong_are_said() -> None:
     assert "a search of its own" in shown(None)
-    begun = Comparison(question=CHOICE, began=time.monotonic() - 20, done=1, total=3)
+    begun = DeskComparison(question=CHOICE, began=time.monotonic() - 20, done=1, total=3)
     assert "1 of 3 candidates are designed, about 40 s left." in shown(begun)
     ours, theirs = Pipe()
     tell(partial(elsewhere, files=True), query({**CHOICE, "gpus": "8..x"}), theirs)
-    page = shown(Comparison(question=CHOICE, **ours.recv()))
+    page = shown(DeskComparison(question=CHOICE, **ours.recv()))
     assert "not LOW..HIGH, as in --gpus 8..128" in page
 
 

@@ -16,7 +16,7 @@ from rlhfsim.cli.design import design
 from rlhfsim.cli.desk import FIELDS, asked
 from rlhfsim.desk.answer import Answer, complete, died, failed, first, proven
 from rlhfsim.desk.page import POLL_MS, REST_MS, Moved, look, moved, plan_file
-from rlhfsim.desk.state import State, arguments, query
+from rlhfsim.desk.state import DeskState, arguments, query
 from rlhfsim.desk.view import against, answer_view, progress
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import plan_text
@@ -41,12 +41,12 @@ def answer() -> Answer:
         return complete(asked(query(RUN), files=True))
 
 
-def change(cause: str, values: dict[str, str], before: State, search: str = "") -> Moved:
+def change(cause: str, values: dict[str, str], before: DeskState, search: str = "") -> Moved:
     return moved(cause, search, values, before, fields=FIELDS, read=lambda q: asked(query(q), files=True))
 
 
 def test_a_change_is_asked_and_a_bad_one_leaves_the_answer() -> None:
-    at = State(question=SMALL)
+    at = DeskState(question=SMALL)
     assert change("gpus", {**SMALL, "gpus": "8"}, at).state.question["gpus"] == "8"
     assert change("double", SMALL, at).state.question["gpus"] == "8"
     assert change("half", {**SMALL, "gpus": "1"}, at).shown["gpus"] == "1"
@@ -57,12 +57,12 @@ def test_a_change_is_asked_and_a_bad_one_leaves_the_answer() -> None:
 
 
 def test_pinning_keeps_the_question_and_an_address_brings_both_back() -> None:
-    pinned = change("pin", SMALL, State(question=SMALL)).state
+    pinned = change("pin", SMALL, DeskState(question=SMALL)).state
     assert pinned.base == pinned.question == SMALL
     after = change("gpus", {**SMALL, "gpus": "8"}, pinned).state
     assert after.base == SMALL
     assert change("unpin", SMALL, after).state.base == {}
-    assert change("search", {}, State(), "?gpus=8&model=0.5b").state.question == {
+    assert change("search", {}, DeskState(), "?gpus=8&model=0.5b").state.question == {
         "gpus": "8",
         "model": "0.5b",
     }
@@ -165,7 +165,7 @@ class Known:
 
 def test_a_look_sends_what_is_new_and_rests_when_nothing_is_left(answer: Answer) -> None:
     def at(searches: Known, seen: str, base: dict[str, str] | None = None) -> Any:
-        state = State(question=SMALL, base=base or {})
+        state = DeskState(question=SMALL, base=base or {})
         return look(state, "page", seen, searches=searches)  # type: ignore[arg-type]
 
     none = at(Known(), "")

@@ -13,11 +13,11 @@ import pytest
 
 from rlhfsim.cli.desk import asked
 from rlhfsim.desk import searches
-from rlhfsim.desk.answer import Answer, Asked, proven
+from rlhfsim.desk.answer import Answer, DeskQuestion, proven
 from rlhfsim.errors import RlhfsimError
 
 
-def unread(query: str) -> Asked:
+def unread(query: str) -> DeskQuestion:
     raise RlhfsimError("bad-option", f"{query} cannot be read", help="ask another")
 
 
@@ -86,7 +86,7 @@ def test_a_proof_whose_process_is_killed_leaves_the_first_answer_and_says_why(
 
 
 def test_memory_that_runs_out_is_no_bug_of_ours(server: tuple[Any, Any, list[str]]) -> None:
-    def full(_: Asked) -> Answer:
+    def full(_: DeskQuestion) -> Answer:
         raise MemoryError
 
     answer = server[0]._answered(full, "one")

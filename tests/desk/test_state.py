@@ -10,7 +10,7 @@ from rlhfsim.cli.choose import choose
 from rlhfsim.cli.design import design
 from rlhfsim.cli.desk import FIELDS, asked, parsed
 from rlhfsim.desk.state import (
-    State,
+    DeskState,
     arguments,
     command,
     compared,
@@ -38,9 +38,9 @@ def read(question: dict[str, str]) -> object:
 
 
 def test_an_address_holds_question_and_base() -> None:
-    state = State(question=QUESTION, base={"gpus": "32", "model": "70b"})
+    state = DeskState(question=QUESTION, base={"gpus": "32", "model": "70b"})
     assert of_search(to_search(state), FIELDS) == state
-    assert of_search("", FIELDS) == State()
+    assert of_search("", FIELDS) == DeskState()
 
 
 def test_the_command_asks_what_the_page_asks() -> None:

@@ -23,7 +23,7 @@ from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.trace import Trace
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_dry_run_holds_what_the_simulated_timeline_holds(
     outcome, _ = runs.run(
         made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True
     )
-    setting = Setting(models=models_of(workload), placement=placement, workload=workload, cluster=CLUSTER)
+    setting = CallSetting(models=models_of(workload), placement=placement, workload=workload, cluster=CLUSTER)
     simulated = simulate(setting, None, steps=3, record=True).trace
     assert simulated is not None
     recorded, planned = held(outcome.ended.trace), held(simulated)

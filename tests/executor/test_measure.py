@@ -20,7 +20,7 @@ from executor.microbench.run import measure
 from rlhfsim.cli.profile import free
 from rlhfsim.cli.profile import measure as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.measured import Measured, Missing
+from rlhfsim.specs.hardware.measured import Measured, MissingProbe
 from rlhfsim.specs.hardware.profiles import load_profile
 
 FAKES = {
@@ -36,12 +36,14 @@ class Heard:
     """A listener that remembers."""
 
     def __init__(self) -> None:
-        self.ends: list[tuple[str, int, Missing | None]] = []
+        self.ends: list[tuple[str, int, MissingProbe | None]] = []
 
     def started(self, probe: Probe, number: int, total: int) -> None:
         """Nothing."""
 
-    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
+    def ended(
+        self, probe: Probe, found: Sequence[Measured], missing: MissingProbe | None, seconds: float
+    ) -> None:
         """Keep."""
         self.ends.append((probe.name, len(found), missing))
 

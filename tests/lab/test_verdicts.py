@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from executor.rewards.problem import Problem
+from executor.rewards.problem import ProblemTests
 from executor.rewards.sandbox import Sandbox
-from executor.rewards.verifier import Program
+from executor.rewards.verifier import PipedProgram
 from lab.verdicts.__main__ import play, play_real, right_that_fail
 from lab.verdicts.opponent import Game, game
 from lab.verdicts.tasks import STYLES, tasks
@@ -41,10 +41,10 @@ def test_right_programs_of_every_family_pass(sandbox: Sandbox) -> None:
     assert right_that_fail(tasks(NUM_FAMILIES, 5), sandbox) == []
 
 
-class Trusting(Program):
+class Trusting(PipedProgram):
     """A verifier that takes the built-in functions that a program sends."""
 
-    def names(self, problem: Problem) -> tuple[dict[str, str], dict[str, Any]]:
+    def names(self, problem: ProblemTests) -> tuple[dict[str, str], dict[str, Any]]:
         """As if the tests wanted them."""
         return super().names(replace(problem, wanted={**problem.wanted, **{n: n for n in dir(builtins)}}))
 

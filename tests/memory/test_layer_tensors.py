@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.memory.layer_tensors import Phase, layer_tensors, norm_bytes
+from rlhfsim.memory.layer_tensors import BackwardPhase, layer_tensors, norm_bytes
 from rlhfsim.specs.model.mixers import DENSE, EXPERTS, LayerKind
 from rlhfsim.specs.model.presets import preset
 
@@ -36,7 +36,9 @@ def test_a_fused_llama_layer_by_hand() -> None:
         "mlp_activation": 2 * 14336,
     }
     assert t.input == 2 * H
-    assert t.backward == (Phase(2 * H + 2 * H + 2 * 3 * 14336),)  # stream, its gradient, gates and product
+    assert t.backward == (
+        BackwardPhase(2 * H + 2 * H + 2 * 3 * 14336),
+    )  # stream, its gradient, gates and product
     assert t.forward == 4 * 2 * H + 2 * 3 * 14336
     assert t.total == sum(t.saved.values())
 
@@ -45,7 +47,7 @@ def test_a_layer_with_a_small_mlp_is_widest_in_attention() -> None:
     """2 (32 + 8) heads of 128 in, and twice the outputs."""
     narrow = layer_tensors(replace(LLAMA, ffn=1024), 1)
     width = 2 * 40 * 128 + 2 * 32 * 128
-    assert narrow.backward == (Phase(2 * 2 * H + 2 * width),)
+    assert narrow.backward == (BackwardPhase(2 * 2 * H + 2 * width),)
     assert narrow.forward == 4 * 2 * H + 2 * width
 
 
@@ -54,7 +56,10 @@ def test_an_eager_llama_layer_by_hand() -> None:
     t, fused = layer_tensors(LLAMA, 1, fused=False), layer_tensors(LLAMA, 1)
     changed = {k: v for k, v in t.saved.items() if v != fused.saved[k]}
     assert changed == {"attention_norm": 6 * H, "mlp_norm": 6 * H, "mlp_activation": 2 * 2 * 14336}
-    assert t.backward == (Phase(2 * H + 2 * 14336, 2 * H * 14336), Phase(2 * H + 2 * 2 * 14336))
+    assert t.backward == (
+        BackwardPhase(2 * H + 2 * 14336, 2 * H * 14336),
+        BackwardPhase(2 * H + 2 * 2 * 14336),
+    )
     assert t.forward == 4 * 2 * H + 2 * 3 * 14336
 
 
@@ -62,10 +67,10 @@ def test_an_eager_opt_layer_has_layer_norms_and_one_matrix_up() -> None:
     t = layer_tensors(OPT, 1, fused=False)
     assert t.saved["attention_norm"] == 2 * 2048
     assert t.saved["mlp_activation_input"] == t.saved["mlp_activation"] == 2 * 8192
-    assert t.backward == (Phase(2 * 2048 + 2 * 8192, 2 * 2048 * 8192),)
+    assert t.backward == (BackwardPhase(2 * 2048 + 2 * 8192, 2 * 2048 * 8192),)
     assert t.forward == 4 * 2 * 2048 + 2 * 2 * 8192
     fused = layer_tensors(OPT, 1)
-    assert fused.backward == (Phase(2 * 2 * 2048 + 2 * 2 * 8192),)
+    assert fused.backward == (BackwardPhase(2 * 2 * 2048 + 2 * 2 * 8192),)
 
 
 def test_gemma_norms_outputs_too_and_keeps_all_in_fp32() -> None:
@@ -86,7 +91,10 @@ def test_sequence_parallelism_cuts_the_stream_and_tensor_parallelism_the_rest() 
     assert plain.saved["mlp_activation"] == 2 * 14336 / 4
     assert (plain.input, cut.input) == (2 * H, H / 2)
     eager = layer_tensors(LLAMA, 4, fused=False)
-    assert eager.backward == (Phase(2 * H + 2 * 3584, 2 * H * 3584), Phase(2 * H + 2 * 2 * 3584))
+    assert eager.backward == (
+        BackwardPhase(2 * H + 2 * 3584, 2 * H * 3584),
+        BackwardPhase(2 * H + 2 * 2 * 3584),
+    )
 
 
 @pytest.mark.parametrize(("fused", "each"), [(True, 5), (False, 8)])
@@ -114,7 +122,7 @@ def test_a_layer_of_experts_by_hand() -> None:
     assert t.saved["dispatched"] == t.saved["combined"] == 2 * copies * 2048
     assert t.saved["expert_mlp_activation_input"] == copies * 2 * 2 * 768
     assert t.saved["expert_mlp_activation"] == copies * 2 * 768
-    assert t.backward == (Phase(2 * 2 * 2048 + 2 * copies * (2 * 2048 + 3 * 768)),)
+    assert t.backward == (BackwardPhase(2 * 2 * 2048 + 2 * copies * (2 * 2048 + 3 * 768)),)
     assert t.forward == 4 * 2 * 2048 + 2 * copies * (2 * 2048 + 3 * 768)
 
 
@@ -124,14 +132,14 @@ def test_eager_experts_run_as_grouped_products() -> None:
     stream, h, activation = 2 * 2048, 8 * 2048, 2 * 8 * 768
     matrix = 2 * 128 * 2048 * 768
     assert t.backward == (
-        Phase(stream + 3 * 2 * h),
-        Phase(stream + activation - 2 * h, matrix),
-        Phase(stream - 2 * activation, 2 * matrix),
+        BackwardPhase(stream + 3 * 2 * h),
+        BackwardPhase(stream + activation - 2 * h, matrix),
+        BackwardPhase(stream - 2 * activation, 2 * matrix),
     )
     assert t.forward == 4 * stream + max(2 * (2 * 36 * 128 + 2 * 32 * 128), 2 * h + 4 * activation, 8 * h)
     fp32 = replace(QWEN, moe=replace(QWEN.moe, fp32_combine=True))
     other = layer_tensors(fp32, 1, kind=EXPERTS, fused=False)
-    assert other.backward[0] == Phase(stream + 3 * 4 * h)
+    assert other.backward[0] == BackwardPhase(stream + 3 * 4 * h)
     assert other.forward == 4 * stream + (2 * 4 + 2) * h
     wide = layer_tensors(replace(QWEN, moe=replace(QWEN.moe, expert_ffn=20480)), 1, kind=EXPERTS, fused=False)
     assert wide.forward == 4 * stream + 2 * h + 4 * 2 * 8 * 20480
@@ -186,8 +194,8 @@ def test_mamba_computes_its_convolution_again_where_it_is_fused() -> None:
     assert fused.saved["state_input"] == 2 * block.in_width
     assert eager.saved["state_input"] == 2 * (block.in_width + block.conv_width)
     wide = 2 * 2 * (block.in_width + block.inner)
-    assert fused.backward == (Phase(2 * 2 * 4096 + wide),)
-    assert eager.backward == (Phase(2 * 4096),)
+    assert fused.backward == (BackwardPhase(2 * 2 * 4096 + wide),)
+    assert eager.backward == (BackwardPhase(2 * 4096),)
     assert fused.forward == eager.forward == 4 * 2 * 4096 + wide
 
 

@@ -28,7 +28,7 @@ from rlhfsim.specs.placement.software import default_software
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
-from rlhfsim.step.calls import Setting, train_cost
+from rlhfsim.step.calls import CallSetting, train_cost
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.prediction import _entries
 from rlhfsim.units import GIB
@@ -348,7 +348,7 @@ def test_gradients_in_bf16_take_two_bytes_less_and_half_the_wire():
     assert usual - found == pytest.approx(2 * models_of(GRPO).actor.num_params / 4, rel=0.01)
     seconds = [
         train_cost(
-            Setting(models=models_of(w), placement=placement, workload=w, cluster=CLUSTER), "actor", role
+            CallSetting(models=models_of(w), placement=placement, workload=w, cluster=CLUSTER), "actor", role
         ).seconds
         for w in (workload, less)
     ]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.choice import Asked, AskedLimit
+from rlhfsim.choice import AskedBound, AskedLimit
 from rlhfsim.cli.design import design as design_command
 from rlhfsim.cli.design import question as asked_request
 from rlhfsim.kernels.cost import Cost, part
@@ -296,7 +296,9 @@ def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
 )
 def test_the_command_of_the_page_asks_the_same_question(plan: Plan, changes: dict[str, object]) -> None:
     assert plan.choice is not None
-    asked = Asked(**{**{f: getattr(plan.choice.asked, f) for f in Asked.__dataclass_fields__}, **changes})
+    asked = AskedBound(
+        **{**{f: getattr(plan.choice.asked, f) for f in AskedBound.__dataclass_fields__}, **changes}
+    )
     told = replace(plan, choice=replace(plan.choice, asked=asked))
     context = design_command.make_context("design", design_arguments(told))
     known = basis(told)

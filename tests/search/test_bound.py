@@ -22,7 +22,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.workload import Reward, Rules
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import closed_form, program
 
 REL = 1e-9
@@ -53,7 +53,7 @@ def times(case: Any, placement: Placement) -> tuple[float, float]:
     """Closed form and simulation of a plan."""
     request = case.request
     memory = ledger(case.models, placement, request.workload, request.cluster)
-    setting = Setting(
+    setting = CallSetting(
         models=case.models, placement=placement, workload=request.workload, cluster=request.cluster
     )
     form = closed_form(program(setting, memory.kv_tokens), placement.schedule).seconds

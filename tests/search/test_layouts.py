@@ -10,7 +10,7 @@ from rlhfsim.cli.constraints import limit_of
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.layouts import SHARES, role_layouts, rollout_layouts, splits_layers
-from rlhfsim.search.options import Key, broken_limit, role_variants
+from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
@@ -229,7 +229,7 @@ def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -
         models = models_of(asked.workload)
         tables = SearchCache().of(asked, models)
         actor, critic = (
-            tables.space(asked, models, Key(hardware=0, gpus=16, role=s)) for s in ("actor", "critic")
+            tables.space(asked, models, PriceKey(hardware=0, gpus=16, role=s)) for s in ("actor", "critic")
         )
         own = role_layouts(asked, "critic", models.of("critic"), 16, 8, trained=True)
         assert (actor is critic) is shared

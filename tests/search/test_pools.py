@@ -18,7 +18,7 @@ from rlhfsim.search.agreement import Agreement
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import distinct, lean, undominated
 from rlhfsim.search.merging import PoolTable, pool_table
-from rlhfsim.search.options import Key, OptionTable, agreed
+from rlhfsim.search.options import OptionTable, PriceKey, agreed
 from rlhfsim.search.pools import Subproblem
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -65,7 +65,7 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
     )  # type: ignore[arg-type]
     ends = np.sort(rng.uniform(0, 1, size=(options, STREAM_CHUNKS)), axis=1)
     return OptionTable(
-        key=Key(role=role, hardware=0, gpus=8),
+        key=PriceKey(role=role, hardware=0, gpus=8),
         legal=options,
         refused=Counter(),
         options=(made,) * options,

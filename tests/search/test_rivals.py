@@ -14,7 +14,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.engine import Question, answers, variants
-from rlhfsim.what_if.rivals import ARCHITECTURES, ROLE_PLACEMENTS, TOLERANCE, Part, Rivals
+from rlhfsim.what_if.rivals import ARCHITECTURES, ROLE_PLACEMENTS, TOLERANCE, PlanKind, Rivals
 from rlhfsim.what_if.why_not import alternative
 
 SEEDS = (40, 41, 54)
@@ -42,14 +42,14 @@ def written_out(questions: Any, request: Request) -> Plans:
     return plans
 
 
-def kinds(request: Request, workload: Workload, best: Candidate) -> list[Part]:
+def kinds(request: Request, workload: Workload, best: Candidate) -> list[PlanKind]:
     """What a table beside the best plan may show."""
     p = best.placement
-    apart = [Part(architecture=p.architecture, role_placement=name) for name in ROLE_PLACEMENTS]
+    apart = [PlanKind(architecture=p.architecture, role_placement=name) for name in ROLE_PLACEMENTS]
     return [
-        *(Part(architecture=name) for name in ARCHITECTURES if name != p.architecture),
+        *(PlanKind(architecture=name) for name in ARCHITECTURES if name != p.architecture),
         *(part for part in apart if part.role_placement != p.role_placement),
-        *(Part(workload=other) for other in variants(request) if other != workload),
+        *(PlanKind(workload=other) for other in variants(request) if other != workload),
     ]
 
 

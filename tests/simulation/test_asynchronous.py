@@ -37,7 +37,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Reward, Rules, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program, closed_form, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
 from tests.oracles import asynchronous_bound
@@ -60,7 +60,7 @@ def setting(
     lengths: AnyLengths | None = None,
     drawn: list[float] | None = None,
     slots: int = 256,
-) -> Setting:
+) -> CallSetting:
     workload = Workload(
         algorithm="grpo",
         model="qwen3-0.6b",
@@ -82,7 +82,7 @@ def setting(
         weight_path="broadcast",
     )
     cluster = Cluster(node_groups=(node_group("h100", rollout + train),))
-    return Setting(
+    return CallSetting(
         models=models_of(workload),
         placement=placement,
         workload=workload,

@@ -13,19 +13,19 @@ from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.scenario import load_scenario, system_names
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 
 
-def setting_of(name: str) -> Setting:
+def setting_of(name: str) -> CallSetting:
     s = load_scenario(name)
-    return Setting(
+    return CallSetting(
         models=models_of(s.workload), placement=s.placement, workload=s.workload, cluster=s.cluster
     )
 
 
-def ledger_of(setting: Setting) -> Ledger:
+def ledger_of(setting: CallSetting) -> Ledger:
     return ledger(setting.models, setting.placement, setting.workload, setting.cluster)
 
 
@@ -99,7 +99,7 @@ def test_two_calls_at_once_hold_what_both_add() -> None:
     assert memory_timeline.level(pool) == rest
 
 
-def full(name: str) -> Setting:
+def full(name: str) -> CallSetting:
     """The system with micro-batches that no GPU holds."""
     setting = setting_of(name)
     role = setting.placement.actor

@@ -18,7 +18,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.calls import Setting, requests_of
+from rlhfsim.step.calls import CallSetting, requests_of
 from rlhfsim.step.timetable import Step
 
 WORKLOAD = Workload(
@@ -29,7 +29,7 @@ WORKLOAD = Workload(
     reward=Reward(rules=Rules()),
     response_len=LogNormal(mean=500, sigma=0.8, max=4000),
 )
-SETTING = Setting(
+SETTING = CallSetting(
     models=models_of(WORKLOAD),
     workload=WORKLOAD,
     cluster=Cluster(node_groups=(node_group("h100", 16),)),

@@ -20,20 +20,20 @@ from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Environment, Workload
-from rlhfsim.step.calls import Setting, generation_of
+from rlhfsim.step.calls import CallSetting, generation_of
 from rlhfsim.step.iteration import closed_form, iteration, program
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 
 
-def setting_of(name: str) -> Setting:
+def setting_of(name: str) -> CallSetting:
     s = load_scenario(name)
-    return Setting(
+    return CallSetting(
         models=models_of(s.workload), placement=s.placement, workload=s.workload, cluster=s.cluster
     )
 
 
-def kv_of(setting: Setting) -> float | None:
+def kv_of(setting: CallSetting) -> float | None:
     held = ledger(setting.models, setting.placement, setting.workload, setting.cluster)
     return held.kv_tokens
 
@@ -121,7 +121,7 @@ def test_turns_and_answers_are_drawn_anew_for_every_step() -> None:
     assert steps() == pytest.approx([steps()[0]] * 3)
 
 
-def environment_waits(setting: Setting, double_buffered: bool, each: float) -> float:
+def environment_waits(setting: CallSetting, double_buffered: bool, each: float) -> float:
     """Seconds of the rollout beyond its generation."""
     schedule = replace(setting.placement.schedule, double_buffered=double_buffered)
     turned = replace(
@@ -216,7 +216,7 @@ def test_preference_training_simulates_without_a_rollout() -> None:
     workload = Workload(algorithm="dpo", model="qwen3-0.6b", prompts=64)
     role = RolePlacement(pool="all", layout=Layout(dp=8))
     placement = Placement(pools=base.placement.pools, actor=role, reference=role)
-    setting = Setting(
+    setting = CallSetting(
         models=models_of(workload), placement=placement, workload=workload, cluster=base.cluster
     )
     found = simulate(setting, steps=2, record=True, memory="strict")

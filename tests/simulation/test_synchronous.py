@@ -29,12 +29,12 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.workload.workload import Environment, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program, closed_form
 from rlhfsim.step.timetable import ROLLOUT, STREAM_CHUNKS, SYNC, Step, streamed_ends
 
 STREAMING = Schedule(streaming=True)
-SETTING = Setting(
+SETTING = CallSetting(
     models=models_of(Workload(model="qwen3-0.6b")),
     workload=Workload(model="qwen3-0.6b"),
     cluster=Cluster(node_groups=(node_group("h100", 32),)),

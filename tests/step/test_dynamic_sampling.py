@@ -25,7 +25,7 @@ from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.rule_rewards import rules_cost
 
 ROLE = RolePlacement(pool="t", layout=Layout(dp=8))
@@ -80,7 +80,7 @@ def test_a_larger_generation_batch_waits_once_for_the_longest() -> None:
 
 def test_drawn_steps_generate_whole_batches_and_agree_in_the_mean() -> None:
     cluster = parse_cluster(16, "h100")
-    setting = Setting(models=models_of(HALF), placement=APART, workload=HALF, cluster=cluster)
+    setting = CallSetting(models=models_of(HALF), placement=APART, workload=HALF, cluster=cluster)
     quiet = simulate(setting, 1e6)
     noisy = simulate(setting, 1e6, steps=40, seed=5, noise=Noise(lengths=True))
     assert np.mean(noisy.step_seconds) == pytest.approx(quiet.step_seconds[0], rel=0.05)

@@ -10,7 +10,7 @@ import pytest
 
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import GB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import before_first_step
@@ -144,7 +144,7 @@ REFUSED = {("memory_prime_rl.csv", 136), ("memory_prime_rl.csv", 137)}
 """Optimizer states alone on the host: prime-rl runs it with FSDP2, and no plan of FSDP2 says it."""
 
 
-def _held(setting: Setting, workload: Workload, *, fragmented: bool) -> float:
+def _held(setting: CallSetting, workload: Workload, *, fragmented: bool) -> float:
     """Bytes of the actor's tensors in the training call of the ledger that `estimate` prints."""
     found = priced_placement(setting.placement, workload, setting.cluster).memory
     unseen = NOT_TENSORS if fragmented else (*NOT_TENSORS, "fragmentation")

@@ -26,7 +26,7 @@ from executor.engines.packing import MicroBatch, Select
 from executor.engines.protocols import EngineSpec
 from executor.engines.scoring import own_device
 from executor.engines.transformers import heads
-from executor.engines.transformers.shards import Unread
+from executor.engines.transformers.shards import EmptyParameters
 from executor.samples import Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
@@ -72,7 +72,7 @@ class DeepSpeedEngine(DeepSpeedLearner):
         return split.gather(tensor) if split else tensor
 
 
-def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, Unread | None]:
+def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, EmptyParameters | None]:
     """The model on this rank's device, or, where it will be sharded, what is still to be read into it."""
     what = (spec.model, spec.head, spec.precision)
     how: dict[str, Any] = {"temperature": spec.temperature, "seed": spec.seed}
@@ -81,7 +81,7 @@ def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, Unread | None]:
     return heads.load(*what, device=own_device(), **how), None
 
 
-def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: Unread | None) -> Any:
+def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: EmptyParameters | None) -> Any:
     """DeepSpeed's engine over the model, all of its weights read; a collective."""
     settings = partial(
         ds_config,

@@ -9,10 +9,10 @@ from torch import nn
 
 from executor.engines.deepspeed.split import split_parameters
 from executor.engines.transformers.heads import HeadedModel
-from executor.engines.transformers.shards import Unread, give_storage
+from executor.engines.transformers.shards import EmptyParameters, give_storage
 
 
-def partition(model: HeadedModel, unread: Unread, config: dict[str, Any]) -> None:
+def partition(model: HeadedModel, unread: EmptyParameters, config: dict[str, Any]) -> None:
     """Make each unread parameter a ZeRO-3 partition and read that; one parameter has storage at a time.
 
     What has values already (a drawn head, adapters) DeepSpeed partitions when its engine starts.
@@ -32,7 +32,7 @@ def partition(model: HeadedModel, unread: Unread, config: dict[str, Any]) -> Non
         buffer.data = buffer.data.to(zero.local_device)
 
 
-def read(model: HeadedModel, unread: Unread) -> None:
+def read(model: HeadedModel, unread: EmptyParameters) -> None:
     """Fill each unread parameter: of those that AutoTP split, this rank's shard."""
     split = split_parameters(model)
     for name, parameter in unread.parameters(model):
@@ -41,7 +41,7 @@ def read(model: HeadedModel, unread: Unread) -> None:
         unread.files.read(name, parameter.data, dim=dim, start=start)
 
 
-def give_all_storage(model: HeadedModel, unread: Unread) -> None:
+def give_all_storage(model: HeadedModel, unread: EmptyParameters) -> None:
     """Storage on the host that nobody writes, so that it takes no memory, for DeepSpeed to cut."""
     for _, parameter in unread.parameters(model):
         give_storage(parameter, "cpu")

@@ -28,7 +28,7 @@ from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.protocols import EngineSpec
 from executor.engines.states import own_part
 from executor.engines.transformers import heads
-from executor.engines.transformers.shards import Unread
+from executor.engines.transformers.shards import EmptyParameters
 
 
 def sharded(spec: EngineSpec, device: torch.device) -> heads.HeadedModel:
@@ -83,7 +83,7 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def _fill(model: heads.HeadedModel, unread: Unread | None, seed: int, device: torch.device) -> None:
+def _fill(model: heads.HeadedModel, unread: EmptyParameters | None, seed: int, device: torch.device) -> None:
     """Give parameters storage, and this rank's part of what the files have or `seed` draws (adapters)."""
     generator = torch.Generator().manual_seed(seed)
     filled: dict[nn.Parameter, nn.Parameter] = {}

@@ -21,19 +21,19 @@ from executor.engines import checkpoints
 SHARDS = "shards"
 
 
-class Trained(checkpoints.Saved, Protocol):
+class TrainedShards(checkpoints.Saved, Protocol):
     """What is saved."""
 
     optimizer: torch.optim.Optimizer | None
 
 
-def save(trained: Trained, folder: Path) -> None:
+def save(trained: TrainedShards, folder: Path) -> None:
     """Write this rank's shards and file, rank 0 also metadata and the copy for users; a collective."""
     save_shards(_state(trained), checkpoint_id=folder / SHARDS)
     checkpoints.write(trained, folder, {})
 
 
-def load(trained: Trained, folder: Path) -> None:
+def load(trained: TrainedShards, folder: Path) -> None:
     """Put the state of `save` back.
 
     Raises:
@@ -48,7 +48,7 @@ def load(trained: Trained, folder: Path) -> None:
     dist.barrier()
 
 
-def _state(trained: Trained) -> dict[str, Any]:
+def _state(trained: TrainedShards) -> dict[str, Any]:
     """Tensors by name, as they lie in memory: loading fills them."""
     named: dict[str, Any] = {f"model.{name}": p.detach() for name, p in trained.model.named_parameters()}
     states: dict[Tensor, Any] = {} if trained.optimizer is None else dict(trained.optimizer.state)
@@ -58,7 +58,7 @@ def _state(trained: Trained) -> dict[str, Any]:
     return named
 
 
-def _make_states(trained: Trained, stored: set[str]) -> None:
+def _make_states(trained: TrainedShards, stored: set[str]) -> None:
     """Optimizer states that a step would make, for those that are stored; none where there are none."""
     if trained.optimizer is None:
         return

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.engines.pipeline.shards import Cut, cuts, shard
+from executor.engines.pipeline.shards import MatrixPart, cuts, shard
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import configuration
@@ -54,7 +54,7 @@ class Weight:
     name: str
     """Hugging Face name."""
     parameter: nn.Parameter
-    cut: Cut | None = None
+    cut: MatrixPart | None = None
     """How it is split over tensor-parallel ranks; None: each holds all of it."""
 
 

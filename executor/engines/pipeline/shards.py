@@ -28,7 +28,7 @@ HEAD_NORMS = ("q_norm", "k_norm")
 """Norms of single heads: whole, but each rank sees only its heads."""
 
 
-class Cut(NamedTuple):
+class MatrixPart(NamedTuple):
     """Which part of a matrix a rank holds."""
 
     dim: Literal[0, 1]
@@ -36,12 +36,12 @@ class Cut(NamedTuple):
     rank: int
 
 
-def cuts(tp: int, rank: int) -> dict[str, Cut]:
+def cuts(tp: int, rank: int) -> dict[str, MatrixPart]:
     """Cut of each sharded parameter by its last two names, `q_proj.weight`; the others are whole."""
     if tp == 1:
         return {}
-    by_rows = {f"{name}.{kind}": Cut(0, tp, rank) for name in COLUMN for kind in ("weight", "bias")}
-    return by_rows | {f"{name}.weight": Cut(1, tp, rank) for name in ROW}
+    by_rows = {f"{name}.{kind}": MatrixPart(0, tp, rank) for name in COLUMN for kind in ("weight", "bias")}
+    return by_rows | {f"{name}.weight": MatrixPart(1, tp, rank) for name in ROW}
 
 
 def shard(layer: nn.Module, tp: int) -> None:
@@ -147,7 +147,7 @@ def _summed(grad: Tensor, *, group: Any) -> Tensor:
     return grad
 
 
-def gathered(parameter: Tensor, cut: Cut | None, group: Any) -> Tensor:
+def gathered(parameter: Tensor, cut: MatrixPart | None, group: Any) -> Tensor:
     """The whole tensor from all ranks of the group; a collective where it is cut."""
     mine = parameter.detach().contiguous()
     if cut is None:

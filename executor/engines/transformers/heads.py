@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
-from executor.engines.transformers.shards import ModelFiles, Unread, expect, give_storage
+from executor.engines.transformers.shards import EmptyParameters, ModelFiles, expect, give_storage
 from executor.settings import Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
@@ -137,7 +137,7 @@ def load(
 
 def outline(
     folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
-) -> tuple[HeadedModel, Unread | None]:
+) -> tuple[HeadedModel, EmptyParameters | None]:
     """The model with parameters on the meta device, and where to read them; the rest is on the CPU.
 
     Where its files cannot be read by parts it is whole, and there is nothing left to read.
@@ -210,7 +210,7 @@ def _built(auto: Any, folder: str, dtype: torch.dtype, *, whole: bool) -> Any:
     return model
 
 
-def _unread(model: HeadedModel, folder: str) -> Unread | None:
+def _unread(model: HeadedModel, folder: str) -> EmptyParameters | None:
     """Where the files have each parameter on the meta device; buffers that they have are read at once.
 
     None where transformers changes tensors while it reads them: PyTorch's own files, experts that it merges,
@@ -234,7 +234,7 @@ def _unread(model: HeadedModel, folder: str) -> Unread | None:
     if changed or len(names) < len(parameters):
         logger.warning("%s cannot be read by parts: each rank reads all of it", folder)
         return None
-    return Unread(files=files, names=names)
+    return EmptyParameters(files=files, names=names)
 
 
 def _causal(folder: str, dtype: torch.dtype, temperature: float, *, whole: bool) -> HeadedModel:

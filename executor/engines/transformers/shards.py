@@ -100,7 +100,7 @@ def expect(folder: str | Path, name: str, stored: tuple[int, ...], wanted: tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class EmptyParameters:
     """Parameters of a model that have no values yet, and where these lie."""
 
     files: ModelFiles

@@ -18,7 +18,7 @@ import numpy as np
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.fit import nonnegative, roof_rates
 from rlhfsim.specs.hardware.hardware import SHARES, Profile
-from rlhfsim.specs.hardware.measured import WIDENING, Measured, Missing, Session
+from rlhfsim.specs.hardware.measured import WIDENING, Measured, MissingProbe, Session
 from rlhfsim.training.gradient_exchange import FP32, STATE_BYTES
 
 LARGE = (64.0, 256.0, 256.0)
@@ -145,11 +145,11 @@ def changes(seen: Seen) -> list[ProfileEntry]:
     return [change for part in parts for change in part(seen)]
 
 
-def split(entries: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missing]]:
+def split(entries: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[MissingProbe]]:
     """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
     above = [c for c in entries if c.key.endswith(SHARES) and c.value > 1]
     refused = [
-        Missing(
+        MissingProbe(
             probe=c.key.removeprefix("coefficients."),
             reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right "
             "profile?",

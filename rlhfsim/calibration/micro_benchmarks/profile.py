@@ -18,7 +18,7 @@ from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
 from rlhfsim.calibration.profile_writer import MAX_SOURCE, write_text, written, yaml_text
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.hardware.measured import Measured, Missing, Session
+from rlhfsim.specs.hardware.measured import Measured, MissingProbe, Session
 from rlhfsim.specs.hardware.profile_files import aliases, profile_names
 from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text
 
@@ -46,7 +46,7 @@ class MeasuredProfile:
     known: bool
     """A shipped profile is about this very device."""
     changes: tuple[ProfileEntry, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingProbe, ...]
     """Probes without a result, and numbers that were refused."""
     notes: tuple[str, ...]
 

@@ -67,7 +67,7 @@ OPEN = re.compile(r"(^|\.)(override_\w+|\w*kwargs|extra_\w+|env_vars|\w+_overrid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class RecordedKey:
     """A key from one release to another."""
 
     first: int
@@ -86,7 +86,7 @@ class KeyTable:
     """Day on which they were read."""
     examples: bool
     """Whether they are those that its examples use: it may have others."""
-    keys: dict[str, tuple[Key, ...]]
+    keys: dict[str, tuple[RecordedKey, ...]]
 
     def place(self, version: str | None) -> int:
         """Of the release that a version reads by: the last that is not newer; without one the newest.
@@ -99,7 +99,7 @@ class KeyTable:
         older = (i for i, release in enumerate(self.releases) if _numbers(release)[: len(wanted)] <= wanted)
         return max(older, default=0)
 
-    def at(self, key: str, place: int) -> Key | None:
+    def at(self, key: str, place: int) -> RecordedKey | None:
         """A key of a release."""
         return next((k for k in self.keys.get(key, ()) if k.first <= place <= k.last), None)
 
@@ -134,9 +134,9 @@ def key_table(framework: str) -> KeyTable:
     """Keys of a framework by name."""
     text = gzip.decompress(_table_file(framework).read_bytes()).decode()
     head, *rows = (json.loads(line) for line in text.splitlines())
-    keys: dict[str, tuple[Key, ...]] = {}
+    keys: dict[str, tuple[RecordedKey, ...]] = {}
     for name, first, last, defaults in rows:
-        known = Key(first=first, last=last, defaults=tuple(map(_plain, defaults)))
+        known = RecordedKey(first=first, last=last, defaults=tuple(map(_plain, defaults)))
         keys[name] = (*keys.get(name, ()), known)
     return KeyTable(
         releases=tuple(head["releases"]), recorded=head["recorded"], examples=head["examples"], keys=keys
@@ -176,7 +176,7 @@ def _unread(table: KeyTable, place: int, key: str, s: FrameworkSettings) -> Unre
     )
 
 
-def _is_usual(value: Any, known: Key | None, key: str, s: FrameworkSettings) -> bool:
+def _is_usual(value: Any, known: RecordedKey | None, key: str, s: FrameworkSettings) -> bool:
     """Whether a value is one of the defaults, as it is written or as its references resolve."""
     ways = {_plain(value), _plain(s.resolved(value, key))}
     return known is not None and any(

@@ -14,7 +14,7 @@ from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
 from rlhfsim.present.tables import table as columns
 from rlhfsim.present.terminal.console import drawn
-from rlhfsim.specs.hardware.measured import Measured, Missing, Session
+from rlhfsim.specs.hardware.measured import Measured, MissingProbe, Session
 
 WORDS = {
     "node.host_memory": "host memory",
@@ -38,7 +38,9 @@ class ProbeProgress:
         """Which probe runs."""
         self.screen.print(f"[{number}/{total}] {probe.name}: {probe.title} ...", end="")
 
-    def ended(self, probe: Any, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
+    def ended(
+        self, probe: Any, found: Sequence[Measured], missing: MissingProbe | None, seconds: float
+    ) -> None:
         """What became of it; the reason of a failure stands below the table."""
         said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
         self.screen.print(Text(said, style="dim" if missing is None else "yellow"))

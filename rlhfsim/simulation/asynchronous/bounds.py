@@ -37,7 +37,7 @@ CONTEXTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class ReplicaFloor:
     """What no replica can beat."""
 
     alpha: float
@@ -73,14 +73,14 @@ class Floor:
         return replicas * float(np.interp(sequences / replicas, n, self.rate))
 
 
-def floor_of(engine: ReplicaEngine, lengths: Floats, groups: int) -> Floor:
+def floor_of(engine: ReplicaEngine, lengths: Floats, groups: int) -> ReplicaFloor:
     """The bounds for batches of these response lengths in that many groups."""
     total, square = float(lengths.sum()), float((lengths**2).sum())
     at = engine.prompt + square / (2 * total)
     longest = engine.prompt + float(lengths.max())
     alpha, beta = _line(engine, at, longest)
     prefill = groups * engine.prefill
-    return Floor(
+    return ReplicaFloor(
         alpha=alpha,
         beta=beta,
         prefill=prefill,

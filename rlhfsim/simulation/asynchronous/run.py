@@ -36,7 +36,7 @@ import numpy as np
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
-from rlhfsim.simulation.asynchronous.bounds import Floor, floor_of
+from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor, floor_of
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, engine_of
 from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs, learner_steps
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
@@ -47,7 +47,7 @@ from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.calls import Setting, bias_of, requests_of
+from rlhfsim.step.calls import CallSetting, bias_of, requests_of
 from rlhfsim.step.iteration import Iteration, Program, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
 
@@ -57,7 +57,7 @@ WAIT = "actor.generate.wait"
 
 
 def simulate(
-    setting: Setting,
+    setting: CallSetting,
     kv_tokens: float | None = None,
     *,
     steps: int = 8,
@@ -106,7 +106,7 @@ def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs
     return lambda k: draws.program(kv_tokens, k)
 
 
-def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) -> ReplicaEngine:
+def rollout_engine(setting: CallSetting, kv_tokens: float | None, longest: float) -> ReplicaEngine:
     """One priced replica of the plan."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     assert role is not None
@@ -226,20 +226,20 @@ def _moved(phase: Phase, by: float, stretch: float) -> Phase:
 # --- a bound without simulation ---------------------------------------------------------------------
 
 
-def continuous_bound(setting: Setting, kv_tokens: float | None) -> float:
+def continuous_bound(setting: CallSetting, kv_tokens: float | None) -> float:
     """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
     floor, replicas = floor_and_replicas(setting, kv_tokens)
     return floor.work / replicas
 
 
-def least_seconds(setting: Setting, kv_tokens: float | None) -> float:
+def least_seconds(setting: CallSetting, kv_tokens: float | None) -> float:
     """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work."""
     calls, _ = timetable(learner_steps(program(setting, kv_tokens)), PLAIN)
     work = continuous_bound(setting, kv_tokens) if setting.placement.schedule.continuous else 0.0
     return max(work, *(call.end for call in calls))
 
 
-def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
+def floor_and_replicas(setting: CallSetting, kv_tokens: float | None) -> tuple[ReplicaFloor, int]:
     """The least that a batch costs a replica, and the number of replicas."""
     longest = float(usual_lengths(setting).max())
     engine = rollout_engine(setting, kv_tokens, longest)
@@ -249,5 +249,5 @@ def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor
 
 
 @lru_cache(maxsize=1024)
-def _known_floor(engine: ReplicaEngine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
+def _known_floor(engine: ReplicaEngine, requests: Requests, drawn: tuple[float, ...] | None) -> ReplicaFloor:
     return floor_of(engine, known_lengths(requests, drawn), requests.prompts)

@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class MissingProbe:
     """A probe without a result; what it would have measured keeps its prior."""
 
     probe: str
@@ -85,7 +85,7 @@ class Session:
 
     machine: Machine
     measured: tuple[Measured, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingProbe, ...]
 
 
 def summarise(

@@ -26,7 +26,7 @@ from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlace
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.cases.training import recomputed
 from rlhfsim.validation.outcome import Skip
@@ -50,7 +50,7 @@ class PredictedPeak:
     detail: dict[str, float | str] = field(default_factory=dict)
 
 
-def training_peak(row: Row, setting: Setting) -> PredictedPeak:
+def training_peak(row: Row, setting: CallSetting) -> PredictedPeak:
     """The peak that the row's framework printed, of the row's plan."""
     stages = memory.stages(setting.placement.actor.layout)
     if before_first_step(row):
@@ -60,7 +60,7 @@ def training_peak(row: Row, setting: Setting) -> PredictedPeak:
     return max(peaks, key=lambda p: p.bytes)
 
 
-def bytes_of(setting: Setting, role: str, stage: Stage) -> RoleBytes:
+def bytes_of(setting: CallSetting, role: str, stage: Stage) -> RoleBytes:
     """What the ledger of a plan counts for a role on one stage."""
     placement = setting.placement
     software = software_of(placement.software, setting.cluster.framework, placement.backend)
@@ -107,7 +107,7 @@ def before_first_step(row: Row) -> bool:
     return after_start or (framework.startswith("verl Megatron") and row.text("pp") == "2")
 
 
-def _start(setting: Setting) -> PredictedPeak:
+def _start(setting: CallSetting) -> PredictedPeak:
     """The fullest stage before the first step: trained roles, and a frozen reference that no column places.
 
     Three logs of verl differ in it alone: none of it on the GPU, its BF16 weights, or twice as much in FP32.
@@ -126,7 +126,7 @@ def _start(setting: Setting) -> PredictedPeak:
     return max(peaks, key=lambda p: p.bytes)
 
 
-def _at_start(setting: Setting, role: str, stage: Stage) -> float:
+def _at_start(setting: CallSetting, role: str, stage: Stage) -> float:
     """Bytes before the first step: Adam has no moments, FSDP2 no gradients."""
     states = bytes_of(setting, role, stage).states
     if setting.placement.backend == "fsdp2":
@@ -137,7 +137,7 @@ def _at_start(setting: Setting, role: str, stage: Stage) -> float:
 # --- the plan of a row ----------------------------------------------------------------------------
 
 
-def peak_setting(row: Row, model: ModelSpec, profile: Profile) -> Setting:
+def peak_setting(row: Row, model: ModelSpec, profile: Profile) -> CallSetting:
     """The plan of a row, as a user writes it.
 
     Raises:
@@ -165,7 +165,7 @@ def peak_setting(row: Row, model: ModelSpec, profile: Profile) -> Setting:
         )
     except RlhfsimError as error:
         raise Skip(f"not a layout that a plan expresses: {error.message}") from error
-    return Setting(
+    return CallSetting(
         models=Models(actor=model, critic=model.with_value_head() if ppo else None, reference=model),
         placement=placement,
         workload=workload,

@@ -59,7 +59,7 @@ NICKNAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class OomPlan:
     """A row as a plan."""
 
     models: Models
@@ -68,7 +68,7 @@ class Configuration:
     cluster: Cluster
 
 
-def configuration(row: Row) -> Configuration:
+def configuration(row: Row) -> OomPlan:
     """The plan of a row.
 
     Raises:
@@ -88,7 +88,7 @@ def configuration(row: Row) -> Configuration:
         raise
     except RlhfsimError as error:
         raise Skip(f"not a layout this tool expresses: {error.message}") from error
-    return Configuration(models=models, placement=placement, workload=workload, cluster=cluster)
+    return OomPlan(models=models, placement=placement, workload=workload, cluster=cluster)
 
 
 # --- models, GPUs, workload -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlace
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Precision, Workload
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.training.layer_time import OPERATORS
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import TERA
@@ -44,7 +44,7 @@ class TrainingJob:
     """One training job as a user writes it: the actor of a KTO plan, the one workload that trains on given
     sequences. Its reference waits on the host."""
 
-    setting: Setting
+    setting: CallSetting
     stated: tuple[str, ...]
     """What the software of the row is taken to do, with its source."""
 
@@ -96,7 +96,7 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
     software, stated = software_of(row)
     trained = RolePlacement(pool="all", layout=layout)
     return TrainingJob(
-        setting=Setting(
+        setting=CallSetting(
             models=Models(actor=model, reference=model),
             placement=Placement(
                 pools=(ResourcePool(name="all", gpus=layout.gpus),),

@@ -21,7 +21,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.measured import Conditions
 from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
@@ -266,7 +266,7 @@ def _training(row: Row) -> Outcome:
     )
 
 
-def setting_of(row: Row) -> Setting:
+def setting_of(row: Row) -> CallSetting:
     """The plan of a training row."""
     model = _models().get(row.text("model") or "") or model_of(row)
     return peak_setting(row, model, _profile(row))

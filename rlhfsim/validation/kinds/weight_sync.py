@@ -64,7 +64,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SyncCase:
     """A row as the inputs of its prediction."""
 
     row: Row
@@ -79,7 +79,7 @@ class Case:
         return self.price(ends).cost + _around(self.row, ends)
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> SyncCase:
     """The inputs of a row whose blanks are filled.
 
     Raises:
@@ -88,7 +88,7 @@ def case_of(row: Row) -> Case:
     measured, notes = _measured(row)
     _refuse_outliers(row)
     price = _mechanism(row)
-    return Case(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
+    return SyncCase(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
 
 
 def _outcome(row: Row) -> Outcome:
@@ -109,7 +109,7 @@ def _outcome(row: Row) -> Outcome:
     )
 
 
-def _blind(case: Case, name: str, framework: str | None) -> Cost | None:
+def _blind(case: SyncCase, name: str, framework: str | None) -> Cost | None:
     """The cost by coefficients that no row of a publisher gave; None where no fit read one."""
     refitted, ends = refits(name, framework), case.ends
     if not refitted:

@@ -23,7 +23,7 @@ from rlhfsim.simulation.noise import Draws, Noise, generator
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import closed_form
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.estimate import PricedPlacement, priced_placement
@@ -133,7 +133,7 @@ class Outlook:
 
 def _steps_drawn(priced: PricedPlacement, seed: int) -> Sequence[float]:
     """Seconds of `LENGTH_DRAWS` steps, each with lengths of its own."""
-    setting: Setting = priced.setting
+    setting: CallSetting = priced.setting
     draws = Draws(setting, Noise(lengths=True), seed)
     schedule = setting.placement.schedule
     return [closed_form(draws.program(priced.kv_tokens, i), schedule).seconds for i in range(LENGTH_DRAWS)]

@@ -27,7 +27,7 @@ from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.risk.odds import odds
 from rlhfsim.what_if.risk.run import outlook
@@ -255,7 +255,7 @@ def _goodput(case: PointQuestion, plan: Plan) -> tuple[float | None, list[str]]:
     faults, workload = case.base.run.faults, case.request.workload
     if faults is None:
         return 1.0, []
-    setting = Setting(
+    setting = CallSetting(
         models=models_of(workload), placement=plan.placement, workload=workload, cluster=case.request.cluster
     )
     mtbf, published = _mtbf(faults, case.request.cluster)
