@@ -10,7 +10,6 @@ both sides run in the sandbox.
 from __future__ import annotations
 
 import array
-import builtins
 import collections
 import datetime
 import decimal
@@ -46,6 +45,14 @@ _ITEMS: dict[type, str] = {
     type({}.keys()): "list",
     type({}.values()): "list",
     type({}.items()): "list",
+}
+_OF_TEXT: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(text, 16),
+    "bytes": lambda text: text.encode("latin-1"),
+    "bytearray": lambda text: bytearray(text, "latin-1"),
+    "Decimal": decimal.Decimal,
+    "type": _TYPES.__getitem__,
+    **{name: kind.fromisoformat for name, kind in _TEMPORAL.items()},
 }
 _OF_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
@@ -141,17 +148,9 @@ class ValueCodec:
         tag, content = exact(data["t"], str), data["v"]
         if tag in _OF_ITEMS:
             return _OF_ITEMS[tag]([self.decode(item, depth + 1) for item in exact(content, list)])
+        if tag in _OF_TEXT:
+            return _OF_TEXT[tag](exact(content, str))
         match tag:
-            case "int":
-                return int(exact(content, str), 16)
-            case "bytes" | "bytearray":
-                return getattr(builtins, tag)(exact(content, str).encode("latin-1"))
-            case "Decimal":
-                return decimal.Decimal(exact(content, str))
-            case "date" | "datetime" | "time":
-                return _TEMPORAL[tag].fromisoformat(exact(content, str))
-            case "type":
-                return _TYPES[exact(content, str)]
             case "named":
                 name, fields, items = exact(content, list)
                 fields = [exact(field, str) for field in exact(fields, list)]

@@ -108,66 +108,75 @@ def _policy(name: str, workload: Workload) -> Any:
             return module.SlimePolicy()
 
 
+class _AsItIs:
+    """As published; what has finished is forgotten, for it is copied at every event."""
+
+    def _train(self, batch: list[Any]) -> None:
+        super()._train(batch)
+        for instance in self.instances:
+            instance.completed.clear()
+
+
+class _InOrder:
+    """Training, then (drained) the transfer with replicas at rest, then the new version."""
+
+    def _train(self, batch: list[Any]) -> None:
+        start, policy, taken = self.t, self.policy, {id(r) for r in batch}
+        for request in batch:
+            request.consume_version = self.version
+        self.ready = [r for r in self.ready if id(r) not in taken]
+        self.consumed += batch
+        self.n_consumed += len(batch)
+        self._admit()
+        self._run_engine(deadline=self.t + self.training_cost.latency_model.latency_s)
+        if not self.cfg.partial_rollout:
+            self._drain()
+        self.t += self.cfg.sync_time
+        self._meet()
+        self.version += 1
+        policy.on_version_advance(self.version, self._state())
+        self.engine_version = policy.engine_version_after_train(self._state())
+        self._discard(self._too_old() + policy.expire(self._state()))
+        self._abort()
+        self._admit()
+        self.train_timestamps.append((start, self.t))
+
+    def _meet(self) -> None:
+        """All replicas are at the time of the trainer; what has finished is forgotten."""
+        for instance in self.instances:
+            instance.t_local = self.t
+            instance.completed.clear()
+
+    def _abort(self) -> None:
+        """Partial rollouts stop what runs."""
+        if self.cfg.partial_rollout and self.inflight:
+            for instance in self.instances:
+                instance.abort_all()
+            self.policy.on_abort(list(self.inflight), self._state())
+
+    def _too_old(self) -> list[Any]:
+        """ROLL: what finished while the last batch within its bound was training."""
+        late: list[Any] = []
+        for step, group in getattr(self.policy, "groups", {}).items():
+            if step < self.version - self.cfg.max_staleness:
+                late += group.finished
+                self.policy.completed_prompts -= len(group.finished)
+                group.finished.clear()
+        return late
+
+    def _drain(self) -> None:
+        usual = self.policy.admit_quota
+        self.policy.admit_quota = lambda state: 0
+        while self.inflight:
+            self._run_engine()
+        self.policy.admit_quota = usual
+
+
 @cache
 def _simulators() -> tuple[Any, Any]:
     """The peer's simulator as it is, and in order."""
     simulator: Any = importlib.import_module("dryrun.simulator").Simulator
-
-    class AsItIs(simulator):  # type: ignore[misc]
-        """As published; what has finished is forgotten, for it is copied at every event."""
-
-        def _train(self, batch: list[Any]) -> None:
-            super()._train(batch)
-            for instance in self.instances:
-                instance.completed.clear()
-
-    class InOrder(simulator):  # type: ignore[misc]
-        """Training, then (drained) the transfer with replicas at rest, then the new version."""
-
-        def _train(self, batch: list[Any]) -> None:
-            start, policy, taken = self.t, self.policy, {id(r) for r in batch}
-            for request in batch:
-                request.consume_version = self.version
-            self.ready = [r for r in self.ready if id(r) not in taken]
-            self.consumed += batch
-            self.n_consumed += len(batch)
-            self._admit()
-            self._run_engine(deadline=self.t + self.training_cost.latency_model.latency_s)
-            if not self.cfg.partial_rollout:
-                self._drain()
-            self.t += self.cfg.sync_time
-            for instance in self.instances:
-                instance.t_local = self.t
-                instance.completed.clear()
-            self.version += 1
-            policy.on_version_advance(self.version, self._state())
-            self.engine_version = policy.engine_version_after_train(self._state())
-            self._discard(self._too_old() + policy.expire(self._state()))
-            if self.cfg.partial_rollout and self.inflight:
-                for instance in self.instances:
-                    instance.abort_all()
-                policy.on_abort(list(self.inflight), self._state())
-            self._admit()
-            self.train_timestamps.append((start, self.t))
-
-        def _too_old(self) -> list[Any]:
-            """ROLL: what finished while the last batch within its bound was training."""
-            late: list[Any] = []
-            for step, group in getattr(self.policy, "groups", {}).items():
-                if step < self.version - self.cfg.max_staleness:
-                    late += group.finished
-                    self.policy.completed_prompts -= len(group.finished)
-                    group.finished.clear()
-            return late
-
-        def _drain(self) -> None:
-            usual = self.policy.admit_quota
-            self.policy.admit_quota = lambda state: 0
-            while self.inflight:
-                self._run_engine()
-            self.policy.admit_quota = usual
-
-    return AsItIs, InOrder
+    return type("AsItIs", (_AsItIs, simulator), {}), type("InOrder", (_InOrder, simulator), {})
 
 
 # --- the table ------------------------------------------------------------------------------------------

@@ -161,35 +161,43 @@ def _conversation(question: Question, answers: list[Answered]) -> Iterator[tuple
 def _after(
     name: str, question: Question, plan: dict[str, Any], fits: bool, asked: Any
 ) -> Iterator[tuple[str, Answered, str]]:
-    step_s = plan["prediction"]["step_s"]
     match name:
         case "report":
-            answer = asked("report", "plan.json", "--out", "page.html")
-            if answer.code != 0:
-                yield "contradiction", answer, f"a plan without a report: {answer.code}"
+            yield from _ends_with(
+                0, asked("report", "plan.json", "--out", "page.html"), "a plan without a report"
+            )
         case "memory":
-            answer = asked("memory", "plan.json")
-            if answer.code != (0 if fits else 1):
-                yield "contradiction", answer, f"fits: {fits} (estimate), {answer.code} (memory)"
+            yield from _ends_with(
+                0 if fits else 1, asked("memory", "plan.json"), f"fits: {fits} (estimate), memory"
+            )
         case "simulate":
             answer = asked("simulate", "plan.json", "--iterations", "3", "--json")
-            if answer.code != (0 if fits else 1):
-                yield "contradiction", answer, f"fits: {fits} (estimate), {answer.code} (simulate)"
+            yield from _ends_with(0 if fits else 1, answer, f"fits: {fits} (estimate), simulate")
         case "sync":
             yield from _sync(plan, asked)
         case "diff":
             answer = asked("diff", "plan.json", "plan.json")
-            if answer.code != 0:
-                yield "contradiction", answer, f"a plan that differs from itself: {answer.code}"
+            yield from _ends_with(0, answer, "a plan that differs from itself")
         case "export":
-            framework = plan.get("framework", "rlhfsim")
-            known = framework not in ("rlhfsim", "any")
-            to = framework if known else question.exported_to
-            answer = asked("export", "plan.json", "--to", to, "--out", "exported")
-            if known and answer.code != 0:
-                yield "contradiction", answer, f"a plan of {to} that {to} is not given: {answer.code}"
-            if answer.code == 0:
-                yield from _doctor(plan, to, fits, step_s, asked)
+            yield from _export(question, plan, fits, asked)
+
+
+def _ends_with(code: int, answer: Answered, otherwise: str) -> Iterator[tuple[str, Answered, str]]:
+    if answer.code != code:
+        yield "contradiction", answer, f"{otherwise}: {answer.code}"
+
+
+def _export(
+    question: Question, plan: dict[str, Any], fits: bool, asked: Any
+) -> Iterator[tuple[str, Answered, str]]:
+    framework = plan.get("framework", "rlhfsim")
+    known = framework not in ("rlhfsim", "any")
+    to = framework if known else question.exported_to
+    answer = asked("export", "plan.json", "--to", to, "--out", "exported")
+    if known:
+        yield from _ends_with(0, answer, f"a plan of {to} that {to} is not given")
+    if answer.code == 0:
+        yield from _doctor(plan, to, fits, plan["prediction"]["step_s"], asked)
 
 
 def _sync(plan: dict[str, Any], asked: Any) -> Iterator[tuple[str, Answered, str]]:

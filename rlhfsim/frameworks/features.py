@@ -83,30 +83,22 @@ def hardware_features(vendors: Collection[str]) -> Iterator[str]:
 
 def workload_features(workload: Workload) -> Iterator[str]:
     """Of what a step computes."""
-    if workload.environment is not None:
-        yield "environments"
-    if workload.dynamic_sampling is not None:
-        yield "dynamic sampling"
-    if workload.oversampling:
-        yield "oversampling"
-    if workload.speculation is not None:
-        yield "speculative decoding"
-    if workload.lora is not None:
-        yield "LoRA"
-        if workload.lora.base == "nf4":
-            yield "LoRA on a 4-bit base"
-    if workload.generates and workload.old_logprobs == "rollout":
-        yield "old log-probs of the rollout"
-    if workload.generates and workload.old_logprobs == "reused":
-        yield "old log-probs of the training pass"
-    if workload.optimizer == "adam8bit":
-        yield "8-bit Adam"
-    if workload.gradients == "bf16":
-        yield "BF16 gradients"
-    if workload.gradients == "fp32":
-        yield "FP32 gradient sums"
-    if workload.train_precision in ("fp8", "fp4"):
-        yield "FP8 training"
+    lora, old = workload.lora, workload.old_logprobs if workload.generates else None
+    asked = {
+        "environments": workload.environment is not None,
+        "dynamic sampling": workload.dynamic_sampling is not None,
+        "oversampling": workload.oversampling,
+        "speculative decoding": workload.speculation is not None,
+        "LoRA": lora is not None,
+        "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",
+        "old log-probs of the rollout": old == "rollout",
+        "old log-probs of the training pass": old == "reused",
+        "8-bit Adam": workload.optimizer == "adam8bit",
+        "BF16 gradients": workload.gradients == "bf16",
+        "FP32 gradient sums": workload.gradients == "fp32",
+        "FP8 training": workload.train_precision in ("fp8", "fp4"),
+    }
+    yield from (name for name, wanted in asked.items() if wanted)
 
 
 def pool_features(groups: Iterable[Collection[str]]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.workload import Workload
 
 ESTIMATORS = {
     "ppo": "gae",
@@ -156,6 +157,22 @@ def _training(plan: Plan) -> Iterator[Setting]:
         why = "as the policy, which OpenRLHF would take from the reward model"
         yield Setting(key="--critic.model_name_or_path", value="${MODEL}", why=why)
     yield Setting(key="--ds.zero_stage", value=layout.zero, why=call(plan, "actor.train"))
+    yield from _deepspeed(work, layout)
+    why = held(plan, "actor.train", placed.pool)
+    if layout.recompute != "none":
+        yield Setting(key="--actor.gradient_checkpointing_enable", value=True, why=why)
+    if layout.offload_optimizer == "cpu":
+        yield Setting(key="--ds.adam_offload", value=True, why=memory(plan))
+    if placed.offload_between or placed.residency == "offloaded":
+        yield Setting(key="--ds.enable_sleep", value=True, why=memory(plan))
+    for name in ("reference", "reward"):
+        role = getattr(plan.placement, name)
+        if role is not None and role.residency == "offloaded":
+            yield Setting(key=f"--{_flag(name)}.offload", value=True)
+    yield from _micro_batch(plan, layout, why)
+
+
+def _deepspeed(work: Workload, layout: Layout) -> Iterator[Setting]:
     if layout.tp > 1:
         yield Setting(key="--ds.tensor_parallel_size", value=layout.tp)
     if layout.cp > 1:
@@ -169,18 +186,6 @@ def _training(plan: Plan) -> Iterator[Setting]:
         yield Setting(key="--ds.lora.alpha", value=2 * work.lora.rank)
         if work.lora.base == "nf4":
             yield Setting(key="--ds.load_in_4bit", value=True)
-    why = held(plan, "actor.train", placed.pool)
-    if layout.recompute != "none":
-        yield Setting(key="--actor.gradient_checkpointing_enable", value=True, why=why)
-    if layout.offload_optimizer == "cpu":
-        yield Setting(key="--ds.adam_offload", value=True, why=memory(plan))
-    if placed.offload_between or placed.residency == "offloaded":
-        yield Setting(key="--ds.enable_sleep", value=True, why=memory(plan))
-    for name in ("reference", "reward"):
-        role = getattr(plan.placement, name)
-        if role is not None and role.residency == "offloaded":
-            yield Setting(key=f"--{_flag(name)}.offload", value=True)
-    yield from _micro_batch(plan, layout, why)
 
 
 def _micro_batch(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
