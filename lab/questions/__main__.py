@@ -1,7 +1,7 @@
 """Ask random valid questions of every command: `python -m lab.questions --cases 1500 --seed 1`.
 
 Exit code 1 where an answer is a traceback or holds no number, where two commands contradict each other, and where a
-question takes more than 60 s of CPU. `--case N` shows one; `--quick` gives large searches 2 s, as the tests do.
+question takes more than 60 s of CPU. `--case N` shows one; `--quick` gives large searches 2 s; `--small` is what the tests ask.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 
 import click
 
-from lab.questions.ask import Defect, ask
+from lab.questions.ask import Defect, ask, ask_here
 from lab.questions.draw import draw
+from lab.questions.draw import small as draw_small
 
 
 @click.command()
@@ -25,7 +26,8 @@ from lab.questions.draw import draw
 @click.option("--seed", default=0)
 @click.option("--case", type=int, multiple=True, help="These alone.")
 @click.option("--quick", is_flag=True, help="Searches over 64 GPUs end after 2 s.")
-def main(cases: int, first: int, seed: int, case: tuple[int, ...], quick: bool) -> None:
+@click.option("--small", is_flag=True, help="Up to 12 GPUs, searches of 0.1 s, all in this process.")
+def main(cases: int, first: int, seed: int, case: tuple[int, ...], quick: bool, small: bool) -> None:
     """Ask them, and say what is wrong."""
     os.environ |= {"COLUMNS": "100", "TERM": "dumb", "PYTHONHASHSEED": "0"}
     numbers = case or tuple(range(first, first + cases))
@@ -35,8 +37,8 @@ def main(cases: int, first: int, seed: int, case: tuple[int, ...], quick: bool) 
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="questions-") as folder:
         for number in numbers:
-            question = draw(number, seed, quick=quick)
-            found, cpu_s, outcome = ask(question, Path(folder) / str(number))
+            question = draw_small(number, seed) if small else draw(number, seed, quick=quick)
+            found, cpu_s, outcome = (ask_here if small else ask)(question, Path(folder) / str(number))
             defects += found
             ended[outcome] += 1
             slowest.append((cpu_s, number))

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import psutil
 
 from lab.questions.draw import Question
 from rlhfsim.cli import main as command_line
+from rlhfsim.search.parallel import serial
 
 CPU_LIMIT_S = 60.0
 """Largest CPU time of a question with all that is asked after it."""
@@ -52,6 +53,19 @@ class Defect:
     what: str
 
 
+def ask_here(question: Question, folder: Path) -> tuple[list[Defect], float, str]:
+    """The same as `ask` in this process, which forks none: nothing ends a question that does not end."""
+    folder.mkdir()
+    before, started = Path.cwd(), time.process_time()
+    os.chdir(folder)
+    try:
+        with serial():
+            outcome, rows = _found(question)
+    finally:
+        os.chdir(before)
+    return _defects(question, rows, cpu_s := time.process_time() - started), cpu_s, outcome
+
+
 def ask(question: Question, folder: Path) -> tuple[list[Defect], float, str]:
     """The defects of a question, CPU seconds of its processes, and how its design ended.
 
@@ -71,19 +85,24 @@ def ask(question: Question, folder: Path) -> tuple[list[Defect], float, str]:
             os._exit(code)
     ended = _wait(child)
     cpu_s = _children_cpu_s() - before
-    design = " ".join(("design", *question.words))
     if not (folder / "found.json").exists():
         kind = "crash" if ended else "slow"
         out = folder / "out"
         tail = out.read_text(errors="replace")[-2000:] if out.exists() else ""
         what = f"{cpu_s:.0f} s of CPU, then ended from outside" if not ended else tail
-        return [Defect(number=question.number, kind=kind, command=design, what=what)], cpu_s, kind
+        return [Defect(number=question.number, kind=kind, command=_design(question), what=what)], cpu_s, kind
     outcome, rows = json.loads((folder / "found.json").read_text())
-    defects = [Defect(number=question.number, kind=k, command=c, what=w) for k, c, w in rows]
-    if cpu_s > CPU_LIMIT_S:
-        what = f"{cpu_s:.0f} s of CPU"
-        defects.append(Defect(number=question.number, kind="slow", command=design, what=what))
-    return defects, cpu_s, outcome
+    return _defects(question, rows, cpu_s), cpu_s, outcome
+
+
+def _design(question: Question) -> str:
+    return " ".join(("design", *question.words))
+
+
+def _defects(question: Question, rows: Sequence[Sequence[str]], cpu_s: float) -> list[Defect]:
+    """The defects of (kind, command, what), and that of a question that took too long."""
+    late = [("slow", _design(question), f"{cpu_s:.0f} s of CPU")] * (cpu_s > CPU_LIMIT_S)
+    return [Defect(number=question.number, kind=k, command=c, what=w) for k, c, w in (*rows, *late)]
 
 
 def _children_cpu_s() -> float:
@@ -117,7 +136,7 @@ def _tree_cpu_s(child: int) -> float:
     return total
 
 
-# --- in the child ---------------------------------------------------------------------------------
+# --- one question ---------------------------------------------------------------------------------
 
 
 def _found(question: Question) -> tuple[str, list[tuple[str, str, str]]]:
@@ -153,19 +172,22 @@ def _conversation(question: Question, answers: list[Answered]) -> Iterator[tuple
     yield from _same_step(estimate, step_s, SAME_STEP)
     fits = estimate.code in (0, 1) and json.loads(estimate.text)["fits"]
     if design.code == 0 and estimate.code != 0:
-        yield "contradiction", estimate, f"design ended with 0, estimate with {estimate.code}"
+        yield (
+            "contradiction",
+            estimate,
+            f"design ended with 0, estimate with {estimate.code}: {estimate.text[-300:]}",
+        )
     for name in question.after:
-        yield from _after(name, question, plan, fits, asked)
+        yield from _after(name, question, design, plan, fits, asked)
 
 
 def _after(
-    name: str, question: Question, plan: dict[str, Any], fits: bool, asked: Any
+    name: str, question: Question, design: Answered, plan: dict[str, Any], fits: bool, asked: Any
 ) -> Iterator[tuple[str, Answered, str]]:
     match name:
         case "report":
-            yield from _ends_with(
-                0, asked("report", "plan.json", "--out", "page.html"), "a plan without a report"
-            )
+            answer = asked("report", "plan.json", "--no-sizes", "--out", "page.html")
+            yield from _ends_with(0, answer, "a plan without a report")
         case "memory":
             yield from _ends_with(
                 0 if fits else 1, asked("memory", "plan.json"), f"fits: {fits} (estimate), memory"
@@ -179,7 +201,7 @@ def _after(
             answer = asked("diff", "plan.json", "plan.json")
             yield from _ends_with(0, answer, "a plan that differs from itself")
         case "export":
-            yield from _export(question, plan, fits, asked)
+            yield from _export(question, design, plan, fits, asked)
 
 
 def _ends_with(code: int, answer: Answered, otherwise: str) -> Iterator[tuple[str, Answered, str]]:
@@ -188,13 +210,15 @@ def _ends_with(code: int, answer: Answered, otherwise: str) -> Iterator[tuple[st
 
 
 def _export(
-    question: Question, plan: dict[str, Any], fits: bool, asked: Any
+    question: Question, design: Answered, plan: dict[str, Any], fits: bool, asked: Any
 ) -> Iterator[tuple[str, Answered, str]]:
     framework = plan.get("framework", "rlhfsim")
     known = framework not in ("rlhfsim", "any")
     to = framework if known else question.exported_to
     answer = asked("export", "plan.json", "--to", to, "--out", "exported")
-    if known:
+    named = f"rlhfsim export plan.json --to {to}" in design.text
+    unwritten = answer.code == 2 and "error[algorithm-not-exported]" in answer.text
+    if named or (known and not unwritten):
         yield from _ends_with(0, answer, f"a plan of {to} that {to} is not given")
     if answer.code == 0:
         yield from _doctor(plan, to, fits, plan["prediction"]["step_s"], asked)
@@ -274,7 +298,7 @@ def _wrong(answer: Answered) -> Iterator[tuple[str, str]]:
 def _run(words: tuple[str, ...]) -> Answered:
     """One command in this process, its streams in a file."""
     sys.argv = ["rlhfsim", *words]
-    with open("out", "wb") as file:
+    with open("out", "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         kept = [os.dup(1), os.dup(2)]
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

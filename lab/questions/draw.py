@@ -26,6 +26,17 @@ MODELS = {
     "llama-4-scout": 1,
 }
 """Model -> how often, in parts."""
+FEW_GPUS = (1, 2, 2, 4, 4, 6, 8, 8, 12)
+SMALL = (
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "8b",
+    "qwen3-8b",
+    "14b",
+    "qwen3-30b-a3b",
+    "olmoe-1b-7b",
+    "gpt-oss-20b",
+)
 LARGE = ("70b", "405b", "671b", "kimi-k2", "qwen3-235b-a22b", "32b")
 ALGORITHMS = {
     **{"ppo": 6, "grpo": 8, "dapo": 2, "gspo": 1, "cispo": 1, "dr-grpo": 1, "rloo": 2, "reinforce++": 2},
@@ -65,6 +76,10 @@ GENERATING = (
 LIMITS = ("1s", "2s", "5s", "20s")
 VIEWS = ((), (), ("--json",), ("--detail", "all"), ("--detail", "proof"))
 AFTER = ("report", "memory", "sync", "export", "simulate", "diff")
+CHEAP = tuple(name for name in AFTER if name != "report")
+SMALL_LIMIT = "0.1s"
+WHOLE, REPORTED = 0.04, 0.02
+"""Shares of the small questions whose search has no limit, on few GPUs, and whose plan becomes a page."""
 EXPORTED_TO = ("verl", "nemo-rl", "slime", "openrlhf", "trl", "skyrl", "areal")
 
 
@@ -82,28 +97,48 @@ class Question:
     """The framework of an export, where the plan names none."""
 
 
+def small(number: int, seed: int) -> Question:
+    """Question `number` of `seed` on up to 12 GPUs, whose search mostly ends at once."""
+    rng = Random(f"small:{seed}:{number}")
+    whole = rng.random() < WHOLE
+    gpus = rng.choice((1, 2) if whole else FEW_GPUS)
+    words = _words(rng, gpus, rng.choice(SMALL[:2] if whole else SMALL))
+    words += [] if whole else ["--time-limit", SMALL_LIMIT]
+    after = tuple(rng.sample(CHEAP, 2))
+    if rng.random() < REPORTED:
+        after += ("report",)
+    return _question(rng, number, words, after)
+
+
 def draw(number: int, seed: int, *, quick: bool = False) -> Question:
     """Question `number` of `seed`; where `quick`, searches over 64 GPUs end after 2 s."""
     rng = Random(f"{seed}:{number}")
     many = rng.random() < 0.5
     gpus = rng.choice(MANY_GPUS if many else GPUS)
     model = rng.choice(LARGE) if many and rng.random() < 0.7 else _weighted(rng, MODELS)
-    algorithm = _weighted(rng, ALGORITHMS)
-    options = OF_ANY if algorithm in GRADIENT_ONLY else OF_ANY + GENERATING
-    words = ["--gpus", str(gpus), "--model", model, "--algorithm", algorithm]
-    for option in _without_repeats(rng.sample(options, rng.choice((0, 0, 1, 1, 2, 2, 3)))):
-        words += option.split(" ")
+    words = _words(rng, gpus, model)
     limit = rng.choice(LIMITS) if rng.random() < 1 / 3 else None
     if quick and gpus > 64:
         limit = rng.choice(("1s", "2s"))
     if limit:
         words += ["--time-limit", limit]
+    return _question(rng, number, words, tuple(rng.sample(AFTER, 2)))
+
+
+def _words(rng: Random, gpus: int, model: str) -> list[str]:
+    """Words of `rlhfsim design`: GPUs, model, an algorithm and up to three options."""
+    algorithm = _weighted(rng, ALGORITHMS)
+    options = OF_ANY if algorithm in GRADIENT_ONLY else OF_ANY + GENERATING
+    words = ["--gpus", str(gpus), "--model", model, "--algorithm", algorithm]
+    for option in _without_repeats(rng.sample(options, rng.choice((0, 0, 1, 1, 2, 2, 3)))):
+        words += option.split(" ")
+    return words
+
+
+def _question(rng: Random, number: int, words: list[str], after: tuple[str, ...]) -> Question:
+    view = rng.choice(VIEWS)
     return Question(
-        number=number,
-        words=tuple(words),
-        view=rng.choice(VIEWS),
-        after=tuple(rng.sample(AFTER, 2)),
-        exported_to=rng.choice(EXPORTED_TO),
+        number=number, words=tuple(words), view=view, after=after, exported_to=rng.choice(EXPORTED_TO)
     )
 
 

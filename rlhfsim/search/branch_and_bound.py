@@ -258,19 +258,19 @@ class Search:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
                     least = float(min([bound[i] for i in rest], default=self.limit))
-                    return left, 1 - least / self.limit if self.best else 1.0
+                    return left, _gap(least, self.limit) if self.best else 1.0
                 if not closed:
                     later.append(index)
             order = later
         reached = bound[order] * rounds[0][-1]  # the plans below that were looked at
         rest = [i for i, x in zip(order, reached, strict=True) if x <= self.threshold]
         left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-        return left, 1 - float(min(reached)) / self.limit if rest else 0.0
+        return left, _gap(float(min(reached)), self.limit) if rest else 0.0
 
     def _tell(self, done: int, total: int, least: float) -> None:
         """How far the proof has come; `least`: the least bound that is left."""
         best_s = self.best.seconds if self.best else None
-        gap = max(0.0, 1 - least / self.limit) if self.best else None
+        gap = _gap(least, self.limit) if self.best else None
         tell(Progress("looking at plans", done, total, "ways to share the GPUs", best_s, gap))
 
     def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool | None:
@@ -399,3 +399,11 @@ class Search:
         if reached < self.limit or (proves and reached <= self.limit * (1 + EQUAL)):
             self.best = candidate
         return candidate
+
+
+def _gap(least: float, best: float) -> float:
+    """Share of the best value by which a plan that was not looked at could be better; `least`: its bound.
+
+    A bound that equals the best value may round above it.
+    """
+    return max(0.0, 1 - least / best)

@@ -10,7 +10,7 @@ import pytest
 
 from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search import layouts
-from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.branch_and_bound import Search, _gap
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -207,3 +207,9 @@ def test_the_same_question_has_the_same_answer_and_certificate() -> None:
 @pytest.mark.parametrize("block", range(2))
 def test_brute_force_finds_the_same_asynchronous_optimum(questions: Any, block: int) -> None:
     assert check(questions, range(2010 + block * 5, 2015 + block * 5), stale=True) > 0
+
+
+def test_a_bound_that_rounds_above_the_best_plan_leaves_no_gap() -> None:
+    """plan.json holds shares only: with a gap of -2e-16 no command read it again."""
+    assert _gap(51.5 * (1 + 2**-52), 51.5) == 0
+    assert _gap(40.0, 50.0) == pytest.approx(0.2)
