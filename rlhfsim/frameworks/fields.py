@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from operator import attrgetter
 from typing import Any, Protocol
 
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
@@ -23,33 +22,31 @@ class Fields(Protocol):
     def __getitem__(self, name: str) -> Any: ...
 
 
-def _stays(plan: Plan) -> bool:
+def _leaves(plan: Plan) -> bool:
     actor = plan.placement.actor
-    return not (actor.offload_between or actor.residency == "offloaded")
+    return actor.offload_between or actor.residency == "offloaded"
 
 
 PLANNED: Mapping[str, Callable[[Plan], Any]] = {
-    "train.nodes": lambda plan: nodes_of(plan, plan.placement.actor.layout.gpus)[0],
-    "train.each": lambda plan: nodes_of(plan, plan.placement.actor.layout.gpus)[1],
     "shared": lambda plan: plan.placement.rollout.pool == plan.placement.actor.pool,  # type: ignore[union-attr]
     "packs": lambda plan: plan.placement.actor.layout.pack_tokens is not None,
     "kl": lambda plan: plan.placement.reference is not None,
     "in_reward": lambda plan: plan.workload.algorithm in ("ppo", "reinforce++"),
-    "stays": _stays,
+    "leaves": _leaves,
     "limit.prompt": longest_prompt,
     "limit.response": longest_response,
     "limit.total": lambda plan: longest_prompt(plan) + longest_response(plan),
     "samples_of_update": lambda plan: plan.workload.num_sequences // plan.workload.mini_batches,
     "prompts_of_update": lambda plan: plan.workload.prompts // plan.workload.mini_batches,
 }
-"""Fields that are not paths: nodes and GPUs of each that train, whether the rollout shares them, whether
-micro-batches are packs, whether a KL term is there and in the reward, whether the actor's states stay on
-their GPUs, lengths, and samples or prompts of one optimizer step."""
+"""Fields that are not paths: whether the rollout shares the GPUs that train, whether micro-batches are packs,
+whether a KL term is there and in the reward, whether the actor's states leave their GPUs, lengths, and
+samples or prompts of one optimizer step."""
 
 
 _PLACED = ("pool", "residency", "offload_between")
 ROLES = dict.fromkeys(("actor", "critic", "reference", "reward"), _PLACED) | {"rollout": ("pool", "sleep")}
-"""Role -> its fields beside those of its layout."""
+"""Role -> its fields beside those of its layout, and `nodes` and GPUs of `each` of its pool."""
 
 
 class PlanFields:
@@ -65,11 +62,13 @@ class PlanFields:
             return self._planned[name](self._plan)
         root, _, path = name.partition(".")
         found: Any = self._plan.workload if root == "workload" else getattr(self._plan.placement, root)
-        if found is None or not path:
-            return found
-        if root in ROLES and path not in ROLES[root]:
+        if found is not None and root in ROLES and path not in ROLES[root]:
+            if path in ("nodes", "each"):
+                return nodes_of(self._plan, self._plan.placement.pool(found.pool).gpus)[path == "each"]
             found = _as_said(found.layout)
-        return attrgetter(path)(found)
+        for part in path.split(".") if path else ():
+            found = None if found is None else getattr(found, part)
+        return found
 
 
 def _as_said(layout: Layout | RolloutLayout) -> Layout | RolloutLayout:
@@ -84,8 +83,8 @@ def _as_said(layout: Layout | RolloutLayout) -> Layout | RolloutLayout:
 
 
 DESCRIBED = {
-    "train.gpus": "gpus",
-    "train.each": "gpus_per_node",
+    "actor.gpus": "gpus",
+    "actor.each": "gpus_per_node",
     "limit.prompt": "max_prompt",
     "limit.response": "max_response",
     "actor.residency": "actor_residency",
@@ -104,17 +103,26 @@ _LAYOUT = {
 }
 
 
+def cut(read: Fields, gpus: int, **changes: Any) -> Layout:
+    """The actor's layout as rows say it, on so many GPUs."""
+    said = {name: read[f"actor.{name}"] for name in _LAYOUT["actor"] if name not in changes} | changes
+    split = said.pop("sequence_parallel") or (said["tp"] or 1) == 1
+    return training_layout(
+        gpus, sequence_parallel=split, **{name: value for name, value in said.items() if value is not None}
+    )
+
+
 def described(said: dict[str, Any]) -> RunDescription:
     """The run that fields say."""
     layout, rollout = (
         {k: said.pop(f"{role}.{k}") for k in _LAYOUT[role] if f"{role}.{k}" in said} for role in _LAYOUT
     )
     split = layout.pop("sequence_parallel", False) or layout.get("tp", 1) == 1
-    gpus = rollout.pop("gpus", said["train.gpus"])
+    gpus = rollout.pop("gpus", said["actor.gpus"])
     run = {DESCRIBED.get(name, name.rpartition(".")[2]): value for name, value in said.items()}
     return RunDescription(
         **{name: value for name, value in run.items() if name in _RUN},
         rollout_gpus=None if said["shared"] else gpus,
-        layout=training_layout(said["train.gpus"], sequence_parallel=split, **layout),
+        layout=training_layout(said["actor.gpus"], sequence_parallel=split, **layout),
         rollout=rollout_layout(gpus, replicas=rollout.pop("dp", None), **rollout),
     )

@@ -7,6 +7,7 @@ Law: what is written of a field that a row names reads back as it was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Section, Setting, Value, call, held
 from rlhfsim.frameworks.fields import Fields, PlanFields, described
+from rlhfsim.frameworks.releases import Release
 from rlhfsim.plan import Plan
 
 Why = str | Callable[[Plan], str]
@@ -60,11 +62,19 @@ def limit() -> Codec:
     return Codec(lambda value: value, lambda s, keys, default: s.whole(*keys, default=default) or None)
 
 
-def flag(on: Any = True, off: Any = False, *, both: bool = False) -> Codec:
-    """True for the value `on`, false or not written for `off`; `both`: also false is written."""
+def lag() -> Codec:
+    """Policy versions: a whole number, 1 at least where it is written."""
+    return Codec(
+        lambda value: max(1, math.ceil(value)), lambda s, keys, usual: float(s.whole(*keys, default=usual))
+    )
+
+
+def flag(on: Any = True, off: Any = False, *alike: Any, both: bool = False) -> Codec:
+    """True for the value `on` and those that are written alike; false is written only with `both`."""
 
     def write(value: Any) -> Value:
-        return value == on if both or value == on else None
+        true = value == on or value in alike
+        return true if both or true else None
 
     def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> Any:
         return on if s.flag(*keys, default=default == on) else off
@@ -121,22 +131,12 @@ class Key:
     read: bool = True
     """Whether this row reads the field; otherwise `Table.rest` does, or nothing."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names under which it is read."""
-        return (bare(self.key), *self.also)
-
     def settings(self, plan: Plan, given: Fields) -> Iterator[Setting]:
         """The key of a plan, where it is written."""
         if holds(self.when, given) and not (self.quiet and given[self.field] == self.default):
             value = self.codec.write(given[self.field])
             if value is not None:
                 yield Setting(key=self.key, value=value, why=_said(self.why, plan))
-
-    def value(self, s: FrameworkSettings, read: Fields) -> Any:
-        """The field as a configuration says it."""
-        default = self.default(read) if callable(self.default) else self.default
-        return self.codec.read(s, self.names, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _holds(condition: str, given: Fields) -> bool:
     name, equals, word = condition.lstrip("!").partition("=")
     name, above, least = name.partition(">")
     value = given[name]
-    found = str(value) == word if equals else value > int(least) if above else bool(value)
+    found = str(value) == word if equals else (value or 0) > int(least) if above else bool(value)
     return found != condition.startswith("!")
 
 
@@ -213,6 +213,10 @@ class Table:
     """Fields that no row reads, out of a configuration and the fields of rows."""
     planned: Mapping[str, Callable[[Plan], Any]] = field(default_factory=dict)
     """Fields of its own, as those of `PLANNED`."""
+    follows: Mapping[str, Callable[[FrameworkSettings, Fields], Any]] = field(default_factory=dict)
+    """Fields that conditions and defaults of rows need, and how a configuration says them."""
+    releases: Mapping[str, Release] = field(default_factory=dict)
+    """Older releases: rows are read under their names as well."""
 
     @cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -221,7 +225,12 @@ class Table:
 
     def names(self, name: str) -> tuple[str, ...]:
         """Keys under which a field is read, the newest first."""
-        return next(key.names for key in self.keys if key.field == name)
+        return next(self.named(key.key, *key.also) for key in self.keys if key.field == name)
+
+    def named(self, *keys: str) -> tuple[str, ...]:
+        """Names under which keys of the newest release are read, those of older releases among them."""
+        older = (release.key(key) for key in keys for release in self.releases.values())
+        return tuple(dict.fromkeys(bare(key) for key in (*keys, *older)))
 
     def key(self, name: str) -> str:
         """The newest key under which a field is read."""
@@ -267,17 +276,23 @@ class Reading:
         if name not in self._values:
             rows = (k for k in self._table.keys if k.field == name and k.read and holds(k.when, self))
             row = next(rows, None)
-            self._values[name] = row.value(self._settings, self) if row else self._follows(name)
+            self._values[name] = self._follows(name) if row is None else self._row(row)
         return self._values[name]
+
+    def _row(self, row: Key) -> Any:
+        default = row.default(self) if callable(row.default) else row.default
+        return row.codec.read(self._settings, self._table.named(row.key, *row.also), default)
 
     def _follows(self, name: str) -> Any:
         """A field that follows from those of rows."""
-        if name == "train.gpus":
-            return self["train.nodes"] * self["train.each"]
-        return None
+        if name in self._table.follows:
+            return self._table.follows[name](self._settings, self)
+        role, _, last = name.rpartition(".")
+        return self[f"{role}.nodes"] * self[f"{role}.each"] if role and last == "gpus" else None
 
     def all(self) -> dict[str, Any]:
         """Every field that is said."""
-        said = {key.field: self[key.field] for key in self._table.keys} | {"train.gpus": self["train.gpus"]}
+        names = (*(key.field for key in self._table.keys), *self._table.follows, "actor.gpus")
+        said = {name: self[name] for name in names}
         said |= self._table.rest(self._settings, self)
         return {name: value for name, value in said.items() if value is not None}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import exporter
-from rlhfsim.frameworks.refusal import check_runs
+from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import framework
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
@@ -25,7 +26,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
+from rlhfsim.specs.workload.workload import ONLINE, Environment, Lora, Reward, Workload
 from tests.frameworks.test_accepted import RULES, plan, workload
 
 MODELS = ("qwen2.5-7b", "qwen2.5-7b", "qwen3-30b-a3b")
@@ -37,28 +38,74 @@ def estimated() -> Plan:
     return plan(workload("grpo"), "fsdp2", {"dp": 8, "zero": 3, "micro_batch": 2}, {"tp": 2, "dp": 4})
 
 
+T = TypeVar("T")
+TRIES = 40
+
+
 def drawn_plans(name: str, count: int, seed: int = 0) -> Iterator[Plan]:
     """`count` plans that the framework runs and its export writes."""
     rng, found = random.Random(f"{name} {seed}"), 0
     while found < count:
-        try:
+        with suppress(RlhfsimError):  # not a batch or a sharing of GPUs of this framework
             drawn = draw(name, rng)
-            check_runs(drawn, framework(name), frozenset())
             exporter(name).write(drawn)
-        except RlhfsimError:
-            continue  # no such plan, or not for this framework
-        found += 1
-        yield drawn
+            found += 1
+            yield drawn
+
+
+def _accepted(make: Callable[[], T], lacks: Callable[[T], object]) -> T:
+    """The first drawn one that can be and that the framework runs.
+
+    Raises:
+        RlhfsimError: none of many.
+    """
+    for _ in range(TRIES):
+        with suppress(RlhfsimError):
+            made = make()
+            if lacks(made) is None:
+                return made
+    raise RlhfsimError("not-drawn", "none of many draws can be run", help="draw again")
 
 
 def draw(name: str, rng: random.Random) -> Plan:
     """A plan for a training backend of the framework."""
-    runs = framework(name)
-    backend: Backend = rng.choice(list(runs.trainers))
-    pick = rng.choice
-    work = _workload(rng, runs.algorithms)
+    runs, pick = framework(name), rng.choice
+    backend: Backend = pick(list(runs.trainers))
+    work = _accepted(
+        lambda: _workload(rng, tuple(name for name in runs.algorithms or sorted(ONLINE) if name in ONLINE)),
+        lambda work: runs.lacks_workload(work, backend),
+    )
+    layout = _accepted(
+        lambda: _layout(rng, backend, packing=work.packing),
+        lambda layout: runs.lacks_layout(backend, layout, work, "actor"),
+    )
     apart = pick((0, 0, 8, 16))
-    layout = _layout(rng, backend)
+    schedule = _accepted(lambda: _schedule(rng, apart), runs.lacks_schedule)
+    rollout = _accepted(
+        lambda: _rollout(rng, work, apart or layout.gpus),
+        lambda rollout: runs.lacks_rollout(rollout, one_node=True),
+    )
+    return _accepted(
+        lambda: _placed(rng, work, backend, layout, rollout, apart, schedule),
+        lambda plan: lacks_of(plan, runs, frozenset()) or None,
+    )
+
+
+def _schedule(rng: random.Random, apart: int) -> Schedule:
+    lags = ({}, {"staleness": 1}, {"staleness": rng.choice((2, 4)), "partial_rollout": True})
+    return Schedule(**rng.choice(lags)) if apart else Schedule()
+
+
+def _placed(
+    rng: random.Random,
+    work: Workload,
+    backend: Backend,
+    layout: Layout,
+    rollout: RolloutLayout,
+    apart: int,
+    schedule: Schedule,
+) -> Plan:
+    pick = rng.choice
     placed = RolePlacement(
         pool="train",
         layout=layout,
@@ -69,26 +116,29 @@ def draw(name: str, rng: random.Random) -> Plan:
     pools = [ResourcePool(name="train", start=0, gpus=layout.gpus)]
     if apart:
         pools.append(ResourcePool(name="rollout", start=layout.gpus, gpus=apart))
-    rollout = RolloutPlacement(
-        pool=pools[-1].name, layout=_rollout(rng, work, pools[-1].gpus), sleep=0 if apart else pick((0, 1, 2))
-    )
     placement = Placement(
         pools=tuple(pools),
         actor=placed,
         critic=placed if work.has_critic else None,
-        rollout=rollout if work.generates else None,
+        rollout=RolloutPlacement(pool=pools[-1].name, layout=rollout, sleep=0 if apart else pick((0, 1, 2)))
+        if work.generates
+        else None,
         reference=scoring if work.has_reference else None,
         reward=replace(scoring, residency="resident") if work.has_reward_model else None,
         weight_path=pick(("broadcast", "p2p", "disk")) if apart else pick(("ipc", "disk")),
         backend=backend,
-        schedule=Schedule(
-            **pick(({}, {"staleness": 1}, {"staleness": pick((2, 4)), "partial_rollout": True}))
-        )
-        if apart
-        else Schedule(),
+        schedule=schedule,
     )
     hardware = replace(estimated().hardware[0], gpus=layout.gpus + apart)
-    return replace(estimated(), hardware=(hardware,), workload=work, placement=placement)
+    mapped = tuple(_ranks(name, placement.pool(role.pool)) for name, role in placement.roles.items())
+    return replace(estimated(), hardware=(hardware,), workload=work, placement=placement, gpu_map=mapped)
+
+
+def _ranks(role: str, pool: ResourcePool) -> RoleGpus:
+    ranks, each = range(pool.start, pool.start + pool.gpus), estimated().hardware[0].gpus_per_node
+    return RoleGpus(
+        role=role, nodes=tuple(rank // each for rank in ranks), gpus=tuple(rank % each for rank in ranks)
+    )
 
 
 def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
@@ -125,11 +175,15 @@ def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
     return workload(algorithm, **kept)
 
 
-def _layout(rng: random.Random, backend: Backend) -> Layout:
+def _layout(rng: random.Random, backend: Backend, *, packing: bool) -> Layout:
     pick = rng.choice
     packs: dict[str, Any] = {"pack_tokens": pick((4096, 8192)), "score_pack_tokens": pick((None, 16384))}
-    given: dict[str, Any] = pick((packs, {"micro_batch": pick((1, 2, 4))}))
-    given |= {"dp": pick((2, 4, 8)), "cp": pick((1, 1, 2)), "recompute": pick(("none", "selective", "full"))}
+    given: dict[str, Any] = pick((packs, {}) if packing else ({},)) or {"micro_batch": pick((1, 2, 4))}
+    given |= {
+        "dp": pick((2, 4, 8)),
+        "cp": pick((1, 1, 2)) if packing else 1,
+        "recompute": pick(("none", "selective", "full")),
+    }
     host = {"offload_optimizer": "cpu"}
     if backend == "megatron":
         pp, ep = pick((1, 2, 4)), pick((1, 1, 2))

@@ -52,15 +52,17 @@ def sayable(key: Key, given: PlanFields) -> bool:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_field_that_a_row_names_reads_back_as_it_was_written(name: str) -> None:
     table = table_of(name)
-    found = {line for plan in drawn_plans(name, 1000) for line in changed(table, plan)}
-    assert sorted(found) == []
+    assert {line for plan in drawn_plans(name, 100) for line in changed(table, plan)} == set()
 
 
+@pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize("name", TABLES)
-def test_every_row_is_drawn(name: str) -> None:
-    table = table_of(name)
-    plans = [PlanFields(plan, table.planned) for plan in drawn_plans(name, 300)]
-    assert [key.key for key in table.keys if not any(sayable(key, given) for given in plans)] == []
+def test_every_row_says_its_field_in_a_thousand_plans(name: str) -> None:
+    table, plans = table_of(name), list(drawn_plans(name, 1000, seed=1))
+    assert {line for plan in plans for line in changed(table, plan)} == set()
+    fields = [PlanFields(plan, table.planned) for plan in plans]
+    assert [key.key for key in table.keys if not any(sayable(key, given) for given in fields)] == []
 
 
 # --- one home -----------------------------------------------------------------------------------------------
@@ -102,9 +104,11 @@ def spelled(node: ast.expr, constants: dict[str, str]) -> str | None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_key_is_spelled_in_one_module(name: str) -> None:
-    known = key_table(name).keys.keys() | {n for key in table_of(name).keys for n in key.names}
+    table = table_of(name)
+    known = key_table(name).keys.keys() | {n for key in table.keys for n in table.names(key.field)}
     homes: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((FOLDERS / name.replace("-", "_")).glob("*.py")):
+    modules = set((FOLDERS / name.replace("-", "_")).glob("*.py"))
+    for path in sorted(path for path in modules if path.stem != "releases"):  # which maps names to older ones
         for text in literals(path):
             if bare(text) in known:
                 homes[bare(text)].add(path.name)

@@ -112,7 +112,7 @@ class FrameworkSettings:
 
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
-        self.names.update(dict.fromkeys(keys, keys))
+        self.names |= {key: keys for key in keys if len(keys) >= len(self.names.get(key, ()))}
         self.asked.keys.update(keys)
         for key in keys:
             value = self.resolved(self._values.get(key), key, 0)

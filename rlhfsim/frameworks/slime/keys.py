@@ -221,10 +221,10 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 _FP8_ROLLOUT = "rollout.precision=fp8"
 _WHERE = (
-    Key("train.nodes", "--actor-num-nodes", 1, why=predicted),
-    Key("train.each", "--actor-num-gpus-per-node", 8),
+    Key("actor.nodes", "--actor-num-nodes", 1, why=predicted),
+    Key("actor.each", "--actor-num-gpus-per-node", 8),
     FixedKey("--num-gpus-per-node", lambda plan: plan.hardware[0].gpus_per_node),
-    Key("rollout.gpus", "--rollout-num-gpus", lambda read: read["train.gpus"] if read["shared"] else None),
+    Key("rollout.gpus", "--rollout-num-gpus", lambda read: read["actor.gpus"] if read["shared"] else None),
     FixedKey(
         "--update-weights-interval",
         1,
@@ -239,8 +239,8 @@ _WHERE = (
     ),
     FixedKey("--offload-train", True, "!shared actor.residency=offloaded !critic", memory),
     Key("shared", "--colocate", codec=flag(), why="training and rollout share the GPUs"),
-    FixedKey("--no-offload-train", True, "shared stays", memory),
-    Key("rollout.sleep", "--no-offload-rollout", codec=flag(on=0, off=2), when="shared"),
+    FixedKey("--no-offload-train", True, "shared !leaves", memory),
+    Key("rollout.sleep", "--no-offload-rollout", codec=flag(0, 2), when="shared"),
     FixedKey("--update-weight-transport", "disk", "weight_path=disk", of_call("actor.sync")),
     FixedKey("--update-weight-disk-dir", "${SYNC_DIR}", "weight_path=disk"),
     FixedKey("--update-weight-transport", "nccl", "!shared !weight_path=disk", of_call("actor.sync")),
@@ -282,11 +282,7 @@ _ALGORITHM = (
     FixedKey("--kl-loss-type", "low_var_kl", "kl !in_reward"),
     FixedKey("--ref-load", "${MODEL}", "kl"),
     Key(
-        "workload.old_logprobs",
-        "--use-rollout-logprobs",
-        codec=flag(on="rollout"),
-        why=FROM_ROLLOUT,
-        read=False,
+        "workload.old_logprobs", "--use-rollout-logprobs", codec=flag("rollout"), why=FROM_ROLLOUT, read=False
     ),
     FixedKey("--rm-type", "remote_rm", "reward"),
     FixedKey("--rm-url", "${REWARD_URL}", "reward"),
@@ -319,7 +315,7 @@ _TRAINING = (
     ),
     FixedKey("--recompute-method", "uniform", "actor.recompute=full"),
     FixedKey("--recompute-num-layers", 1, "actor.recompute=full"),
-    Key("actor.offload_optimizer", "--optimizer-cpu-offload", codec=flag(on="cpu", off="none"), why=memory),
+    Key("actor.offload_optimizer", "--optimizer-cpu-offload", codec=flag("cpu", "none"), why=memory),
     Key(
         "actor.offload_fraction",
         "--optimizer-offload-fraction",
@@ -329,7 +325,7 @@ _TRAINING = (
     ),
     FixedKey("--overlap-cpu-optimizer-d2h-h2d", True, "actor.offload_optimizer=cpu"),
     FixedKey("--use-precision-aware-optimizer", True, "actor.offload_optimizer=cpu"),
-    Key("workload.gradients", "--grad-reduce-in-bf16", codec=flag(on="bf16", off="backend")),
+    Key("workload.gradients", "--grad-reduce-in-bf16", codec=flag("bf16", "backend")),
     FixedKey("--accumulate-allreduce-grads-in-fp32", True, "!workload.gradients=bf16"),
     FixedKey("--transformer-impl", "transformer_engine", "workload.train_precision=fp8"),
     Key("workload.train_precision", "--fp8-format", codec=marked("fp8", "e4m3", mark="")),
@@ -365,7 +361,7 @@ _ROLLOUT = (
     Key("engine.running", "--sglang-max-running-requests", like("engine.sent"), why="of a whole engine"),
     Key("engine.sent", "--sglang-server-concurrency", CONCURRENCY, why="slime sends no more to an engine"),
     Key("engine.tokens", "--sglang-chunked-prefill-size", lambda read: 8192 * read["rollout.attention_dp"]),
-    Key("rollout.cuda_graphs", "--sglang-disable-cuda-graph", codec=flag(on=False, off=True)),
+    Key("rollout.cuda_graphs", "--sglang-disable-cuda-graph", codec=flag(False, True)),
     Key("rollout.kv_precision", "--sglang-kv-cache-dtype", codec=marked("fp8", "fp8_e4m3")),
     _drafting,
 )

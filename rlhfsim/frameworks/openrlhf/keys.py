@@ -1,0 +1,365 @@
+"""OpenRLHF's arguments: one row each, written from a plan and read under the names of all releases.
+
+Arguments and defaults: openrlhf/cli/train_ppo_ray.py (0.11.2; 0.8.11 and 0.9.10 for what they had otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import RoleDescription
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Setting, memory, predicted
+from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.openrlhf.releases import RELEASES
+from rlhfsim.frameworks.table import (
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    choice,
+    flag,
+    kept,
+    lag,
+    like,
+    limit,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[Algorithm, str] = {
+    "ppo": "gae",
+    "grpo": "group_norm",
+    "dr-grpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce",
+}
+READ: dict[str, Algorithm] = {
+    "gae": "ppo",
+    "reinforce": "reinforce++",
+    "reinforce_baseline": "reinforce++",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "dr-grpo",
+}
+"""--algo.advantage.estimator -> algorithm here."""
+SEQUENCES = 256
+"""Sequences at a time of its vLLM engines."""
+OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
+"""Names until 0.9: dots came with 0.10."""
+LIMITS = ("prompt_max_len", "generate_max_len")
+"""Lengths of prompt and response until 0.8."""
+MARKS = (
+    "actor.num_nodes",
+    "actor_num_nodes",
+    "actor.num_gpus_per_node",
+    "actor_num_gpus_per_node",
+    "vllm.",
+    "vllm_num_engines",
+    "ds.",
+    "train.colocate_",
+    "colocate_all_models",
+    "micro_train_batch_size",
+)
+"""Beginnings of keys that no other framework has."""
+FLAGS = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
+"""Role -> how its flags begin."""
+
+
+def names(*keys: str) -> tuple[str, ...]:
+    """Keys without a row, under the names of all releases."""
+    return TABLE.named(*(f"--{key}" for key in keys))
+
+
+# --- which roles share GPUs ---------------------------------------------------------------------------------
+
+
+def trained(plan: Plan) -> list[tuple[str, RolePlacement]]:
+    """Roles that train or score."""
+    return [(name, role) for name, role in plan.placement.roles.items() if isinstance(role, RolePlacement)]
+
+
+def _sharing(plan: Plan) -> Iterator[Setting]:
+    """The flags that say which roles share GPUs."""
+    pools, rollout = {name: role.pool for name, role in trained(plan)}, plan.placement.rollout
+    assert rollout is not None
+    together, apart = len(set(pools.values())) == 1, rollout.pool != plan.placement.actor.pool
+    if together and (not apart or plan.placement.schedule.asynchronous):
+        yield Setting(key="--train.colocate_all", value=True)
+        return
+    if not apart or rollout.pool in pools.values():
+        raise _unshared("the rollout shares GPUs with some of the roles")
+    pairs = {
+        "--train.colocate_actor_ref": ("actor", "reference"),
+        "--train.colocate_critic_reward": ("critic", "reward"),
+    }
+    found = {
+        flag: {a, b} for flag, (a, b) in pairs.items() if a in pools and b in pools and pools[a] == pools[b]
+    }
+    for a in pools:
+        for b in pools:
+            if a < b and pools[a] == pools[b] and {a, b} not in found.values():
+                raise _unshared(f"{a} and {b} share GPUs apart from the rollout")
+    yield from (Setting(key=key, value=True) for key in found)
+
+
+def _unshared(what: str) -> RlhfsimError:
+    return RlhfsimError(
+        "sharing-not-expressible",
+        f"{what}: OpenRLHF shares all, actor with reference, or critic with reward",
+        help="design again with --forbid split,standalone, or export to verl",
+    )
+
+
+def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> dict[str, RoleDescription]:
+    """Critic, reference and reward model: on the actor's GPUs, on others that they share, or on their own."""
+    whole = read["together"]
+    beside = whole or s.flag(*names("train.colocate_actor_ref"))
+    pools = {
+        "reference": None if beside else "ref",
+        "critic": None if whole else "critic",
+        "reward": None if whole else "reward",
+    }
+    if s.flag(*names("train.colocate_critic_reward")) and ppo and not whole:
+        pools["reward"] = "critic"
+    present = {"reference": True, "critic": ppo, "reward": reward}
+    offloaded = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
+    scored = {} if read["packs"] else {"micro_batch": _scored_together(s, read)}
+    roles = {}
+    for name, pool in pools.items():
+        nodes, each = (names(f"{pool or FLAGS[name]}.num_{unit}") for unit in ("nodes", "gpus_per_node"))
+        own = s.whole(*nodes, default=1) * s.whole(*each, default=8) if pool else read["actor.gpus"]
+        s.overruled(*names(*(f"{FLAGS[name]}.num_{unit}" for unit in ("nodes", "gpus_per_node"))))
+        if present[name]:
+            critic = name == "critic"
+            roles[name] = RoleDescription(
+                layout=cut(read, own, **({} if critic else scored)),
+                residency="offloaded" if offloaded.get(name) else "resident",
+                optimizer_leaves=critic and read["leaves"],
+                pool=pool,
+                gpus=own if pool else 0,
+            )
+    return roles
+
+
+def _scored_together(s: FrameworkSettings, read: Fields) -> int:
+    """Sequences of a micro-batch that is scored."""
+    return max(1, s.whole(*names("rollout.micro_batch_size"), default=8 if read["old"] else 1))
+
+
+# --- what else no row can say -------------------------------------------------------------------------------
+
+
+def _longest(s: FrameworkSettings) -> tuple[int | None, int | None]:
+    """(prompt, response): limits of their own to 0.8, then one of both together and one of the response."""
+    if s.find(*LIMITS) is not None:
+        prompt, response = (s.whole(key, default=1024) for key in LIMITS)
+        return prompt, response
+    both = s.whole(*names("data.max_len"), default=2048)
+    cut_at = s.count(*names("rollout.max_new_tokens"))
+    return (max(1, both - cut_at), cut_at) if cut_at else (None, both)
+
+
+def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:
+    if not s.flag(*names("algo.dynamic_filtering_enable")):
+        return None
+    each = s.whole(*names("rollout.vllm_generate_batch_size"), default=prompts)
+    return dynamic_sampling(s, prompts, each, None)
+
+
+def _algorithm(s: FrameworkSettings) -> Algorithm:
+    name = s.text(*names("algo.advantage.estimator"), default="gae")
+    if name not in READ:
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"advantage estimator {name!r} has no counterpart here",
+            help=f"priced: {', '.join(READ)}",
+        )
+    return READ[name]
+
+
+def _reward(s: FrameworkSettings) -> str | None:
+    """The reward model, without a name as the policy; None: a service or a function gives rewards."""
+    if s.says(*names("reward.remote_url", "train.agent_func_path")):
+        return None
+    return str(s.find(*names("reward.model_name_or_path")) or "same").split(",")[0]
+
+
+def _critic(s: FrameworkSettings, reward: str | None) -> str | None:
+    """The critic; without a name it starts from the reward model, or from the policy."""
+    keys = names("critic.model_name_or_path")
+    named, policy = s.find(*keys), s.find(*names("actor.model_name_or_path"))
+    if s.says(*keys) and named == policy:
+        return None
+    return str(named) if named else reward
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    shared, engines = read["shared"], read["rollout.dp"]
+    if not engines and not shared:
+        raise RlhfsimError(
+            "no-rollout-engine",
+            "the arguments give no vLLM engines, and generation without them is not priced",
+            help="add --set vllm.num_engines=N",
+        )
+    algorithm, reward, (prompt, response) = _algorithm(s), _reward(s), _longest(s)
+    samples = read["workload.prompts"] * read["workload.samples"]
+    return {
+        "workload.algorithm": algorithm,
+        "workload.model": s.model(*names("actor.model_name_or_path")),
+        "workload.critic": _critic(s, reward) if algorithm == "ppo" else None,
+        "workload.reward.model": reward,
+        "workload.mini_batches": max(1, round(samples / read["samples_of_update"])),
+        "workload.packing": s.flag(*names("ds.packing_samples")) or read["packs"] or read["actor.cp"] > 1,
+        "workload.kl": s.share(*names("algo.kl.init_coef"), default=0.01) != 0,
+        "workload.dynamic_sampling": _dynamic_sampling(s, read["workload.prompts"]),
+        "limit.prompt": prompt,
+        "limit.response": response,
+        "backend": "deepspeed",
+        "roles": _roles(s, read, ppo=algorithm == "ppo", reward=reward is not None),
+        "actor.offload_between": read["leaves"],
+        "rollout.gpus": read["actor.gpus"] if shared else engines * read["rollout.tp"],
+        "rollout.max_num_seqs": SEQUENCES,
+        "weight_path": "ipc" if shared else "broadcast",
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+_TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate", "rollout")
+
+
+def _scored(plan: Plan) -> int:
+    """Sequences of a micro-batch that is scored: as the reference's, the critic's or the actor's."""
+    placed = plan.placement.reference or plan.placement.critic or plan.placement.actor
+    return placed.layout.micro_batch
+
+
+def _alpha(plan: Plan) -> int | None:
+    return 2 * plan.workload.lora.rank if plan.workload.lora else None
+
+
+def _generated(plan: Plan) -> int | None:
+    sampling = plan.workload.dynamic_sampling
+    return sampling.prompts_of(plan.workload.prompts) if sampling else None
+
+
+_ROLES = tuple(
+    Key(f"{role}.{field}", f"--{name}.num_{unit}", usual, when=role, read=False)
+    for role, name in FLAGS.items()
+    for field, unit, usual in (("nodes", "nodes", 1), ("each", "gpus_per_node", 8))
+    if role != "actor"
+)
+_WHERE: tuple[Row, ...] = (
+    Key("actor.nodes", "--actor.num_nodes", 1, why=predicted),
+    Key("actor.each", "--actor.num_gpus_per_node", 8),
+    *_ROLES,
+    _sharing,
+    Key("schedule.asynchronous", "--train.async_enable", codec=flag()),
+    Key("schedule.staleness", "--train.async_queue_size", 1, lag(), when="schedule.asynchronous"),
+    Key(
+        "schedule.partial_rollout",
+        "--train.partial_rollout_enable",
+        codec=flag(),
+        when="schedule.asynchronous",
+    ),
+)
+_BATCH = (
+    FixedKey("--data.prompt_dataset", "${PROMPTS}"),
+    Key("workload.prompts", "--rollout.batch_size", 1024, why="prompts"),
+    Key("workload.samples", "--rollout.n_samples_per_prompt", 1),
+    FixedKey("--algo.dynamic_filtering_enable", True, "workload.dynamic_sampling", kept),
+    FixedKey("--rollout.vllm_generate_batch_size", _generated),
+    Key("samples_of_update", "--train.batch_size", 128, whole(1), why="samples of one optimizer step"),
+    Key("workload.epochs", "--train.max_epochs", 1),
+    Key("limit.total", "--data.max_len", why="prompt and response", read=False),
+    Key("limit.response", "--rollout.max_new_tokens", read=False),
+)
+_ALGORITHM = (
+    Key("workload.algorithm", "--algo.advantage.estimator", codec=choice(ESTIMATORS), read=False),
+    FixedKey("--algo.kl.init_coef", 0, "!kl"),
+    FixedKey("--algo.kl.use_loss", True, "kl !in_reward"),
+    FixedKey("--algo.kl.estimator", "k3", "kl !in_reward"),
+    FixedKey("--reward.remote_url", "${REWARD}", "!reward"),
+    FixedKey("--reward.model_name_or_path", "${REWARD}", "reward"),
+)
+_TRAINING = (
+    FixedKey("--actor.model_name_or_path", "${MODEL}"),
+    FixedKey(
+        "--critic.model_name_or_path",
+        "${MODEL}",
+        "critic",
+        "as the policy, which OpenRLHF would take from the reward model",
+    ),
+    Key("actor.zero", "--ds.zero_stage", 2, why=of_call("actor.train")),
+    Key("actor.tp", "--ds.tensor_parallel_size", 1, quiet=True),
+    Key("actor.cp", "--ds.ring_attn_size", 1, quiet=True),
+    Key("workload.packing", "--ds.packing_samples", codec=flag(), read=False),
+    Key("workload.gradients", "--ds.grad_accum_dtype", codec=marked("fp32", "fp32", "backend")),
+    Key("workload.lora.rank", "--ds.lora.rank", 0),
+    FixedKey("--ds.lora.alpha", _alpha),
+    Key("workload.lora.base", "--ds.load_in_4bit", codec=flag("nf4", "bf16")),
+    Key(
+        "actor.recompute",
+        "--actor.gradient_checkpointing_enable",
+        codec=flag("full", "none", "selective"),
+        why=_TRAINED,
+    ),
+    Key("actor.offload_optimizer", "--ds.adam_offload", codec=flag("cpu", "none"), why=memory),
+    Key("leaves", "--ds.enable_sleep", codec=flag(), why=memory),
+    FixedKey("--ref.offload", True, "reference.residency=offloaded"),
+    FixedKey("--reward.offload", True, "reward.residency=offloaded"),
+    Key(
+        "actor.micro_batch",
+        "--train.micro_batch_size",
+        lambda read: 4 if read["old"] else 1,
+        whole(floor=1),
+        when="!packs",
+        why=_TRAINED,
+    ),
+    FixedKey("--rollout.micro_batch_size", _scored, "!packs"),
+    Key("packs", "--train.dynamic_batch_enable", codec=flag()),
+    Key("actor.pack_tokens", "--train.max_tokens_per_gpu", 16192, whole(floor=1), when="packs", why=_TRAINED),
+    Key(
+        "actor.score_pack_tokens",
+        "--rollout.max_tokens_per_gpu",
+        like("actor.pack_tokens"),
+        whole(floor=1),
+        when="packs",
+    ),
+)
+_ROLLOUT = (
+    Key("rollout.dp", "--vllm.num_engines", 0, limit(), why=of_call("actor.generate")),
+    Key("rollout.tp", "--vllm.tensor_parallel_size", 1),
+    Key("rollout.memory_utilization", "--vllm.gpu_memory_utilization", 0.95, number(), why=_GENERATED),
+    Key("rollout.cuda_graphs", "--vllm.enforce_eager", codec=flag(False, True)),
+    Key("rollout.sleep", "--vllm.enable_sleep", codec=flag(1, 0, 2), when="shared"),
+    FixedKey("--vllm.sync_backend", "nccl", why=of_call("actor.sync")),
+)
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training": _TRAINING,
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    follows={
+        "old": lambda s, read: any(s.find(key) is not None for key in OLD),
+        "together": lambda s, read: s.flag(*names("train.colocate_all")),
+        "shared": lambda s, read: read["together"] and not read["schedule.asynchronous"],
+    },
+    releases=RELEASES,
+)
