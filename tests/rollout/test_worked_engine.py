@@ -1,0 +1,592 @@
+"""Parts of an engine's step by hand, on an H100 with planted coefficients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlhfsim.kernels import collectives, layers
+from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.kernels.device import Device, Group
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.layers import Matrix
+from rlhfsim.rollout import decode, environment, experts, generation, prefill, schedule, steady_state, untimed
+from rlhfsim.rollout.collective_time import collective, tp_all_reduce
+from rlhfsim.rollout.continuous_batching import tabulate
+from rlhfsim.rollout.engine_step import EngineStep, kernel, on, peak
+from rlhfsim.rollout.matrices import gemm, weight_only
+from rlhfsim.rollout.prefill import Terms, output_time
+from rlhfsim.rollout.schedule import Requests
+from rlhfsim.rollout.speculative import speculative_step
+from rlhfsim.rollout.turns import _odds, delayed
+from rlhfsim.specs.hardware.hardware import NodeGroup
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Environment
+
+H100 = load_profile("h100_sxm")
+LLAMA, MOE, LITE = preset("llama-3.1-8b"), preset("qwen3-30b-a3b"), preset("deepseek-v2-lite")
+NEMOTRON, SPARSE, OSS = preset("nemotron-h-8b"), preset("deepseek-v3.2"), preset("gpt-oss-20b")
+PLANTED = {
+    "hbm_efficiency": 0.8,
+    "decode_step_overhead": 1e-3,
+    "decode_layer_overhead": 2e-5,
+    "decode_sequence_overhead": 3e-6,
+    "eager_layer_overhead": 4e-4,
+    "eager_decode_layer_time": 7e-4,
+    "prefill_overhead": 5e-3,
+    "prefill_efficiency": 0.6,
+    "prompt_reuse": 0.9,
+    "adapter_layer_time": 1e-3,
+    "rollout_step_overhead": 4e-3,
+    "sampling_passes": 6.0,
+}
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    known = {n: c for n, c in H100.coefficients.items() if not any(n.startswith(f"{p}_") for p in PLANTED)}
+    for name, value in PLANTED.items():
+        known[name] = replace(known[name], value=value, low=value * 0.9, high=value * 1.1)
+    profile = replace(H100, coefficients=known)
+    return device_of(NodeGroup(profile=profile, gpus=64, gpus_per_node=8))
+
+
+def total(step: EngineStep) -> float:
+    return float(np.sum(step.seconds))
+
+
+# --- kernels ----------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_on_the_larger_of_its_two_roofs(device: Device) -> None:
+    flop, size = H100.peak["bf16"].value, H100.hbm.value
+    compute = kernel(device, 0.1, flop=2 * flop, size=size, precision="bf16")
+    assert (float(compute.compute), float(compute.hbm)) == (2, 0)
+    read = kernel(device, 5.0, flop=flop, size=2 * size, precision="bf16")
+    assert (float(read.compute), float(read.hbm)) == (0, 5)
+    assert peak(device, "fp8") == H100.peak["fp8"].value
+    assert peak(device, "fp4") == H100.peak["bf16"].value
+    parts = on("network", 2.0) + on("nvlink", 3.0) + on("overhead", 4.0) + compute + read
+    assert parts.by_resource() == {"compute": 2, "hbm": 5, "nvlink": 3, "network": 2, "overhead": 4}
+    assert parts.scaled(2.0).by_resource() == {
+        "compute": 4,
+        "hbm": 10,
+        "nvlink": 6,
+        "network": 4,
+        "overhead": 8,
+    }
+    assert total(parts) == 16
+
+
+def test_products_take_the_curve_of_their_format(device: Device) -> None:
+    matrix = Matrix(name="x", n=4096, k=8192)
+    rows = np.array(64.0)
+    bf16, fp8 = (float(device.curves.gemm(64, 4096, 8192, p)) for p in ("bf16", "fp8"))
+    assert total(gemm(device, matrix, rows, "bf16")) == pytest.approx(bf16)
+    assert total(gemm(device, matrix, rows, "fp8")) == pytest.approx(fp8)
+    assert total(gemm(device, matrix, rows, "fp8", fused=True)) == pytest.approx(min(fp8, bf16))
+    assert total(gemm(device, replace(matrix, linear=False), rows, "fp8")) == pytest.approx(bf16)
+    assert total(gemm(device, matrix, np.array(0.0), "bf16")) == pytest.approx(
+        float(device.curves.gemm(1, 4096, 8192))
+    )
+
+
+def test_products_of_weights_stored_in_4_bit_keep_the_efficiency_of_bf16(device: Device) -> None:
+    """Read-bound: 4.25 of 16 bits; compute-bound: as long as the BF16 kernel."""
+    matrix = Matrix(name="x", n=4096, k=8192)
+    one = total(gemm(device, matrix, np.array(1.0), "bf16"))
+    narrow = 17 / 32 / 2
+    assert total(gemm(device, matrix, np.array(1.0), "mxfp4")) == pytest.approx(one * narrow)
+    many = np.array(16384.0)
+    assert total(gemm(device, matrix, many, "mxfp4")) == pytest.approx(
+        total(gemm(device, matrix, many, "bf16"))
+    )
+    flop = np.array(H100.peak["bf16"].value)  # one second of products, two of reading in BF16
+    step = weight_only(device, on("hbm", 3.0), flop, H100.hbm.value)
+    assert total(step) == pytest.approx(3 * 1 / 2)
+
+
+def test_collectives_of_one_replica(device: Device) -> None:
+    assert total(collective(device, "all_reduce", np.array(1e6), 1)) == 0
+    inside = float(
+        min(device.curves.collective("all_reduce", 1e6, 4), device.curves.custom_all_reduce(1e6, 4))
+    )
+    near = collective(device, "all_reduce", np.array(1e6), 4)
+    assert (float(near.nvlink), total(near)) == (pytest.approx(inside), pytest.approx(inside))
+    gather = collective(device, "all_gather", np.array(1e6), 4)
+    assert total(gather) == pytest.approx(float(device.curves.collective("all_gather", 1e6, 4)))
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        far = collective(device, op, np.array(1e6), 16)
+        expected = getattr(collectives, op)(device, 1e6, Group(ranks=16, per_domain=8))
+        assert float(far.network) == pytest.approx(expected)
+    assert total(tp_all_reduce(device, LLAMA, np.array(10.0), 4)) == pytest.approx(
+        total(collective(device, "all_reduce", np.array(10 * 4096 * 2.0), 4))
+    )
+
+
+# --- what nobody timed ------------------------------------------------------------------------------------
+
+
+def test_scans_states_and_indexers_by_hand(device: Device) -> None:
+    bf16, hbm = H100.peak["bf16"].value, H100.hbm.value
+    scan = 24 * NEMOTRON.recurrent.scan_flop * 1000 / 2 / (bf16 * device["scan_efficiency"])
+    assert total(untimed.scan(device, NEMOTRON, 2, 1000.0)) == pytest.approx(scan)
+    state = 2 * NEMOTRON.state_bytes * 10 * 3 / 2 / (hbm * device["state_efficiency"])
+    assert total(untimed.state_update(device, NEMOTRON, 2, np.array(10.0), 3)) == pytest.approx(state)
+    assert total(untimed.state_update(device, NEMOTRON, 2, np.array(10.0))) == pytest.approx(state / 3)
+    for step in (
+        untimed.scan(device, LLAMA, 1, 10.0),
+        untimed.state_update(device, LLAMA, 1, np.array(1.0)),
+        untimed.index(device, LLAMA, 1e9, 1e6),
+    ):
+        assert total(step) == 0
+    at = SPARSE.attention
+    flop, size = 61 * at.index_flop(1.0), 61 * at.index_bytes
+    compute = flop * 1e9 / (H100.peak["fp8"].value * device["indexer_efficiency"])
+    assert total(untimed.index(device, SPARSE, 1e9, 1.0)) == pytest.approx(compute)
+    assert total(untimed.index(device, SPARSE, 1.0, 1e9)) == pytest.approx(size * 1e9 / (hbm * 0.8))
+
+
+# --- decode -----------------------------------------------------------------------------------------------
+
+
+def test_work_of_tokens_adds_up_products_and_reductions(device: Device) -> None:
+    rows, layout = np.array(64.0), RolloutLayout(tp=2)
+    memory = 14 * 64 * 4096 * 2 / (H100.hbm.value * 0.8)
+    products = sum(
+        total(gemm(device, m, rows, "bf16")) for m in layers.layer_matrices(LLAMA, 2, kind=LLAMA.kinds[0])
+    )
+    reduce = total(tp_all_reduce(device, LLAMA, rows, 2))
+    got = total(decode.token_work(device, LLAMA, layout, rows))
+    assert got == pytest.approx(LLAMA.launched_layers * memory + 32 * (products + 2 * reduce))
+    fp8 = total(decode.token_work(device, LLAMA, RolloutLayout(tp=2, precision="fp8"), rows))
+    some = total(decode.token_work(device, LLAMA, RolloutLayout(tp=2, precision="fp8", bf16_layers=8), rows))
+    assert some == pytest.approx(0.25 * got + 0.75 * fp8)
+    mixed = decode.token_work(device, LLAMA, RolloutLayout(tp=2, precision="fp8", bf16_attention=True), rows)
+    attention = {
+        p: sum(total(gemm(device, m, rows, p, fused=True)) for m in layers.attention_matrices(LLAMA, 2))
+        for p in ("bf16", "fp8")
+    }
+    assert total(mixed) == pytest.approx(fp8 + 32 * (attention["bf16"] - attention["fp8"]))
+
+
+def test_the_head_multiplies_gathers_and_samples(device: Device) -> None:
+    rows = np.array(64.0)
+    sampling = 6 * 4 * 64 * 128256 / 2 / (H100.hbm.value * 0.8)
+    gather = total(collective(device, "all_gather", np.array(64 * 128256 * 2.0), 2))
+    product = total(gemm(device, layers.head_matrix(LLAMA, 2), rows, "bf16"))
+    assert total(decode.head_work(device, LLAMA, RolloutLayout(tp=2), rows)) == pytest.approx(
+        sampling + gather + product
+    )
+
+
+def test_attention_of_new_tokens_by_hand(device: Device) -> None:
+    n, c = np.array(64.0), np.array(4000.0)
+
+    def core(model, context, tokens=1) -> float:
+        return total(
+            decode._decode_core(device, model, RolloutLayout(), n, np.array(float(context)), "vllm", tokens)
+        )
+
+    assert core(LLAMA, 4000) == pytest.approx(float(device.curves.decode_attention(64, 4000, 32, 8, 128)))
+    assert core(LLAMA, 0) == core(LLAMA, 1)
+    full = total(decode.decode_attention(device, LLAMA, RolloutLayout(), n, c))
+    assert full == pytest.approx(32 * core(LLAMA, 4000))
+    mixed = total(decode.decode_attention(device, OSS, RolloutLayout(), n, c))
+    assert mixed == pytest.approx(12 * core(OSS, 4000) + 12 * core(OSS, 128))
+    sparse = total(decode.decode_attention(device, SPARSE, RolloutLayout(), n, c))
+    scores = total(untimed.index(device, SPARSE, 64 * 4000.0, 64 * 4000.0))
+    assert sparse == pytest.approx(61 * core(SPARSE, 2048) + scores)
+    state = total(untimed.state_update(device, NEMOTRON, 1, n, 2))
+    hybrid = total(decode.decode_attention(device, NEMOTRON, RolloutLayout(), n, c, tokens=2))
+    assert hybrid == pytest.approx(4 * core(NEMOTRON, 4000, 2) + state)
+
+
+def test_attention_is_never_below_its_bytes_and_flop(device: Device) -> None:
+    """Many tokens that share one reading of the cache are bound by 4 a d n c FLOP each."""
+    n, c = np.array(64.0), np.array(4000.0)
+    step = decode._decode_core(device, LLAMA, RolloutLayout(), n, c, "vllm", 1000)
+    flop = 2 * 32 * 256 * 64 * 4000 * 1000.0
+    assert float(step.compute) == pytest.approx(flop / H100.peak["bf16"].value)
+    mla = decode._decode_core(device, LITE, RolloutLayout(), n, c, "vllm", 1000)
+    flop = 2 * 16 * (2 * 512 + 64) * 64 * 4000 * 1000.0
+    assert float(mla.compute) == pytest.approx(flop / H100.peak["bf16"].value)
+
+
+def test_a_pipeline_is_bound_by_the_way_of_a_token_or_by_its_slowest_stage(device: Device) -> None:
+    layout = RolloutLayout(pp=4)
+    layers_, head = on("hbm", 8.0), on("hbm", 1.0)
+    hop = total(decode.pipeline_hop(device, LLAMA, layout, np.array(8.0)))
+    one = total(decode.pipelined(device, LLAMA, layout, np.array(1.0), layers_, head))
+    assert one == pytest.approx(9 + 4 * total(decode.pipeline_hop(device, LLAMA, layout, np.array(1.0))))
+    many = total(decode.pipelined(device, LLAMA, layout, np.array(32.0), layers_, head))
+    assert many == pytest.approx(4 * (8 / 4 + 1 + hop))
+    assert total(decode.pipelined(device, LLAMA, RolloutLayout(), np.array(32.0), layers_, head)) == 9
+    near = collectives.p2p(device, 8 * 4096 * 2.0, False)
+    assert hop == pytest.approx(near)
+    far = decode.pipeline_hop(device, LLAMA, RolloutLayout(pp=4, tp=4), np.array(8.0))
+    assert float(far.network) == pytest.approx(collectives.p2p(device, 8 * 4096 * 2.0, True))
+
+
+def test_time_that_kernels_do_not_show_by_hand(device: Device) -> None:
+    """Two micro-batches of a scheduler, 32 layers, 100 sequences; without graphs 32 launches at least."""
+
+    def of(layout: RolloutLayout, n: float, gpu: float, **options) -> float:
+        return total(
+            decode.overhead(device, LLAMA, layout, np.array(n), np.array(gpu), engine="vllm", **options)
+        )
+
+    launched = LLAMA.launched_layers
+    base = 1e-3 + launched * 2e-5
+    assert of(RolloutLayout(), 100, 1e-3) == pytest.approx(base + 3e-4)
+    assert of(RolloutLayout(pp=2), 100, 1e-3) == pytest.approx(base + 1e-3 + 3e-4)
+    bare = RolloutLayout(cuda_graphs=False)
+    assert of(bare, 100, 1e-3) == pytest.approx(base + 3e-4 + launched * 7e-4 - 1e-3)
+    assert of(bare, 100, 1.0) == pytest.approx(base + 3e-4)
+    assert of(RolloutLayout(), 1000, 1e-3) == pytest.approx(base + 3e-3 + launched * 4e-4 - 1e-3)
+    assert of(RolloutLayout(), 100, 1e-3, rows=np.array(1000.0)) == pytest.approx(
+        base + 3e-4 + launched * 4e-4 - 1e-3
+    )
+    assert of(RolloutLayout(pp=2), 1000, 1e-3) == pytest.approx(base + 1e-3 + 3e-3)
+
+
+def test_a_step_of_drafts_by_hand(device: Device) -> None:
+    n, c = np.array(16.0), np.array(1000.0)
+    grams = Speculation(method="ngram", draft_tokens=3, acceptance=0.5)
+    layout = RolloutLayout(speculation=grams)
+    verify = decode.gpu_work(device, LLAMA, layout, n, c, tokens=4)
+    own = total(decode.overhead(device, LLAMA, layout, n, verify.seconds, engine="vllm", rows=n * 4))
+    got = total(speculative_step(device, LLAMA, layout, grams, n, c))
+    assert got == pytest.approx(total(verify) + own)
+
+
+# --- experts ----------------------------------------------------------------------------------------------
+
+
+def test_experts_of_a_step_by_hand(device: Device) -> None:
+    """Four attention ranks of 100 rows each meet in the experts of eight GPUs."""
+    layout, rows = RolloutLayout(tp=2, attention_dp=4, ep=4), np.array(100.0)
+    assert experts.expert_layout(layout) == (4, 2)
+    assert experts.expert_layout(replace(layout, ep=8)) == (8, 1)
+    work = total(experts.expert_work(device, MOE, layout, np.array(400.0)))
+    assert work == pytest.approx(float(device.curves.moe(400, 2048, 768, 8, 128, 2, 4, "bf16")))
+    router = total(gemm(device, layers.expert_matrices(MOE, 1)[0], rows, "bf16"))
+    exchange = total(experts._exchange(device, MOE, layout, rows))
+    assert total(experts.experts(device, MOE, layout, rows)) == pytest.approx(work + router + exchange)
+    shared = sum(total(gemm(device, m, rows, "bf16")) for m in layers.shared_matrices(LITE, 2))
+    lite = total(experts.expert_work(device, LITE, layout, np.array(400.0)))
+    router = total(gemm(device, layers.expert_matrices(LITE, 1)[0], rows, "bf16"))
+    exchange = total(experts._exchange(device, LITE, layout, rows))
+    assert total(experts.experts(device, LITE, layout, rows)) == pytest.approx(
+        lite + router + shared + exchange
+    )
+    assert experts.expert_precision(MOE, RolloutLayout(precision="fp8")) == "fp8_block"
+    assert experts.expert_precision(MOE, layout) == "bf16"
+
+
+def test_tokens_come_to_experts_and_go_back_by_hand(device: Device) -> None:
+    rows = np.array(100.0)
+    plain = total(experts._exchange(device, MOE, RolloutLayout(tp=4, ep=4), rows))
+    assert plain == pytest.approx(total(tp_all_reduce(device, MOE, rows, 4)))
+    size = np.array(100 * 4 * 2048 * 2.0)
+    both = sum(total(collective(device, op, size, 8)) for op in ("all_gather", "reduce_scatter"))
+    assert total(
+        experts._exchange(device, MOE, RolloutLayout(tp=2, attention_dp=4, ep=8), rows)
+    ) == pytest.approx(both)
+    wide = RolloutLayout(tp=2, attention_dp=8, ep=16, precision="fp8")
+    where = Group(ranks=16, per_domain=8)
+    sent = np.array(50 * 8 * 2048.0)
+    there = collectives.one_sided(device, sent * (1 + 4 / 128), where) + collectives.one_sided(
+        device, sent * 2, where
+    )
+    ring = sum(total(collective(device, op, 2 * size, 16)) for op in ("all_gather", "reduce_scatter"))
+    got = experts._exchange(device, MOE, wide, rows)
+    assert float(got.network) == pytest.approx(min(ring, float(there)))
+    bf16 = experts._exchange(device, MOE, replace(wide, precision="bf16"), rows)
+    assert float(bf16.network) == pytest.approx(
+        min(ring, 2 * float(collectives.one_sided(device, sent * 2, where)))
+    )
+    cut = experts._exchange(device, MOE, replace(wide, ep=8), rows)
+    assert total(cut) == pytest.approx(ring)
+
+
+def test_experts_in_4_bit_read_those_that_tokens_touch(device: Device) -> None:
+    """gpt-oss-20b: 4 of 32; ten tokens touch 32 (1 - (7/8)^10) = 23.6 experts."""
+    layout = RolloutLayout(precision="mxfp4", ep=1)
+    step = experts.expert_work(device, OSS, replace(layout, precision="bf16"), np.array(10.0))
+    params = (3 if OSS.gated else 2) * OSS.expert_width * OSS.moe.expert_ffn
+    touched = 32 * (1 - (7 / 8) ** 10)
+    expected = weight_only(device, step, np.array(2.0 * params * 10 * 4), params * touched)
+    got = total(experts.expert_work(device, OSS, layout, np.array(10.0)))
+    assert got == pytest.approx(total(expected))
+    assert got < total(step)
+
+
+# --- prefill ----------------------------------------------------------------------------------------------
+
+
+def test_pairs_of_a_prompt_by_hand() -> None:
+    assert prefill._pairs(100, 0, None) == 5000
+    assert prefill._pairs(100, 30, None) == 5000 + 3000
+    assert prefill._pairs(128, 0, 1000) == pytest.approx(128 * 128 / 2)
+    assert prefill._pairs(128, 500, 100) == 128 * 100
+    # the first 32 of 128 queries see all before them, the rest 32: in 64 pieces of two
+    assert prefill._pairs(128, 0, 32) == pytest.approx(16 * 32 + 96 * 32, rel=0.01)
+
+
+def test_attention_of_prompts_by_hand(device: Device) -> None:
+    one = total(prefill._prefill_core(device, LLAMA, RolloutLayout(), 4.0, 1000.0, 0.0))
+    assert one == pytest.approx(float(device.curves.prefill_attention(4, 1000, 32, 8, 128, 0)))
+    assert total(prefill.prefill_attention(device, LLAMA, RolloutLayout(), 4.0, 1000.0)) == pytest.approx(
+        32 * one
+    )
+    core = total(prefill._prefill_core(device, OSS, RolloutLayout(), 4.0, 1000.0, 0.0))
+    share = prefill._pairs(1000, 0, 128) / 500_000
+    got = total(prefill.prefill_attention(device, OSS, RolloutLayout(), 4.0, 1000.0))
+    assert got == pytest.approx(12 * core + 12 * share * core)
+    core = total(prefill._prefill_core(device, SPARSE, RolloutLayout(), 2.0, 8192.0, 0.0))
+    assert core == pytest.approx(float(device.curves.mla_prefill(2, 8192, 128, 0)))
+    share = prefill._pairs(8192, 0, 2048) / (8192**2 / 2)
+    index = total(untimed.index(device, SPARSE, 8192.0**2, 2 * 8192.0))
+    got = total(prefill.prefill_attention(device, SPARSE, RolloutLayout(), 2.0, 8192.0))
+    assert got == pytest.approx(61 * share * core + index)
+    scan = total(untimed.scan(device, NEMOTRON, 1, 4000.0))
+    core = total(prefill._prefill_core(device, NEMOTRON, RolloutLayout(), 4.0, 1000.0, 0.0))
+    assert total(prefill.prefill_attention(device, NEMOTRON, RolloutLayout(), 4.0, 1000.0)) == pytest.approx(
+        4 * core + scan
+    )
+
+
+@pytest.mark.parametrize(("pp", "prompts"), [(1, 16.0), (2, 16.0), (1, 2.0)])
+def test_prefill_in_passes_of_a_budget_by_hand(device: Device, pp: int, prompts: float) -> None:
+    """16 prompts of 1000 tokens in passes of 4000: four, and one more to fill a pipeline of two."""
+    layout = RolloutLayout(max_batched_tokens=4000, pp=pp)
+    tokens = min(4000.0, prompts * 1000)
+    passes = prompts * 1000 / tokens
+    work = total(decode.token_work(device, LLAMA, layout, np.array(tokens)))
+    work += total(decode.head_work(device, LLAMA, layout, np.array(prompts / passes)))
+    work += pp * total(decode.pipeline_hop(device, LLAMA, layout, np.array(tokens))) if pp > 1 else 0
+    work += total(prefill.prefill_attention(device, LLAMA, layout, prompts, 1000.0)) / passes
+    gpu = work / 0.6
+    eager = 5e-3 + max(0.0, LLAMA.launched_layers * 4e-4 - gpu)
+    expected = (gpu + eager) * (passes + pp - 1) / pp
+    assert total(prefill.prefill(device, LLAMA, layout, prompts, 1000.0)) == pytest.approx(expected)
+
+
+def test_prompts_of_a_group_are_computed_once_where_they_are_kept(device: Device) -> None:
+    layout = RolloutLayout()
+
+    def alone(prompts: float, model=LLAMA) -> float:
+        return total(prefill.prefill(device, model, layout, prompts, 1000.0))
+
+    group = total(prefill.group_prefill(device, LLAMA, layout, 64.0, 8.0, 1000.0))
+    assert group == pytest.approx(alone(0.9 * 8 + 0.1 * 64))
+    each = total(prefill.group_prefill(device, LLAMA, layout, 64.0, 8.0, 1000.0, shared=False))
+    assert each == pytest.approx(alone(64.0))
+    states = total(prefill.group_prefill(device, NEMOTRON, layout, 64.0, 8.0, 1000.0))
+    assert states == pytest.approx(alone(64.0, NEMOTRON))
+    assert alone(0.0) == total(prefill.prefill(device, LLAMA, layout, 4.0, 0.0)) == 0
+
+
+def test_time_between_tokens_solves_its_quadratic() -> None:
+    """X = (o - 1) tau + (n - 1) P X / (X + P + tau)."""
+    terms = Terms(
+        decode=0.01, mixed=0.3, spared=0.1, chunks=2.0, layers=10.0, sequences=5.0, steps=20.0, launch=0.4
+    )
+    tau = 0.01 + 0.002 + 1e-4 * 10 + 1e-3 * 5
+    each = 0.5 * 0.2 + 2 * (0.03 + 0.4 - 0.15)
+    x = 20 * output_time(terms, layer=1e-4, step=0.002, sequence=1e-3, interference=0.5, overhead=0.03)
+    assert x == pytest.approx(20 * tau + 4 * each * x / (x + each + tau))
+    quick = replace(terms, mixed=0.9, spared=1.0)  # nothing but the overhead delays
+    x = 20 * output_time(quick, layer=1e-4, step=0.002, sequence=1e-3, interference=0.5, overhead=0.03)
+    assert x == pytest.approx(20 * tau + 4 * 0.06 * x / (x + 0.06 + tau))
+    one = replace(terms, sequences=1.0)
+    assert output_time(
+        one, layer=1e-4, step=0.002, sequence=1e-3, interference=0.5, overhead=0.03
+    ) == pytest.approx(0.014)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_terms_of_serving_by_hand(device: Device, engine) -> None:
+    """64 requests of 2000 and 101 tokens: 100 steps, chunks of what is left of 1024."""
+    layout = RolloutLayout(max_batched_tokens=1024)
+    alone = engine == "sglang"
+    got = prefill.serving_terms(device, LLAMA, layout, 64.0, 2000.0, 101.0, engine=engine)
+    chunks = 2.0 if alone else 3.0  # 1024, or 960 beside the decode tokens
+    assert (got.steps, got.chunks, got.sequences) == (100, chunks, 64)
+    rows = np.array(2000 / chunks + (0 if alone else 64))
+    mixed = chunks * total(decode.token_work(device, LLAMA, layout, rows, engine))
+    mixed += total(prefill.prefill_attention(device, LLAMA, layout, 1.0, 2000.0))
+    assert got.mixed == pytest.approx(mixed)
+    base = total(decode.token_work(device, LLAMA, layout, np.array(64.0), engine))
+    assert got.spared == pytest.approx(0 if alone else 3 * base)
+    assert got.launch == pytest.approx(LLAMA.launched_layers * 4e-4)
+    work = decode.gpu_work(device, LLAMA, layout, np.array(64.0), np.array(2050.5), engine=engine)
+    assert got.decode == pytest.approx(total(work))
+    short = prefill.serving_terms(device, LLAMA, layout, 64.0, 100.0, 9.0, engine=engine)
+    assert short.chunks == pytest.approx(1 / 8)  # eight end in a step and share a pass
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def test_steps_of_a_table_by_hand(device: Device) -> None:
+    layout = RolloutLayout(tp=2)
+    table = generation.step_table(device, LLAMA, layout, 100.0, 1000.0)
+    assert (table.sequences[0], table.sequences[-1], table.context[0], table.context[-1]) == (1, 128, 1, 1024)
+    assert set(table.sequences.tolist()) == {1, 2, 4, 8, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128}
+    own = float(decode.decode_step(device, LLAMA, layout, 48.0, 1024.0).seconds)
+    row = table.sequences.tolist().index(48)
+    assert table.seconds[5, row, -1] == pytest.approx(own)
+    worker = generation.step_table(device, LLAMA, layout, 100.0, 1000.0, worker=True)
+    assert worker.seconds[5, row, -1] == pytest.approx(own + 4e-3)
+    lora = generation.step_table(device, LLAMA, layout, 100.0, 1000.0, adapters=True)
+    assert lora.seconds[5, row, -1] == pytest.approx(max(own, 32e-3))
+    tiny = generation.step_table(device, LLAMA, layout, 1.0, 10.0)
+    assert (tiny.sequences.tolist(), tiny.context[1], tiny.context[-1]) == ([1, 2], 8, 16)
+    drafts = Speculation(method="ngram", draft_tokens=3, acceptance=0.5)
+    quick = generation.step_table(device, LLAMA, replace(layout, speculation=drafts), 100.0, 1000.0)
+    whole = total(
+        speculative_step(
+            device, LLAMA, replace(layout, speculation=drafts), drafts, np.array(48.0), np.array(1024.0)
+        )
+    )
+    assert quick.seconds[5, row, -1] == pytest.approx(whole / (1 + 0.5 + 0.25 + 0.125))
+    ranks = generation.step_table(device, MOE, RolloutLayout(attention_dp=4, ep=4), 100.0, 1000.0)
+    each = float(decode.decode_step(device, MOE, RolloutLayout(attention_dp=4, ep=4), 12.0, 1024.0).seconds)
+    assert ranks.seconds[5, row, -1] == pytest.approx(each)
+
+
+def test_host_seconds_of_steps_rest_on_what_they_are_for(device: Device) -> None:
+    busy = {"compute": 1.0, "hbm": 2.0, "nvlink": 0.0, "network": 0.0, "overhead": 3.0, "tail": 0.5}
+    cost = generation.steps_cost(device, RolloutLayout(), busy, 1000.0, "vllm", True)
+    host = {p.rests_on: p.seconds for p in cost.parts if p.resource == "overhead"}
+    assert host == {"decode_step_overhead": pytest.approx(1.0), "rollout_step_overhead": pytest.approx(2.0)}
+    assert cost.seconds == pytest.approx(6.5)
+    cost = generation.steps_cost(device, RolloutLayout(pp=2, cuda_graphs=False), busy, 1000.0, "vllm", False)
+    host = {p.rests_on: p.seconds for p in cost.parts if p.resource == "overhead"}
+    assert host == {"decode_step_overhead": pytest.approx(2.0), "eager_decode_layer_time": pytest.approx(1.0)}
+
+
+def test_sequences_that_lose_their_cache_prefill_it_again() -> None:
+    """10 of 20 fit 100 tokens each at the start, four at the end: 1000 ln(10/4) tokens."""
+    assert schedule._preemption(20, 4, 16, 84.0, 1000.0) == (6, pytest.approx(1000 * math.log(10 / 4)))
+    assert schedule._preemption(20, 4, 8, 84.0, 1000.0) == (4, pytest.approx(1000 * math.log(2)))
+    assert schedule._preemption(20, 10, 16, 84.0, 1000.0) == (0, 0)
+    assert schedule._preemption(4, 4, 16, 84.0, 1000.0) == (0, 0)
+
+
+def test_expected_lengths_end_with_the_expected_longest() -> None:
+    lengths = LogNormal(mean=1000, sigma=0.8, max=8192)
+    asked = Requests(prompts=16, samples=4, prompt_lengths=Fixed(value=10), response_lengths=lengths)
+    drawn = schedule.expected_lengths(asked)
+    assert len(drawn) == 64
+    assert (np.diff(drawn) >= 0).all()
+    longest = schedule.stats(lengths).expected_max(64)
+    assert drawn[-1] == round(max(longest, schedule.stats(lengths).representative(64).max()))
+    one = replace(asked, prompts=1, samples=1)
+    assert schedule.expected_lengths(one).tolist() == [
+        round(float(schedule.stats(lengths).representative(1)[0]))
+    ]
+    short = replace(asked, response_lengths=Fixed(value=1))
+    assert schedule.expected_lengths(short).tolist() == [1] * 64
+
+
+def test_prompts_are_dealt_with_their_samples() -> None:
+    lengths = np.arange(1.0, 13.0)
+    dealt = schedule.deal(lengths, 2, 3, 0)
+    assert dealt.shape == (2, 6)
+    assert sorted(dealt.ravel().tolist()) == lengths.tolist()
+    groups = np.random.default_rng(0).permutation(lengths).reshape(4, 3)
+    assert dealt[0].tolist() == [*groups[0], *groups[2]]
+    spread = schedule.deal(lengths, 5, 3, 0)  # four prompts on five replicas: samples apart
+    assert spread.shape == (5, 3)
+    assert int((spread == 0).sum()) == 3
+
+
+def test_two_buffers_take_turns_by_hand() -> None:
+    """Generation of 2 s and answers of 3 s a turn, 4 turns: (T - 1) max(2 g, g + a) + 2 g + a."""
+    cost = Cost(parts=(part("hbm", 8.0, "x"),))
+
+    def ends(workers: int, buffers: int = 2) -> tuple[float, ...]:
+        world = Environment(turns=4, seconds_per_turn=3.0, workers=workers, sigma=0.0)
+        return environment.Turns(
+            buffers=(cost,) * buffers, sequences=(10,) * buffers, environment=world
+        ).ends()
+
+    assert max(ends(20)) == 3 * max(4, 5) + 4 + 3
+    assert max(ends(10)) == 2 * 4 * 3 + 2
+    assert ends(10, 1) == (4 * 5,)
+    assert ends(5, 1) == (4 * 8,)
+    assert environment.halves(7, True) == (4, 3)
+    assert (environment.halves(7, False), environment.halves(1, True), environment.halves(2, True)) == (
+        (7,),
+        (1,),
+        (1, 1),
+    )
+    assert environment._finish((3.0, 1.0), (16, 48)) == (1.0,) * 48 + (3.0,) * 16
+
+
+def test_odds_of_turns_and_delays_by_hand() -> None:
+    odds = _odds(2.0, 4)
+    assert (1 - (1 - odds) ** 4) / odds == pytest.approx(2)
+    assert _odds(1.0, 4) == pytest.approx(1)
+    late = delayed(np.array([10.0, 30.0]), np.array([4.0, 0.0]), 0.2)
+    assert late == pytest.approx([30 * 40 / 60, 30 * 40 / 60])
+
+
+def test_sequences_that_run_on_an_engine_that_never_drains() -> None:
+    asked = Requests(prompts=16, samples=4, prompt_lengths=Fixed(value=10), response_lengths=Fixed(value=100))
+    run = steady_state._running
+    assert run(RolloutLayout(max_num_seqs=8, dp=2), asked, 2.0, 1e9) == 8
+    assert run(RolloutLayout(dp=2), asked, 2.0, 5.0) == 5
+    assert run(RolloutLayout(dp=2), asked, 2.0, 1e9) == pytest.approx(2 * 64 / 2)
+    assert run(RolloutLayout(dp=2), asked, 0.25, 1e9) == pytest.approx(0.75 * 64 / 2)
+    assert run(RolloutLayout(dp=1000), asked, 1.0, 1e9) == 1
+    assert [steady_state.batches_at_once(s) for s in (0.0, 0.25, 0.75, 3.0)] == [0.5, 0.75, 1, 3]
+
+
+def test_a_steady_state_by_hand(device: Device) -> None:
+    """40 sequences run of 80; a step takes 1 + 0.1 n + 0.001 n c."""
+    layout = RolloutLayout(dp=2)
+    asked = Requests(
+        prompts=20, samples=4, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=400)
+    )
+    got = steady_state.steady_state(
+        device, LLAMA, layout, asked, staleness=1.0, interrupted=False, kv_tokens=1e9
+    )
+    assert (got.running, got.context) == (pytest.approx(40), 300)
+    table = generation.step_table(device, LLAMA, layout, 40.0, 500.0)
+    step = sum(steady_state._one_step(table, 40.0, 300.0).values())
+    assert got.step == pytest.approx(step)
+    first = total(prefill.group_prefill(device, LLAMA, layout, 40.0, 4.0, 100.0))
+    work = first + step * 80 * 400 / (2 * 40)
+    assert got.latency == pytest.approx(400 * step)
+    assert got.cost.seconds == pytest.approx(max(work, got.latency))
+    cut = steady_state.steady_state(
+        device, LLAMA, layout, asked, staleness=1.0, interrupted=True, kv_tokens=1e9
+    )
+    again = total(prefill.prefill(device, LLAMA, layout, 40.0, 300.0))
+    assert cut.interrupt.seconds == pytest.approx(again)
+    assert cut.cost.seconds == pytest.approx(work + again)
+    own = 100 / 4 + 200 + 8  # a quarter of the prompt, half of the response, half a block
+    tight = steady_state.steady_state(
+        device, LLAMA, layout, asked, staleness=1.0, interrupted=False, kv_tokens=10 * own
+    )
+    assert tight.running == pytest.approx(10)
+
+
+def test_a_step_over_one_token_of_context() -> None:
+    n, c = np.array([1.0, 2, 64]), np.array([0.0, 10, 1000])
+    zero = np.zeros(())
+    tau = 1 + 0.1 * n[:, None] + 0.001 * n[:, None] * c[None, :]
+    table = tabulate(n, c, EngineStep(compute=zero, hbm=tau, nvlink=zero, network=zero, overhead=zero))
+    one = steady_state._one_step(table, 40.0, 300.0)
+    assert one["hbm"] == pytest.approx(1 + 4 + 12)
