@@ -30,6 +30,8 @@ SAME_STEP = 1e-6
 SAME_STEP_READ_BACK = 0.01
 """The same, where a framework's own keys carried the plan."""
 NO_NUMBER = re.compile(r"(?<![\w.-])(nan|-?inf|-?Infinity|NaN)(?![\w-])")
+NOT_WRITTEN = ("algorithm-not-exported", "pool-is-not-whole-nodes")
+"""Errors of an export that `design` says before, in the line of who runs the plan."""
 ALLOWED_CODES = (0, 1, 2)
 
 
@@ -217,7 +219,7 @@ def _export(
     to = framework if known else question.exported_to
     answer = asked("export", "plan.json", "--to", to, "--out", "exported")
     named = f"rlhfsim export plan.json --to {to}" in design.text
-    unwritten = answer.code == 2 and "error[algorithm-not-exported]" in answer.text
+    unwritten = answer.code == 2 and any(f"error[{code}]" in answer.text for code in NOT_WRITTEN)
     if named or (known and not unwritten):
         yield from _ends_with(0, answer, f"a plan of {to} that {to} is not given")
     if answer.code == 0:

@@ -297,7 +297,7 @@ def _reasons(
     """`workload`: as asked, without switches; `close`: the plans close to the best were looked at."""
     yield from reasons(chosen, ranked[0], ranked[1:], workload, request.objective)
     yield from rules_broken(request) if "offload" in request.forbid else ()
-    its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
+    its, ours = (most_bf16_sums(request, plan) for plan in (ranked[0], chosen))
     if close and ours < its > BF16_SUMS[0]:
         other = f"this one of {ours:,}" if ours > 1 else "this one in FP32"
         yield f"{best_name(request.objective)} sums the gradients of {its:,} micro-batches in BF16, {other}"
@@ -312,7 +312,7 @@ def _reasons(
         yield f"{least} of running out of memory; this one risks {100 * risk:.1f} %"
 
 
-def _sums(request: Request, plan: Plan) -> int:
+def most_bf16_sums(request: Request, plan: Plan) -> int:
     """Most micro-batches whose gradients a role sums in BF16."""
     request = replace(request, workload=plan.workload)
     return max(bf16_sums(request, name, role) for name, role in plan.placement.roles.items())

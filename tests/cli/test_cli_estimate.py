@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlhfsim import units
+from rlhfsim.api import estimate_file
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
+from rlhfsim.present.terminal.plan import placement_rows
 from rlhfsim.specs.scenario import system_names
 
 SMALL = [
@@ -272,3 +275,11 @@ def test_what_stands_in_for_the_users_own_values_is_said() -> None:
         "--gpus", "8", "--model", "qwen2.5-0.5b", "--algorithm", "dpo", "--samples", "8", "--prompts", "16"
     )
     assert "128 pairs; prompt" in pairs.output
+
+
+def test_roles_that_are_placed_alike_share_a_row() -> None:
+    plan = estimate_file("verl")
+    alike = replace(plan, placement=replace(plan.placement, reward=plan.placement.reference))
+    names = [row[0].text for row in placement_rows(alike).rows]
+    assert "reference, reward" in names
+    assert {name for row in names for name in row.split(", ")} == set(alike.placement.roles)

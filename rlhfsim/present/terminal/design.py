@@ -21,7 +21,7 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated, side_by_side
 from rlhfsim.present.terminal import verdict_lines as lines
 from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
-from rlhfsim.present.terminal.console import LABEL, labelled, put, within
+from rlhfsim.present.terminal.console import LABEL, WIDTH, labelled, put, within
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, quantiles, summary, targets
 from rlhfsim.present.terminal.ranking import proof, rounded, unlisted
@@ -34,8 +34,8 @@ from rlhfsim.what_if.gains import Gain
 
 SCHEMA = "rlhfsim.design/4"
 LATE = "no change that helps was found in time: give the search more"
-LEANER = ((), ("short",), ("short", "tight"), ("short", "tight", "bare"))
-"""How the first screen becomes leaner: without the nearest run, blank lines, and meanings of words."""
+LEANER = ((), ("tight",), ("tight", "bare"), ("tight", "bare", "short"))
+"""How the first screen becomes leaner: without blank lines, meanings of words, and the nearest run."""
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -74,7 +74,8 @@ def show_first(
         )
         decoded = "bare" not in leaner
         tables = [*_side(answer, extras, width)]
-        tables += [f(plan, width, decoded=decoded) for f in (first.roles, first.phases)]
+        tables.append(first.roles(plan, width, decoded=decoded))
+        tables.append(first.phases(plan, width, decoded=decoded, tiny=first.TINY))
         blank: list[RenderableType] = [""] * ("tight" not in leaner)
         parts = [*head, says, *goals, *chain.from_iterable((*blank, x) for x in tables), *rest]
         if first.lines(console, parts) + len(following) <= first.MOST:
@@ -116,8 +117,10 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     plan = answer.chosen
     assert plan is not None
     rows = first.verdict(plan)
-    for name in ("step", "cost"):
-        yield name, rows[name]
+    if any(_side(answer, extras, WIDTH)):  # which says the step with its P10 and P90
+        yield "cost", f"{view.money_text(plan)}, {view.energy_text(plan)}, {first.speed(plan)}"
+    else:
+        yield from ((name, rows[name]) for name in ("step", "cost"))
     if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
         why = "the cluster is rented, powered and fed whole, so the shortest step is also the best in"
         yield "aim", f"objective {aim}: {why} {aim}"
@@ -125,7 +128,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
         yield "GPUs", lines.knee(plan, answer.fewer)
     if extras.run and (run := quantiles(extras.run) if extras.verdicts else summary(extras.run)):
         yield "odds", run
-    yield "plan", rows["plan"]
+    yield "plan", view.architecture(plan, aged=False)  # who is apart from whom: the table of roles
     yield "proof", proof(answer)
     yield from (("choice", text) for text in lines.choice(answer))
     if extras.bottleneck is not None:

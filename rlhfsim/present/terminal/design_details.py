@@ -19,6 +19,7 @@ from rlhfsim.present.terminal.console import indented, labelled, plain_grid
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.terminal.ranking import considered, ranking
+from rlhfsim.present.verdict import layout_words
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict
@@ -84,7 +85,7 @@ def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Part
     assert plan is not None
     if wants(detail, "time"):
         why = [indented(Text(reason)) for reason in answer.reasons]
-        yield "time", [view.phase_table(plan, width)]
+        yield "time", [view.phase_table(plan, width), indented(Text(layout_words(plan), style="dim"))]
         yield "why", [*why]
     if wants(detail, "memory"):
         yield "memory", [memory_chart(plan, width)]

@@ -20,8 +20,11 @@ from rlhfsim.present.verdict import assumed, cautions, layout_words, learning
 from rlhfsim.present.words import RESOURCES, decimals, fixed, is_move, percent, size
 from rlhfsim.trace import WAIT
 
-MOST = 40
+MOST = 34
 """Lines of an answer that was asked for no detail, on 100 columns."""
+
+TINY = 0.002
+"""Share of the step below which a phase has no line of its own."""
 
 
 def wants(detail: frozenset[str], name: str) -> bool:
@@ -47,9 +50,8 @@ def verdict(plan: Plan) -> dict[str, str]:
     """Label -> sentence: time, money, way, learning, memory, and what is taken for granted."""
     p = plan.prediction
     spread = f"P10-P90 {units.significant(p.low_s)}-{units.significant(p.high_s)}"
-    speed = f"{units.significant(p.tokens_per_s_per_gpu)} tokens/s per GPU"
     rows = {
-        "step": f"{units.format(p.step_s, 's')} ({spread}), {speed}",
+        "step": f"{units.format(p.step_s, 's')} ({spread}), {speed(plan)}",
         "cost": view.cost_text(plan),
         "plan": view.way(plan),
         "learning": learning(plan),
@@ -60,6 +62,11 @@ def verdict(plan: Plan) -> dict[str, str]:
     if told := list(cautions(plan)):
         rows["caution"] = "; ".join(told)
     return rows
+
+
+def speed(plan: Plan) -> str:
+    """`227 tok/s/GPU`."""
+    return f"{units.significant(plan.prediction.tokens_per_s_per_gpu)} tok/s/GPU"
 
 
 def memory(plan: Plan) -> str:
@@ -90,14 +97,14 @@ def roles(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
     return Group(tight(data, width), *[Text(layout_words(plan), style="dim")] * decoded)
 
 
-def phases(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
+def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -> RenderableType:
     """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar; where
     `decoded`, what the columns say."""
     p = plan.prediction
     end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
     digits, wide = decimals(end), width >= NARROW
     pools = len(plan.placement.pools) > 1
-    shown, small = view.split(p.phases, end)
+    shown, small = view.split(p.phases, end, tiny=tiny)
     rows: list[list[RenderableType]] = [
         [
             f.name,
@@ -112,7 +119,7 @@ def phases(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
         for f in shown
     ]
     if small:
-        name = f"{len(small)} short moves"
+        name = f"{len(small)} short {'moves' if all(is_move(f.name) for f in small) else 'phases'}"
         spent = fixed(sum(f.seconds for f in small), digits)
         rows.append([name, *[""] * pools, spent, *[""] * wide, "", "", "", ""])
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)

@@ -36,7 +36,7 @@ from rlhfsim.what_if.risk.run import outlook
 
 POOL = Fit("cut", max_width=14)
 SMALL = 0.02
-"""Moves shorter than this share of the step stand together in one line."""
+"""Moves shorter than this share of the step are together in one line."""
 
 
 # --- header and summary -----------------------------------------------------------------------------
@@ -44,7 +44,13 @@ SMALL = 0.02
 
 def header(plan: Plan) -> RenderableType:
     """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
-    rows = {"batch": batch(plan), **sampling(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
+    rows = {
+        "batch": batch(plan),
+        **sampling(plan),
+        "plan": architecture(plan),
+        "roles": _roles(plan),
+        **known(plan),
+    }
     return Group(Text(task(plan), style="bold"), labelled(rows))
 
 
@@ -96,7 +102,8 @@ def batch(plan: Plan) -> str:
     )
 
 
-def _way(plan: Plan, *, aged: bool = True) -> str:
+def architecture(plan: Plan, *, aged: bool = True) -> str:
+    """`hybrid (rollout and training share the GPUs, ...)`; `aged`: also how old samples are."""
     lag = plan.placement.schedule.staleness if aged else 0
     old = f", samples up to {lag:g} version{'s' if lag > 1 else ''} old" if lag else ""
     meaning = words.ARCHITECTURES[plan.architecture][0] if plan.placement.rollout else "no rollout"
@@ -108,7 +115,7 @@ def way(plan: Plan) -> str:
     """Architecture, and who sits apart, in a sentence."""
     apart = plan.role_placement
     beside = "" if apart == "colocated" else f"; {words.pools(plan)}"
-    return f"{_way(plan, aged=False)}{beside}"
+    return f"{architecture(plan, aged=False)}{beside}"
 
 
 def _roles(plan: Plan) -> str:
@@ -128,16 +135,24 @@ def summary(plan: Plan) -> Table:
 
 def cost_text(plan: Plan) -> str:
     """`13.3 USD (P10-P90 8.1-24, 3 USD per GPU-hour), 5.82 kWh, 2.2 kgCO2e per step`."""
+    return f"{money_text(plan)}, {energy_text(plan)} per step"
+
+
+def money_text(plan: Plan) -> str:
+    """`13.3 USD (P10-P90 8.1-24, 3 USD per GPU-hour)` of one step."""
     p = plan.prediction
     money = "price unknown (give --price)"
     if p.usd_per_step is not None:
         rate = p.usd_per_step / p.step_s * units.HOUR / words.gpus(plan)
         hourly = f"{units.format(rate, 'usd')} per GPU-hour"
         money = f"{units.format(p.usd_per_step, 'usd')} ({_usd_range(plan)}{hourly})"
-    energy = (
-        f"{units.significant(p.kwh_per_step)} kWh, {units.significant(p.kg_co2e_per_step)} kgCO2e per step"
-    )
-    return f"{money}, {energy}"
+    return money
+
+
+def energy_text(plan: Plan) -> str:
+    """`5.82 kWh, 2.2 kgCO2e`."""
+    p = plan.prediction
+    return f"{units.significant(p.kwh_per_step)} kWh, {units.significant(p.kg_co2e_per_step)} kgCO2e"
 
 
 def _usd_range(plan: Plan) -> str:
@@ -200,10 +215,15 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     return drawn(grid(titles, rows, fit={"pool": POOL}, notes=_phase_notes(plan)), width)
 
 
-def split(phases: Sequence[PredictedPhase], end: float) -> tuple[list[PredictedPhase], list[PredictedPhase]]:
-    """Phases in the order of their start, and the short moves that stand together in one line."""
+def split(
+    phases: Sequence[PredictedPhase], end: float, *, tiny: float = 0.0
+) -> tuple[list[PredictedPhase], list[PredictedPhase]]:
+    """Phases in the order of their start, and the short ones that are together in one line.
+
+    `tiny`: share of the step below which a phase that is no move is short too.
+    """
     ordered = sorted(phases, key=lambda f: (f.start_s, not f.critical))
-    small = [f for f in ordered if words.is_move(f.name) and f.seconds < SMALL * end]
+    small = [f for f in ordered if f.seconds < (SMALL if words.is_move(f.name) else tiny) * end]
     return [f for f in ordered if f not in small], small
 
 
@@ -234,17 +254,18 @@ def placement_table(plan: Plan, width: int = WIDTH) -> RenderableType:
 
 
 def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
-    """One row a role."""
+    """One row for the roles that are placed alike."""
     if width >= NARROW:
         titles = ["role", "GPUs", "layout", ">micro-batch", "recompute", "between calls", "precision"]
         fit = {">micro-batch": WORDS, "recompute": WORDS, "between calls": REST}
     else:
         titles = ["role", "GPUs", "layout", ">micro\nbatch", "re-\ncompute", "between calls", "dtype"]
         fit = dict.fromkeys(titles[1:-1], WORDS)
-    rows = (
-        (name, _where(plan, role), _layout(role), *_role_cells(plan, name, role))
-        for name, role in plan.placement.roles.items()
-    )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, role in plan.placement.roles.items():
+        cells = _where(plan, role), _layout(role), *_role_cells(plan, name, role)
+        alike.setdefault(cells, []).append(name)
+    rows = ((", ".join(names), *cells) for cells, names in alike.items())
     return grid(titles, rows, fit=fit)
 
 

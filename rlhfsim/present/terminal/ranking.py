@@ -189,5 +189,5 @@ def proof(answer: Design) -> str:
     )
     far = f"{100 * (1 - its / mine):.1f} % {better}"
     if mine > (1 + CLOSE) * its:
-        return f"proven: none of {space} plans is faster than that of --fastest, {far}"
+        return f"proven: none of {space} plans is faster than that of --fastest"
     return f"proven: of {space} plans none is more than {far}; the simplest within {words.percent(CLOSE)}"

@@ -9,7 +9,7 @@ from rlhfsim.present.terminal.ranking import sums_in_fp32
 from rlhfsim.present.words import RESOURCES, gpus, signed
 from rlhfsim.units import format
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck
-from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.design import Design, most_bf16_sums
 from rlhfsim.what_if.fewer_gpus import DEARER, FewerGpus
 from rlhfsim.what_if.simplest import CLOSE
 
@@ -51,12 +51,14 @@ def choice(answer: Design) -> Iterator[str]:
     mine, its = (p.prediction.step_s for p in (answer.chosen, answer.best))
     if answer.request.objective == "memory" or mine <= (1 + CLOSE) * its:
         return
-    why = "a simpler plan"
+    why, sums = "a simpler plan", [most_bf16_sums(answer.request, p) for p in (answer.chosen, answer.best)]
     if sums_in_fp32(answer.chosen) and not sums_in_fp32(answer.best):
-        why = "gradients are summed in FP32, not in BF16, which drops what is small next to the sum"
+        why = "gradients are summed in FP32: in BF16 small ones get lost"
+    elif sums[0] < sums[1]:
+        why = f"gradients of {sums[0]:,} micro-batches, not {sums[1]:,}, are summed in BF16"
     elif answer.reasons and "most likely" in answer.reasons[0]:
         why = "the plan that most likely meets the targets"
-    yield f"{why}; the fastest plan takes {format(its, 's')}, {signed(its / mine - 1)}: --fastest"
+    yield f"{why}; --fastest: {format(its, 's')}, {signed(its / mine - 1)}"
 
 
 def slowest(plan: Plan, found: Bottleneck) -> Iterator[str]:
