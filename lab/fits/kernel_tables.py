@@ -37,6 +37,7 @@ SYSTEMS: Mapping[str, str] = {
 """Profiles with tables of their own, and the package's name of the system."""
 BY_ENGINE: Mapping[str, tuple[str, ...]] = {
     "gemm/fp8_static": ("h100_sxm", "h200_sxm"),
+    "moe/fp8_static": ("h100_sxm", "h200_sxm"),
     "decode/fp8_trtllm": ("h100_sxm", "h200_sxm"),
     "decode/fp8_sglang": ("h100_sxm", "h200_sxm"),
 }
@@ -44,6 +45,8 @@ BY_ENGINE: Mapping[str, tuple[str, ...]] = {
 TensorRT-LLM, 0.61 to 0.79 in vLLM and 0.50 to 0.61 in SGLang."""
 ROUTING = "power_law_1.01"
 """Expert load: the package also has `balanced` and `power_law_1.2`."""
+WHOLE = 4
+"""A table of a release counts as whole from a quarter of the rows of the largest on."""
 ELEMENT = 2
 """Bytes of an element of a message (half, bfloat16)."""
 
@@ -93,6 +96,8 @@ class Choice:
     """Coordinates, family and work of the rows."""
     less: tuple[str, ...] = ()
     """Tables of `quantize` whose time at the same m and k is in the row's and does not belong there."""
+    whole: bool = False
+    """Releases that timed a few new models only are passed over."""
 
 
 def installed() -> bool:
@@ -115,8 +120,14 @@ def read_curve(profile: str, name: str) -> Samples | None:
     """The measured points of one curve, None where the package has none."""
     choice = CHOICES[name]
     for framework in choice.frameworks:
-        for path in _versions(SYSTEMS[profile], choice, framework):
-            rows = choice.pick(pd.read_parquet(path))
+        picked = [
+            (choice.pick(pd.read_parquet(path)), path)
+            for path in _versions(SYSTEMS[profile], choice, framework)
+        ]
+        most = max((len(rows) for rows, _ in picked), default=0)
+        for rows, path in picked:
+            if choice.whole and len(rows) < most / WHOLE:
+                continue
             for file in choice.less if len(rows) else ():
                 rows = _less(rows, _root() / SYSTEMS[profile] / "quantize" / framework, file)
             if len(rows):
@@ -280,9 +291,9 @@ def _gemm_choice(dtype: str, *frameworks: str) -> Choice:
     return Choice("gemm", "gemm", frameworks, _where(gemm_dtype=dtype), _gemm)
 
 
-def _moe_choice(dtype: str) -> Choice:
+def _moe_choice(dtype: str, *frameworks: str) -> Choice:
     pick = _where(moe_dtype=dtype, distribution=ROUTING)
-    return Choice("moe", "moe", ("vllm", "sglang", "trtllm"), pick, _moe)
+    return Choice("moe", "moe", frameworks or _ANY, pick, _moe, whole=True)
 
 
 def _full(kv: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -324,6 +335,8 @@ CHOICES: Mapping[str, Choice] = {
     "moe/bf16": _moe_choice("bfloat16"),
     "moe/fp8": _moe_choice("fp8"),
     "moe/fp8_block": _moe_choice("fp8_block"),
+    # one scale a tensor, by the checkpoint (ModelOpt); vLLM's per-tensor kernel above takes two to four times that
+    "moe/fp8_static": _moe_choice("fp8", "trtllm"),
     "moe/fp4": _moe_choice("nvfp4"),
     "collective/all_reduce": _nccl("all_reduce"),
     "collective/all_gather": _nccl("all_gather"),

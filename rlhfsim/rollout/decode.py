@@ -125,7 +125,8 @@ def token_work(
     if model.num_dense_layers:
         step = step + _dense(device, model, layout, rows, engine).scaled(float(model.num_dense_layers))
     if model.moe:
-        step = step + experts(device, model, layout, rows).scaled(float(model.num_moe_layers))
+        linear = linear_precision(layout, engine)
+        step = step + experts(device, model, layout, rows, linear).scaled(float(model.num_moe_layers))
     return step
 
 

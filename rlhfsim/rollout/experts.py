@@ -23,11 +23,12 @@ FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
 """An FP8 element with its share of the FP32 scale of 128."""
 
 
-def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, linear: str) -> EngineStep:
     """Router, routed and shared experts of one layer with their communication.
 
     Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
     skewed (power-law) routing and hold the experts that n tokens touch (G2) and the fullest rank.
+    `linear`: kernel name of the dense products.
     """
     moe = model.moe
     assert moe is not None
@@ -35,11 +36,14 @@ def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Float
     router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
     step = gemm(device, router, rows, layout.precision)
     for matrix in (*shared_matrices(model, layout.tp), *expert_matrices(model, 1)[3:]):
-        step = step + gemm(device, matrix, rows, layout.precision)
-    return step + expert_work(device, model, layout, everyone) + _exchange(device, model, layout, rows)
+        step = step + gemm(device, matrix, rows, linear)
+    routed = expert_work(device, model, layout, everyone, linear)
+    return step + routed + _exchange(device, model, layout, rows)
 
 
-def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> EngineStep:
+def expert_work(
+    device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats, linear: str
+) -> EngineStep:
     """Routed experts of one layer for `tokens` tokens of the whole replica, on its fullest GPU.
 
         at least beta params max(1, k/e) bytes and 2 params n k / e FLOP      params: of one expert / etp
@@ -51,9 +55,9 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
     assert moe is not None
     ep, etp = expert_layout(layout)
     if layout.precision == WEIGHT_ONLY:
-        step = expert_work(device, model, replace(layout, precision="bf16"), tokens)
+        step = expert_work(device, model, replace(layout, precision="bf16"), tokens, "bf16")
         return _weight_only(device, model, layout, tokens, step)
-    m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
+    m, precision = np.maximum(tokens, 1.0), expert_precision(linear)
     params = (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
     touched = max(1.0, moe.top_k / ep)
     seconds = device.curves.moe(
@@ -80,14 +84,15 @@ def _weight_only(
     return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched)
 
 
-def expert_precision(model: ModelSpec, layout: RolloutLayout) -> str:
+def expert_precision(linear: str) -> str:
     """Kernel name of the experts' precision: FP8 checkpoints of MoE models are scaled by block.
 
     DeepSeek-V3, Qwen3-MoE-FP8 and MiniMax-M2 ship 128 x 128 blocks. Their dense products are priced
     with the per-tensor curve: the block-scaled one was timed outside CUDA graphs, where the launch
-    of its quantisation, not the GPU, takes 60 to 190 us whatever the size.
+    of its quantisation, not the GPU, takes 60 to 190 us whatever the size. Checkpoints of ModelOpt have one
+    scale a tensor.
     """
-    return "fp8_block" if layout.precision == "fp8" and model.moe else layout.precision
+    return "fp8_block" if linear == "fp8" else linear
 
 
 def expert_layout(layout: RolloutLayout) -> tuple[int, int]:

@@ -10,8 +10,9 @@ import pytest
 from lab.decode import kind as decode
 from lab.decode.load import conflicts, impossible, load, misfits, predicted, utilisation
 from lab.decode.points import Serving, corrected, installed, servings, skip_reason
+from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.kinds import inference
-from rlhfsim.validation.rows import shipped
+from rlhfsim.validation.rows import Row, shipped
 
 needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")
 POINT = Serving(
@@ -121,3 +122,39 @@ def test_inference_rows_say_what_is_missing():
 def test_published_throughput_is_met_within_a_third_in_the_median():
     errors = [o.error for o in inference.outcomes(shipped("inference")) if o.error is not None]
     assert np.median(np.abs(errors)) < 0.33
+
+
+def rows_of_trtllm() -> list[Row]:
+    return [row for row in shipped("inference") if (row.text("engine") or "").startswith("TensorRT-LLM v1")]
+
+
+def test_moe_models_of_tensorrt_llm_run_as_the_command_of_their_page_says():
+    [row] = [
+        apply("inference", row)[0]
+        for row in rows_of_trtllm()
+        if (row.text("model"), row.text("gpu_type")) == ("Qwen3-235B-A22B", "H200")
+        and (row.text("input_len"), row.text("output_len")) == ("128", "2048")
+    ]
+    job = inference.job_of(row)
+    assert (job.layout.tp, job.layout.attention_dp, job.layout.ep) == (1, 8, 8)
+    # 0.95 of what is free after weights of 30 GB on 141 GB: more of the memory than vLLM's 0.9 of all
+    assert 0.95 < job.layout.memory_utilization < 1.0
+    dense = next(
+        row
+        for row in rows_of_trtllm()
+        if row.text("model") == "Llama 3.1 405B" and row.text("precision") == "fp8"
+    )
+    assert inference.job_of(apply("inference", dense)[0]).layout.attention_dp == 1
+
+
+@pytest.mark.parametrize(("moe", "most", "bias"), [(True, 0.15, 0.05), (False, 0.10, 0.08)])
+def test_throughput_of_an_engine_with_tables_of_its_own(moe: bool, most: float, bias: float):
+    found = [outcome for row in rows_of_trtllm() if (outcome := inference.outcomes([row])[0]).predicted]
+    errors = [
+        outcome.predicted / outcome.measured - 1
+        for outcome in found
+        if any(name in outcome.label for name in ("Scout", "A22B")) == moe
+    ]
+    assert len(errors) >= 35
+    assert np.median(np.abs(errors)) < most
+    assert abs(np.median(errors)) < bias

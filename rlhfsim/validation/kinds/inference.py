@@ -8,7 +8,7 @@ contexts cost next to nothing, and gpt-fast runs one compiled graph in a loop, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
+from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.decode import Engine, gpu_work
 from rlhfsim.rollout.generation import Requests, generate, kv_capacity
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -23,7 +24,9 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.validation import assumptions
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, missing
 
@@ -64,6 +67,7 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
 
 
 def _outcome(row: Row) -> Outcome:
+    row, filled = assumptions.apply("inference", row)
     stated = {name: row.text(name) or "?" for name in ("gpus", "tp", *LENGTHS)}
     basic = partial(
         Outcome.of,
@@ -82,7 +86,7 @@ def _outcome(row: Row) -> Outcome:
             raise Skip("the weights leave no room for a KV cache in this model of memory")
     except RlhfsimError as error:
         return basic(skipped=error.message)
-    return basic(predicted=value, low=value * 0.75, high=value * 1.35, assumptions=_assumptions(row))
+    return basic(predicted=value, low=value * 0.75, high=value * 1.35, assumptions=_assumptions(row, filled))
 
 
 def skip_reason(row: Row) -> str | None:
@@ -128,19 +132,23 @@ def job_of(row: Row) -> ServingJob:
     batch = row.integer("batch_or_concurrency")
     tp, gpus = row.integer("tp") or 1, row.integer("gpus") or 1
     model = resolve_model(row.text("model_config_key") or "")
+    experts = min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1
+    apart = row.text("attention_dp") == "yes"
     layout = RolloutLayout(
-        tp=tp,
-        ep=min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1,
+        tp=1 if apart else tp,
+        attention_dp=tp if apart else 1,
+        ep=tp if apart else experts,
         precision=precision,  # type: ignore[arg-type]
         kv_precision="fp8" if precision == "fp8" and engine == "trtllm_static" else "bf16",
         max_num_seqs=batch or MOST,
     )
     name = _profile_name(row)
     assert name is not None
+    device = _device(name, max(gpus, tp))
     return ServingJob(
-        device=_device(name, max(gpus, tp)),
+        device=device,
         model=model,
-        layout=layout,
+        layout=_sized(device, model, layout, row.number("kv_share_of_free")),
         engine=engine,
         sequences=row.integer("num_requests") or batch or 1,
         isl=row.number("input_len") or 1.0,
@@ -148,12 +156,23 @@ def job_of(row: Row) -> ServingJob:
     )
 
 
-def _assumptions(row: Row) -> tuple[str, ...]:
+def _sized(device: Device, model: ModelSpec, layout: RolloutLayout, share: float | None) -> RolloutLayout:
+    """The layout whose KV cache is a share of what everything else leaves free, not of the whole memory."""
+    if share is None:
+        return layout
+    engine = engine_bytes(model, RolloutPlacement(pool="alone", layout=layout), profile=device.profile)
+    total = device.profile.usable_memory.value
+    taken = (engine.weights + engine.profile_peak + engine.non_torch + engine.cuda_graphs) / total
+    return replace(layout, memory_utilization=min(1.0, taken + share * max(0.0, 1.0 - taken)))
+
+
+def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:
     if row.text("scenario") == SINGLE:
         return (f"context {SHORT_CONTEXT:g} tokens",)
-    filled = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
-    fp8 = row.text("precision") == "fp8"
-    return (*filled, "90 % of memory", *(("FP8 KV cache",) if fp8 else ()))
+    batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
+    share = () if row.text("kv_share_of_free") else ("90 % of memory",)
+    fp8 = ("FP8 KV cache",) if row.text("precision") == "fp8" else ()
+    return (*batch, *share, *fp8, *filled)
 
 
 def _engine(row: Row) -> Engine | None:
