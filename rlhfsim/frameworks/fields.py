@@ -22,6 +22,11 @@ class Fields(Protocol):
     def __getitem__(self, name: str) -> Any: ...
 
 
+def _generated(plan: Plan) -> int | None:
+    sampling = plan.workload.dynamic_sampling
+    return sampling.prompts_of(plan.workload.prompts) if sampling else None
+
+
 def _leaves(plan: Plan) -> bool:
     actor = plan.placement.actor
     return actor.offload_between or actor.residency == "offloaded"
@@ -33,6 +38,8 @@ PLANNED: Mapping[str, Callable[[Plan], Any]] = {
     "kl": lambda plan: plan.placement.reference is not None,
     "in_reward": lambda plan: plan.workload.algorithm in ("ppo", "reinforce++"),
     "leaves": _leaves,
+    "alpha": lambda plan: 2 * plan.workload.lora.rank if plan.workload.lora else None,
+    "generated": _generated,
     "limit.prompt": longest_prompt,
     "limit.response": longest_response,
     "limit.total": lambda plan: longest_prompt(plan) + longest_response(plan),
@@ -40,8 +47,8 @@ PLANNED: Mapping[str, Callable[[Plan], Any]] = {
     "prompts_of_update": lambda plan: plan.workload.prompts // plan.workload.mini_batches,
 }
 """Fields that are not paths: whether the rollout shares the GPUs that train, whether micro-batches are packs,
-whether a KL term is there and in the reward, whether the actor's states leave their GPUs, lengths, and
-samples or prompts of one optimizer step."""
+whether a KL term is there and in the reward, whether the actor's states leave their GPUs, the scale of
+adapters, prompts of a generation batch that is filtered, lengths, samples or prompts of an optimizer step."""
 
 
 _PLACED = ("pool", "residency", "offload_between")
@@ -121,8 +128,8 @@ def described(said: dict[str, Any]) -> RunDescription:
     gpus = rollout.pop("gpus", said["actor.gpus"])
     run = {DESCRIBED.get(name, name.rpartition(".")[2]): value for name, value in said.items()}
     return RunDescription(
-        **{name: value for name, value in run.items() if name in _RUN},
-        rollout_gpus=None if said["shared"] else gpus,
-        layout=training_layout(said["actor.gpus"], sequence_parallel=split, **layout),
+        **{name: value for name, value in run.items() if name in _RUN - {"layout", "rollout_gpus"}},
+        rollout_gpus=None if said["shared"] else said.get("rollout_gpus", gpus),
+        layout=said.get("layout") or training_layout(said["actor.gpus"], sequence_parallel=split, **layout),
         rollout=rollout_layout(gpus, replicas=rollout.pop("dp", None), **rollout),
     )

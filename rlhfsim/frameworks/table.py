@@ -190,6 +190,14 @@ def kept(plan: Plan) -> str:
     return f"{sampling.kept:.0%} of the groups are expected to be kept" if sampling else ""
 
 
+def drafting(plan: Plan) -> str:
+    """What a rollout gains by drafting tokens, as a reason."""
+    drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
+    if drafted is None:
+        return ""
+    return f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+
+
 def of_call(name: str) -> Callable[[Plan], str]:
     """What is predicted of a call, as a reason."""
     return lambda plan: call(plan, name)
@@ -239,7 +247,9 @@ class Table:
     @property
     def batch(self) -> dict[str, str]:
         """Keys of prompts and of samples, as readers of logs look for them."""
-        return {name: self.key(f"workload.{name}") for name in ("prompts", "samples")}
+        fields = {key.field for key in self.keys}
+        prompts = "workload.prompts" if "workload.prompts" in fields else "batch"
+        return {"prompts": self.key(prompts), "samples": self.key("workload.samples")}
 
     def write(self, plan: Plan) -> tuple[Section, ...]:
         """A plan in keys, without sections that have none."""
@@ -292,7 +302,7 @@ class Reading:
 
     def all(self) -> dict[str, Any]:
         """Every field that is said."""
-        names = (*(key.field for key in self._table.keys), *self._table.follows, "actor.gpus")
+        names = (*(key.field for key in self._table.keys), "shared", "actor.gpus")
         said = {name: self[name] for name in names}
         said |= self._table.rest(self._settings, self)
         return {name: value for name, value in said.items() if value is not None}

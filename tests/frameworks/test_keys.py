@@ -23,6 +23,10 @@ FOLDERS = Path(rlhfsim.frameworks.__file__).parent
 TABLES = [name for name in exporters() if (FOLDERS / name.replace("-", "_") / "keys.py").is_file()]
 
 
+NOT_RUN = "trainer.critic.megatron_config."
+"""SkyRL has these keys, and runs no PPO with Megatron."""
+
+
 def table_of(name: str) -> Table:
     found: Table = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.keys").TABLE
     return found
@@ -62,7 +66,8 @@ def test_every_row_says_its_field_in_a_thousand_plans(name: str) -> None:
     table, plans = table_of(name), list(drawn_plans(name, 1000, seed=1))
     assert {line for plan in plans for line in changed(table, plan)} == set()
     fields = [PlanFields(plan, table.planned) for plan in plans]
-    assert [key.key for key in table.keys if not any(sayable(key, given) for given in fields)] == []
+    undrawn = [key.key for key in table.keys if not any(sayable(key, given) for given in fields)]
+    assert [key for key in undrawn if not key.startswith(NOT_RUN)] == []
 
 
 # --- one home -----------------------------------------------------------------------------------------------

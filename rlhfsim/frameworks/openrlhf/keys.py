@@ -246,15 +246,6 @@ def _scored(plan: Plan) -> int:
     return placed.layout.micro_batch
 
 
-def _alpha(plan: Plan) -> int | None:
-    return 2 * plan.workload.lora.rank if plan.workload.lora else None
-
-
-def _generated(plan: Plan) -> int | None:
-    sampling = plan.workload.dynamic_sampling
-    return sampling.prompts_of(plan.workload.prompts) if sampling else None
-
-
 _ROLES = tuple(
     Key(f"{role}.{field}", f"--{name}.num_{unit}", usual, when=role, read=False)
     for role, name in FLAGS.items()
@@ -280,7 +271,7 @@ _BATCH = (
     Key("workload.prompts", "--rollout.batch_size", 1024, why="prompts"),
     Key("workload.samples", "--rollout.n_samples_per_prompt", 1),
     FixedKey("--algo.dynamic_filtering_enable", True, "workload.dynamic_sampling", kept),
-    FixedKey("--rollout.vllm_generate_batch_size", _generated),
+    Key("generated", "--rollout.vllm_generate_batch_size", read=False),
     Key("samples_of_update", "--train.batch_size", 128, whole(1), why="samples of one optimizer step"),
     Key("workload.epochs", "--train.max_epochs", 1),
     Key("limit.total", "--data.max_len", why="prompt and response", read=False),
@@ -308,7 +299,7 @@ _TRAINING = (
     Key("workload.packing", "--ds.packing_samples", codec=flag(), read=False),
     Key("workload.gradients", "--ds.grad_accum_dtype", codec=marked("fp32", "fp32", "backend")),
     Key("workload.lora.rank", "--ds.lora.rank", 0),
-    FixedKey("--ds.lora.alpha", _alpha),
+    Key("alpha", "--ds.lora.alpha", read=False),
     Key("workload.lora.base", "--ds.load_in_4bit", codec=flag("nf4", "bf16")),
     Key(
         "actor.recompute",

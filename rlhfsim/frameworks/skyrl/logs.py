@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import DECIMAL, Record, pairs
 from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION
+from rlhfsim.frameworks.skyrl.keys import MODEL, TABLE
 
 # Names of timers: `Timer(..., self.all_timings)` in skyrl/train/trainer.py and fully_async_trainer.py, logged
 # as `timing/<name>`; console: skyrl/train/utils/tracking.py (`Step 3:` and a printed dict, floats as text);
@@ -103,9 +104,5 @@ FRAMEWORK = Framework(
     response=("generate/avg_num_tokens",),
     longest=("generate/max_num_tokens",),
     console=console,
-    keys={
-        "samples": "generator.n_samples_per_prompt",
-        "prompts": "trainer.train_batch_size",
-        "model": "trainer.policy.model.path",
-    },
+    keys=TABLE.batch | {"model": MODEL},
 )

@@ -1,10 +1,12 @@
-"""What of a plan SkyRL 0.4.0 has no key for, and what it runs in its place."""
+"""A plan as SkyRL 0.4.0 counts it, what of it SkyRL has no key for, and what it runs in its place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response
 from rlhfsim.frameworks.nearest import with_placement, with_roles, with_rollout, with_schedule, with_workload
 from rlhfsim.plan import Plan
@@ -17,6 +19,34 @@ TRAINED = ("actor", "critic")
 def scoring(plan: Plan) -> Layout:
     """Whose micro-batches scoring passes have: the reference's, the critic's or the actor's."""
     return (plan.placement.reference or plan.placement.critic or plan.placement.actor).layout
+
+
+def versions(plan: Plan) -> int:
+    """Updates that a sample may lag behind; SkyRL sends weights after each."""
+    return max(1, math.ceil(plan.placement.schedule.staleness * plan.workload.mini_batches))
+
+
+def updates(plan: Plan) -> tuple[int, int]:
+    """Prompts of (a batch, an update): with a rollout that never drains, a batch is one update.
+
+    Raises:
+        RlhfsimError: the prompts do not split into the updates.
+    """
+    work = plan.workload
+    if work.prompts % work.mini_batches:
+        raise RlhfsimError(
+            "batch-not-cut-by-prompts",
+            f"SkyRL counts a mini-batch in prompts: {work.prompts} prompts do not split into "
+            f"{work.mini_batches} mini-batches",
+            help="design with --mini-batches that divides --prompts",
+        )
+    each = work.prompts // work.mini_batches
+    return (each if plan.placement.schedule.continuous else work.prompts), each
+
+
+def leaves(placed: RolePlacement | None) -> bool:
+    """Whether states of a role leave its GPUs between its calls."""
+    return placed is not None and (placed.offload_between or placed.residency == "offloaded")
 
 
 def unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:

@@ -21,6 +21,7 @@ from rlhfsim.frameworks.table import (
     Key,
     Table,
     choice,
+    drafting,
     flag,
     kept,
     like,
@@ -170,8 +171,7 @@ def _drafting(plan: Plan) -> Iterator[Setting]:
     if drafted is None:
         return
     prefix = "--sglang-speculative"
-    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
-    yield Setting(key=f"{prefix}-algorithm", value=DRAFTING[drafted.method], why=why)
+    yield Setting(key=f"{prefix}-algorithm", value=DRAFTING[drafted.method], why=drafting(plan))
     if drafted.method != "ngram":
         yield Setting(key=f"{prefix}-num-steps", value=drafted.draft_tokens)
         yield Setting(key=f"{prefix}-eagle-topk", value=1)

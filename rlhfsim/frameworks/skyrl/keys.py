@@ -1,0 +1,399 @@
+"""SkyRL's keys: one row each, written from a plan and read (0.4.0: skyrl/train/config/config.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
+from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import memory, predicted
+from rlhfsim.frameworks.fields import Fields, PlanFields
+from rlhfsim.frameworks.skyrl.unsaid import leaves, scoring, updates, versions
+from rlhfsim.frameworks.table import (
+    FROM_ROLLOUT,
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    choice,
+    drafting,
+    flag,
+    holds,
+    kept,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout, Recompute
+from rlhfsim.specs.placement.placement import Residency
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[Algorithm, str] = {
+    "ppo": "gae",
+    "grpo": "grpo",
+    "dr-grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce++",
+}
+PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
+ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
+MEGATRON = f"{POLICY}.megatron_config"
+MODEL = f"{POLICY}.model.path"
+MARKS = (f"{PLACE}.", f"{POLICY}.", f"{ENGINE}.", "environment.env_class")
+"""Beginnings of keys that no other framework has."""
+ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
+"""Role -> its name in SkyRL; rewards come from the environment."""
+ROLLOUT_LOSSES = ("rollout_is", "dppo")
+"""Losses that need no forward pass for old log-probs (backends/skyrl_train/utils/ppo_utils.py)."""
+
+
+# --- what no row can say ------------------------------------------------------------------------------------
+
+
+def _algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the advantage estimator and the norm of its loss."""
+    key = f"{ALGORITHM}.advantage_estimator"
+    name, known = s.text(key, default="grpo"), {word: name for name, word in ESTIMATORS.items()}
+    if name not in known:
+        names = ", ".join(dict.fromkeys(ESTIMATORS.values()))
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"{key} {name!r} has no counterpart here",
+            help=f"priced: {names}; the nearest: --set {key}=grpo",
+        )
+    if name == "grpo":
+        return "grpo" if s.flag(f"{ALGORITHM}.grpo_norm_by_std", default=True) else "dr-grpo"
+    return known[name]
+
+
+def _residency(s: FrameworkSettings, name: str, *, shared: bool) -> Residency:
+    """What shares GPUs leaves them between its calls, unless FSDP keeps it on the host anyway."""
+    hosted = s.flag(f"trainer.{name}.fsdp_config.cpu_offload")
+    return "offloaded" if shared and not hosted else "resident"
+
+
+def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, kl: bool) -> dict[str, RoleDescription]:
+    """Reference and critic: on the actor's GPUs, or on their own."""
+    beside = s.flag(f"{PLACE}.colocate_policy_ref", default=True)
+    roles = {}
+    for role, shared, present in (
+        ("critic", read["shared"], ppo),
+        ("reference", read["shared"] or beside, kl),
+    ):
+        name = ROLES[role]
+        nodes, each = (f"{PLACE}.{name}_num_{unit}" for unit in ("nodes", "gpus_per_node"))
+        count = s.whole(nodes, default=1)
+        own = read["actor.gpus"] if shared else count * s.whole(each, default=1)
+        layout, residency = _layout(s, read, role, own), _residency(s, name, shared=shared)
+        if shared:
+            s.overruled(nodes, each)
+        if present:
+            roles[role] = RoleDescription(
+                layout=layout,
+                residency=residency,
+                optimizer_leaves=role == "critic" and residency == "offloaded",
+                pool=None if shared else role,
+                gpus=0 if shared else own,
+            )
+    return roles
+
+
+def _layout(s: FrameworkSettings, read: Fields, role: str, gpus: int) -> Layout:
+    tokens = max(0, int(s.share("trainer.max_tokens_per_microbatch", default=-1)))
+    kind = "forward" if role == "reference" else "train"
+    sequences, cp = s.whole(f"trainer.micro_{kind}_batch_size_per_gpu", default=1), read[f"{role}.cp"]
+    given: dict[str, Any] = {"micro_batch": max(1, sequences)}
+    if tokens:
+        given = {"pack_tokens": max(1, tokens // cp)}
+    prefix = f"trainer.{ROLES[role]}"
+    if read["backend"] == "megatron":
+        given |= {degree: read[f"{role}.{degree}"] for degree in ("tp", "pp", "ep")}
+        virtual = s.count(f"{prefix}.megatron_config.virtual_pipeline_model_parallel_size")
+        given["etp"] = s.count(f"{prefix}.megatron_config.expert_tensor_parallel_size") or 1
+        given["vp"] = (virtual or 1) if given["pp"] > 1 else 1
+        kwargs = f"{prefix}.megatron_config.optimizer_config_kwargs"
+        offloads = s.flag(f"{kwargs}.optimizer_cpu_offload")
+        share = s.share(f"{kwargs}.optimizer_offload_fraction", default=0.0) if offloads else 0.0
+        if share > 0:
+            given |= {"offload_optimizer": "cpu", "offload_fraction": share}
+        return training_layout(gpus, cp=cp, zero=1, recompute=_recompute(s), **given)
+    shards = int(s.share(f"{prefix}.fsdp_config.fsdp_size", default=-1))
+    host = read[f"{role}.offload_optimizer"]
+    return training_layout(
+        gpus,
+        cp=cp,
+        zero=read[f"{role}.zero"],
+        shards=shards if 1 < shards < gpus else None,
+        recompute="full" if s.flag("trainer.gradient_checkpointing", default=True) else "none",
+        offload_optimizer=host,
+        offload_params=host,
+        **given,
+    )
+
+
+def _recompute(s: FrameworkSettings) -> Recompute:
+    if not s.flag("trainer.gradient_checkpointing", default=True):
+        return "none"
+    kind = s.text(f"{MEGATRON}.transformer_config_kwargs.recompute_granularity", default="full")
+    return cast(Recompute, kind) if kind in ("full", "selective") else "none"
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    algorithm, megatron, shared = _algorithm(s), read["backend"] == "megatron", read["shared"]
+    kl = s.flag(f"{ALGORITHM}.use_kl_loss", default=True) or s.flag(f"{ALGORITHM}.use_kl_in_reward")
+    swapped = shared or (kl and s.flag(f"{PLACE}.colocate_policy_ref", default=True))
+    adapters = read["workload.lora.rank"] > 0
+    beside = adapters and not (megatron and s.flag(f"{MEGATRON}.lora_config.merge_lora", default=True))
+    direct = not beside and s.text(f"{ENGINE}.weight_sync_backend", default="nccl") in ("sharded_rdt", "rdt")
+    residency = _residency(s, "policy", shared=swapped)
+    model = s.model(MODEL, default="Qwen/Qwen2.5-1.5B-Instruct")
+    critic = s.find("trainer.critic.model.path") if algorithm == "ppo" else None
+    loss = s.text(f"{ALGORITHM}.policy_loss_type", default="regular")
+    continuous, engines = read["schedule.continuous"], read["rollout.dp"]
+    each = read["rollout.tp"] * read["rollout.pp"]
+    lag = read["versions"] if continuous else ".async." in str(s.find(ENTRY_POINT) or "")
+    return {
+        "workload.algorithm": algorithm,
+        "workload.model": model,
+        "workload.critic": None if critic == s.find(MODEL) else critic,
+        "workload.prompts": read["batch"],
+        "workload.mini_batches": max(1, read["batch"] // max(1, read["prompts_of_update"])),
+        "workload.kl": kl,
+        "workload.old_logprobs": "rollout" if loss in ROLLOUT_LOSSES else "recompute",
+        "workload.train_precision": "fp8" if megatron and s.find(f"{MEGATRON}.fp8") else "bf16",
+        "layout": _layout(s, read, "actor", read["actor.gpus"]),
+        "roles": _roles(s, read, ppo=algorithm == "ppo", kl=kl),
+        "actor.residency": residency,
+        "actor.offload_between": residency == "offloaded",
+        "rollout.gpus": each * engines,
+        "rollout_gpus": each * engines * read["rollout.attention_dp"],
+        "rollout.sleep": 0 if not shared else 1 if beside else 2,
+        "weight_path": "lora" if beside else "p2p" if direct else "ipc" if shared else "broadcast",
+        "schedule.staleness": float(lag),
+        "schedule.partial_rollout": continuous,
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+_TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate", "rollout")
+_TRAIN = of_call("actor.train")
+_TURNS = "workload.environment.turns>1"
+
+
+def _gpus(role: str) -> tuple[Row, ...]:
+    """Nodes of a role and GPUs of each."""
+    name, policy = f"{PLACE}.{ROLES[role]}_num", role == "actor"
+    on = "" if policy else role
+    return (
+        Key(f"{role}.nodes", f"{name}_nodes", 1, when=on, why=predicted if policy else "", read=policy),
+        Key(f"{role}.each", f"{name}_gpus_per_node", 1, when=on, read=policy),
+    )
+
+
+_SHARDS = replace(whole(), write=lambda shards: shards or -1)
+
+
+def _engine(role: str) -> tuple[Row, ...]:
+    """How a role is cut."""
+    prefix, policy = f"trainer.{ROLES[role]}", role == "actor"
+    on, why = "" if policy else f"{role} ", _TRAIN if policy else ""
+    fsdp, megatron = f"{on}backend=fsdp2", f"{on}backend=megatron"
+    sharded, parallel = f"{prefix}.fsdp_config", f"{prefix}.megatron_config"
+    experts = f"{parallel}.expert_tensor_parallel_size"
+    return (
+        Key(f"{role}.tp", f"{parallel}.tensor_model_parallel_size", 1, whole(1), when=megatron, why=why),
+        Key(f"{role}.pp", f"{parallel}.pipeline_model_parallel_size", 1, whole(1), when=megatron),
+        Key(f"{role}.cp", f"{parallel}.context_parallel_size", 1, whole(1), when=megatron),
+        Key(f"{role}.ep", f"{parallel}.expert_model_parallel_size", 1, whole(1), when=megatron),
+        Key(f"{role}.etp", experts, when=f"{megatron} {role}.ep>1", read=False),
+        FixedKey(experts, None, f"{megatron} !{role}.ep>1"),
+        Key(f"{role}.cp", f"{prefix}.sequence_parallel_size", 1, whole(1), when=fsdp, why=why),
+        Key(f"{role}.zero", f"{sharded}.reshard_after_forward", 3, flag(3, 2, both=True), when=fsdp),
+        Key(f"{role}.shards", f"{sharded}.fsdp_size", codec=_SHARDS, when=fsdp, read=False),
+        Key(
+            f"{role}.offload_optimizer",
+            f"{sharded}.cpu_offload",
+            "none",
+            flag("cpu", "none", both=True),
+            when=fsdp,
+        ),
+    )
+
+
+def _shared(plan: Plan) -> str:
+    apart = plan.placement.rollout is not None and plan.placement.rollout.pool != plan.placement.actor.pool
+    return "the rollout has GPUs of its own" if apart else "training and rollout share the GPUs"
+
+
+def _beside(plan: Plan) -> bool:
+    reference = plan.placement.reference
+    return reference is not None and reference.pool == plan.placement.actor.pool
+
+
+def _most(plan: Plan) -> int | None:
+    """Generation batches of a step, -1 without a limit."""
+    sampling = plan.workload.dynamic_sampling
+    return (sampling.max_gen_batches or -1) if sampling else None
+
+
+def _spread(plan: Plan) -> str | None:
+    """Where adapters lie for several nodes."""
+    hardware = plan.hardware[0]
+    fsdp = plan.placement.backend == "fsdp2" and hardware.gpus > hardware.gpus_per_node
+    return "${ADAPTERS}" if plan.workload.lora and fsdp else None
+
+
+_CONTINUOUS = "schedule.continuous"
+_WHERE: tuple[Row, ...] = (
+    Key("backend", "trainer.strategy", "fsdp2", choice({"megatron": "megatron", "fsdp2": "fsdp"}, "fsdp2")),
+    Key("shared", f"{PLACE}.colocate_all", True, flag(both=True), why=_shared),
+    FixedKey(f"{PLACE}.colocate_policy_ref", _beside, "!shared"),
+    *_gpus("actor"),
+    *_gpus("reference"),
+    *_gpus("critic"),
+    Key(
+        _CONTINUOUS, "trainer.fully_async.enabled", codec=flag(), why="the rollout never waits for an update"
+    ),
+    Key(
+        "versions",
+        "trainer.fully_async.max_staleness_steps",
+        4,
+        when=_CONTINUOUS,
+        why="counted in updates, not batches",
+    ),
+    FixedKey(
+        "trainer.fully_async.num_parallel_generation_workers",
+        lambda plan: updates(plan)[1] * (versions(plan) + 1),
+        _CONTINUOUS,
+        "prompts in flight: as many as the lag admits",
+    ),
+    FixedKey("trainer.logger", "console", why="wandb, the default, wants a key"),
+)
+_BATCH: tuple[Row, ...] = (
+    FixedKey("data.train_data", "['${TRAIN_DATA}']"),
+    FixedKey("data.val_data", "['${VAL_DATA}']"),
+    Key("batch", "trainer.train_batch_size", 1024, why="prompts, not samples"),
+    Key("prompts_of_update", "trainer.policy_mini_batch_size", 256, why="prompts of one optimizer step"),
+    Key("prompts_of_update", "trainer.critic_mini_batch_size", when="critic", read=False),
+    Key("workload.epochs", "trainer.update_epochs_per_batch", 1),
+    Key("workload.samples", "generator.n_samples_per_prompt", 5),
+    Key("limit.prompt", "trainer.max_prompt_length", 512),
+    Key("workload.environment.turns", "generator.max_turns", when=_TURNS, read=False),
+    Key(
+        "limit.total",
+        "generator.max_input_length",
+        when=_TURNS,
+        why="the conversation of all turns",
+        read=False,
+    ),
+    Key("limit.response", "generator.sampling_params.max_generate_length", 1024),
+    FixedKey(
+        "trainer.max_tokens_per_microbatch",
+        lambda plan: plan.placement.actor.layout.pack(scoring=False),
+        why=_TRAINED,
+    ),
+    Key(
+        "actor.micro_batch", "trainer.micro_train_batch_size_per_gpu", when="!packs", why=_TRAINED, read=False
+    ),
+    FixedKey("trainer.micro_forward_batch_size_per_gpu", lambda plan: scoring(plan).micro_batch, "!packs"),
+)
+_DR, _FILTERED = "workload.algorithm=dr-grpo", "workload.dynamic_sampling"
+_ALGORITHM: tuple[Row, ...] = (
+    Key("workload.algorithm", f"{ALGORITHM}.advantage_estimator", codec=choice(ESTIMATORS), read=False),
+    FixedKey(f"{ALGORITHM}.use_kl_in_reward", lambda plan: holds("kl in_reward", PlanFields(plan, {}))),
+    FixedKey(f"{ALGORITHM}.use_kl_loss", lambda plan: holds("kl !in_reward", PlanFields(plan, {}))),
+    FixedKey(f"{ALGORITHM}.grpo_norm_by_std", False, _DR),
+    FixedKey(f"{ALGORITHM}.loss_reduction", "seq_mean_token_sum_norm", _DR),
+    Key("limit.total", f"{ALGORITHM}.max_seq_len", when=_DR, read=False),
+    FixedKey(f"{ALGORITHM}.policy_loss_type", "rollout_is", "takes_rollouts", FROM_ROLLOUT),
+    FixedKey(f"{ALGORITHM}.dynamic_sampling.type", "filter", _FILTERED, kept),
+    FixedKey(f"{ALGORITHM}.dynamic_sampling.max_sample_batches", _most),
+    FixedKey("environment.env_class", "${ENVIRONMENT}"),
+)
+_ADAM, _HOSTED = f"{MEGATRON}.optimizer_config_kwargs", "backend=megatron actor.offload_optimizer=cpu"
+_KWARGS, _SELECTIVE = f"{MEGATRON}.transformer_config_kwargs", "backend=megatron actor.recompute=selective"
+_ADAPTERS, _EIGHT = "backend=megatron workload.lora", "backend=megatron workload.train_precision=fp8"
+_RECOMPUTED = flag("full", "none", "selective", both=True)
+_POLICY: tuple[Row, ...] = (
+    FixedKey(MODEL, "${MODEL}"),
+    Key("workload.packing", "trainer.remove_microbatch_padding", True, flag(both=True)),
+    Key("actor.recompute", "trainer.gradient_checkpointing", codec=_RECOMPUTED, why=_TRAINED, read=False),
+    Key("workload.lora.rank", f"{POLICY}.model.lora.rank", 0),
+    Key("alpha", f"{POLICY}.model.lora.alpha", read=False),
+    FixedKey(f"{POLICY}.model.lora.lora_sync_path", _spread),
+    *_engine("actor"),
+    FixedKey(f"{_KWARGS}.recompute_granularity", "selective", _SELECTIVE),
+    FixedKey(f"{_KWARGS}.recompute_method", None, _SELECTIVE),
+    FixedKey(f"{_KWARGS}.recompute_num_layers", None, _SELECTIVE),
+    FixedKey(f"{_ADAM}.optimizer_cpu_offload", True, _HOSTED, memory),
+    Key("actor.offload_fraction", f"{_ADAM}.optimizer_offload_fraction", when=_HOSTED, read=False),
+    FixedKey(
+        f"{MEGATRON}.ddp_config.grad_reduce_in_fp32",
+        lambda plan: plan.workload.gradients != "bf16",
+        "backend=megatron",
+    ),
+    FixedKey(
+        f"{MEGATRON}.lora_config.merge_lora", lambda plan: plan.placement.weight_path != "lora", _ADAPTERS
+    ),
+    FixedKey(f"{POLICY}.model.lora.sync_mode", "memory", f"{_ADAPTERS} weight_path=lora"),
+    FixedKey(f"{MEGATRON}.fp8", "e4m3", _EIGHT),
+    FixedKey(f"{MEGATRON}.fp8_recipe", "auto", _EIGHT),
+    FixedKey(f"{POLICY}.optimizer_config.offload_after_step", lambda plan: leaves(plan.placement.actor)),
+)
+_CRITIC: tuple[Row, ...] = (
+    FixedKey("trainer.critic.model.path", "${MODEL}", "critic"),
+    *_engine("critic"),
+    FixedKey(
+        "trainer.critic.optimizer_config.offload_after_step",
+        lambda plan: leaves(plan.placement.critic),
+        "critic",
+    ),
+)
+_ROLLOUT: tuple[Row, ...] = (
+    Key("rollout.dp", f"{ENGINE}.num_engines", 1, why=of_call("actor.generate")),
+    Key("rollout.tp", f"{ENGINE}.tensor_parallel_size", 1),
+    Key("rollout.pp", f"{ENGINE}.pipeline_parallel_size", 1),
+    Key("rollout.attention_dp", f"{ENGINE}.data_parallel_size", 1),
+    Key("rollout.ep", f"{ENGINE}.expert_parallel_size", 1),
+    Key("rollout.memory_utilization", f"{ENGINE}.gpu_memory_utilization", 0.8, number(), why=_GENERATED),
+    Key("rollout.max_num_seqs", f"{ENGINE}.max_num_seqs", 1024),
+    Key("rollout.max_batched_tokens", f"{ENGINE}.max_num_batched_tokens", 8192),
+    Key("rollout.cuda_graphs", f"{ENGINE}.enforce_eager", True, flag(False, True, both=True)),
+    Key("rollout.precision", f"{ENGINE}.fp8_weight_sync_mode", codec=marked("fp8", "blockwise", mark="")),
+    Key("rollout.kv_precision", f"{ENGINE}.engine_init_kwargs.kv_cache_dtype", codec=marked("fp8", "fp8")),
+    FixedKey("trainer.mtp.enabled", True, "rollout.speculation", drafting),
+    Key("rollout.speculation.draft_tokens", "trainer.mtp.num_speculative_tokens", read=False),
+    FixedKey(
+        f"{ENGINE}.weight_sync_backend",
+        lambda plan: "sharded_rdt" if plan.placement.weight_path == "p2p" else "nccl",
+        why=of_call("actor.sync"),
+    ),
+    FixedKey("generator.batched", False),
+)
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training of the policy": _POLICY,
+        "reference": _engine("reference"),
+        "critic": _CRITIC,
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    {
+        "batch": lambda plan: updates(plan)[0],
+        "versions": versions,
+        "takes_rollouts": lambda plan: (
+            plan.workload.old_logprobs == "rollout" or plan.placement.schedule.continuous
+        ),
+    },
+    {"critic": lambda s, read: True, "reference": lambda s, read: True},
+)
