@@ -18,6 +18,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.decode import Engine, gpu_work
+from rlhfsim.rollout.engine_step import CURVE_SPREAD
 from rlhfsim.rollout.generation import Requests, generate, kv_capacity
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -86,7 +87,10 @@ def _outcome(row: Row) -> Outcome:
             raise Skip("the weights leave no room for a KV cache in this model of memory")
     except RlhfsimError as error:
         return basic(skipped=error.message)
-    return basic(predicted=value, low=value * 0.75, high=value * 1.35, assumptions=_assumptions(row, filled))
+    faster, slower = CURVE_SPREAD
+    return basic(
+        predicted=value, low=value / slower, high=value / faster, assumptions=_assumptions(row, filled)
+    )
 
 
 def skip_reason(row: Row) -> str | None:
