@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.layers import Matrix
 from rlhfsim.rollout import decode, environment, experts, generation, prefill, schedule, steady_state, untimed
+from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.continuous_batching import tabulate
 from rlhfsim.rollout.engine_step import EngineStep, kernel, on, peak
@@ -21,7 +23,8 @@ from rlhfsim.rollout.matrices import gemm, weight_only
 from rlhfsim.rollout.prefill import Terms, output_time
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.rollout.speculative import speculative_step
-from rlhfsim.rollout.turns import _odds, delayed
+from rlhfsim.rollout.turns import Waiting, _odds, delayed
+from rlhfsim.rollout.turns import waits as environment_waits
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import preset
@@ -590,3 +593,211 @@ def test_a_step_over_one_token_of_context() -> None:
     table = tabulate(n, c, EngineStep(compute=zero, hbm=tau, nvlink=zero, network=zero, overhead=zero))
     one = steady_state._one_step(table, 40.0, 300.0)
     assert one["hbm"] == pytest.approx(1 + 4 + 12)
+
+
+# --- which roof binds -------------------------------------------------------------------------------------
+
+
+def _crossing(step_at, low: float, high: float) -> float:
+    """Where a kernel turns from memory to compute, by bisection."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if float(step_at(middle).compute) > 0 else (middle, high)
+    return high
+
+
+def test_a_product_is_compute_bound_from_the_rows_where_its_flop_outweigh_its_bytes(device: Device) -> None:
+    """2 m n k / F against (2 n k + m (2 k + 2 n)) / B."""
+    n, k, ratio = 4096, 8192, H100.peak["bf16"].value / H100.hbm.value
+    rows = 2 * n * k / (2 * n * k / ratio - 2 * k - 2 * n)
+    matrix = Matrix(name="x", n=n, k=k)
+    assert _crossing(lambda m: gemm(device, matrix, np.array(m), "bf16"), 1, 2000) == pytest.approx(rows)
+    ratio = H100.peak["fp8"].value / H100.hbm.value
+    rows = n * k / (2 * n * k / ratio - k - 2 * n)
+    assert _crossing(lambda m: gemm(device, matrix, np.array(m), "fp8"), 1, 4000) == pytest.approx(rows)
+
+
+@pytest.mark.parametrize("ep", [4, 16])
+def test_experts_are_compute_bound_from_the_tokens_where_their_flop_outweigh_their_bytes(
+    device: Device, ep: int
+) -> None:
+    """2 n k / e products of each weight against max(1, k / e) readings of it in BF16."""
+    ratio = H100.peak["bf16"].value / H100.hbm.value
+    tokens = ratio * max(1, 8 / ep) / (8 / ep)
+    layout = RolloutLayout(tp=4, attention_dp=4, ep=ep)
+    assert _crossing(
+        lambda n: experts.expert_work(device, MOE, layout, np.array(n)), 1, 4000
+    ) == pytest.approx(tokens)
+
+
+def test_prefill_is_compute_bound_from_the_length_where_its_pairs_outweigh_its_tokens(device: Device) -> None:
+    """2 a (d_k + d_v) s^2 / 2 FLOP against s (g + a) (d_k + d_v) x 2 bytes."""
+    ratio = H100.peak["bf16"].value / H100.hbm.value
+    length = 2 * (8 + 32) / 32 * ratio
+    core = _crossing(lambda s: prefill._prefill_core(device, LLAMA, RolloutLayout(), 2.0, s, 0.0), 1, 9000)
+    assert core == pytest.approx(length)
+
+
+def test_experts_in_4_bit_by_hand(device: Device) -> None:
+    """t max(flop / F, w4 / B) / max(flop / F, w2 / B) on both sides of the roofs."""
+    params, hbm, bf16 = 3 * OSS.hidden * OSS.moe.expert_ffn, H100.hbm.value, H100.peak["bf16"].value
+    assert OSS.gated
+    for tokens, ep in ((3.0, 1), (400.0, 1), (3.0, 2)):
+        layout = RolloutLayout(tp=2, ep=ep)
+        e, t = (ep, 2 / ep) if ep > 1 else (1, 2)
+        step = total(experts.expert_work(device, OSS, layout, np.array(tokens)))
+        own = params / t
+        read = own * 32 / e * (1 - (7 / 8) ** tokens)
+        compute = 2 * own * tokens * 4 / e / bf16
+        share = max(compute, 17 / 32 * read / hbm) / max(compute, 2 * read / hbm)
+        got = total(experts.expert_work(device, OSS, replace(layout, precision="mxfp4"), np.array(tokens)))
+        assert got == pytest.approx(step * share)
+
+
+# --- schedules and stages ---------------------------------------------------------------------------------
+
+
+def test_groups_of_a_schedule_end_with_their_longest_sample() -> None:
+    asked = Requests(
+        prompts=4, samples=2, prompt_lengths=Fixed(value=10), response_lengths=Fixed(value=8), wanted=3
+    )
+    lengths = np.array([1.0, 2, 3, 4, 5, 6, 7, 8])
+    made = schedule.schedule(lengths, asked, 2, 100, 1e9, False)
+    dealt = schedule.deal(lengths, 2, 2, 0).reshape(2, 2, 2)
+    assert made.group_ends is not None
+    assert made.group_ends.tolist() == dealt.max(axis=2).tolist()
+    assert made.group_tokens.tolist() == dealt.sum(axis=2).tolist()
+    assert (made.wanted, made.shared, made.tokens, made.longest) == (3, 0, 36, 8)
+    few = schedule.schedule(lengths, asked, 5, 100, 1e9, False)  # samples apart: each counts alone
+    assert (few.wanted, few.group_ends.shape) == (6, (5, 2))
+    one = schedule.schedule(lengths, asked, 1, 1, 1e9, False)  # one after the other
+    assert one.group_ends.max() == 36
+    first = schedule.first_to_finish(asked, tuple(lengths.tolist()))
+    groups = np.random.default_rng(0).permutation(lengths).reshape(4, 2)
+    kept = groups[np.argsort(groups.max(axis=1))[:3]]
+    assert list(first) == kept.ravel().tolist()
+
+
+def test_a_prompt_that_is_shared_costs_its_group_one_cache() -> None:
+    asked = Requests(prompts=2, samples=4, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=10))
+    lengths = np.full(8, 10.0)
+    alone = schedule.schedule(lengths, asked, 1, 100, 1e9, False)
+    shared = schedule.schedule(lengths, asked, 1, 100, 1e9, True)
+    assert (alone.kv_tokens, shared.shared, shared.kv_tokens) == (8 * 110, 75, 8 * 35)
+
+
+def test_slots_are_lowered_until_the_peak_fits() -> None:
+    """Sequences of 100 after prompts of 28, half a block beside: 136 tokens each at their end."""
+    dealt = np.full((1, 10), 100.0)
+    line, slots = schedule._fitted(dealt, 28.0, 0.0, 100, 10 * 136.0)
+    assert (slots, float(line.running[0])) == (10, 10)
+    line, slots = schedule._fitted(dealt, 28.0, 0.0, 100, 10 * 136.0 - 1)
+    assert slots == 9
+    assert schedule._peak(line, 0.0) == 9 * 136
+    assert schedule._fitted(dealt, 28.0, 0.0, 4, 1e9)[1] == 4
+    assert schedule._fitted(dealt, 28.0, 0.0, 100, 50.0)[1] == 1
+    saved = schedule._fitted(dealt, 28.0, 20.0, 100, 10 * 116.0)
+    assert (saved[1], schedule._peak(saved[0], 20.0)) == (10, 1160)
+    two = np.array([[100.0, 100.0], [200.0, 200.0]])
+    line, _ = schedule._fitted(two, 28.0, 0.0, 100, 1e9)
+    assert (schedule._fullest(line, 0.0), schedule._peak(line, 0.0)) == (1, 2 * 236)
+
+
+def test_a_stage_by_hand(device: Device) -> None:
+    """Sixteen sequences of one length on two replicas: eight start and end together."""
+    asked = Requests(
+        prompts=16, samples=1, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=200)
+    )
+    got = generation.generate(device, LLAMA, RolloutLayout(dp=2), asked, kv_tokens=1e9)
+    table = generation.step_table(device, LLAMA, RolloutLayout(dp=2), 8.0, 300.0)
+    decode_s = float(table.between(np.array([8.0]), np.array([100.0]), np.array([300.0]))[0])
+    first = total(prefill.group_prefill(device, LLAMA, RolloutLayout(dp=2), 8.0, 1.0, 100.0))
+    assert got.seconds == pytest.approx(first + decode_s)
+    assert (got.decode_tokens, got.decode_steps, got.running, got.waves) == (3200, 200, 8, 1)
+    assert got.mean_step == pytest.approx(decode_s / 200)
+    assert got.tokens_per_s == pytest.approx(3200 / got.seconds)
+    assert (got.preemptions, got.discarded_tokens, got.longest_context, got.mean_running) == (0, 0, 300, 8)
+    assert got.finish == pytest.approx([got.seconds] * 64)
+    one = float(table.between(np.ones(1), np.array([100.0]), np.array([300.0]))[0])
+    assert got.lower_bound == pytest.approx(one)
+    twice = got.scaled(2.0)
+    assert (twice.seconds, twice.mean_step, twice.lower_bound) == pytest.approx(
+        (2 * got.seconds, 2 * got.mean_step, 2 * one)
+    )
+    assert twice.finish == pytest.approx([2 * got.seconds] * 64)
+    assert got.scaled(1.0) is got
+    own = np.array([100.0] * 8 + [200.0] * 8)
+    drawn = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=1e9, lengths=own)
+    assert drawn.finish[31] == pytest.approx(drawn.finish[0])
+    assert drawn.finish[32] == pytest.approx(drawn.seconds)
+    assert drawn.decode_tokens == 2400
+
+
+def test_evicted_sequences_prefill_their_context_again(device: Device) -> None:
+    asked = Requests(prompts=40, samples=1, prompt_lengths=Fixed(value=84), response_lengths=Fixed(value=100))
+    got = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=2000.0)
+    plan = schedule.expected_schedule(asked, 1, 1024, 2000.0, True)
+    assert plan.preempted > 0
+    first = total(prefill.group_prefill(device, LLAMA, RolloutLayout(), 40.0, 1.0, 84.0))
+    again = total(
+        prefill.prefill(device, LLAMA, RolloutLayout(), plan.preempted, plan.recomputed / plan.preempted)
+    )
+    assert got.prefill_seconds == pytest.approx(first + again)
+    assert got.waves == 40 / plan.slots
+
+
+def test_batches_of_a_step_follow_each_other_by_hand(device: Device) -> None:
+    asked = Requests(
+        prompts=16, samples=1, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=200)
+    )
+    small = generation.generate(device, LLAMA, RolloutLayout(dp=4), asked, kv_tokens=1e9)
+    large = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=1e9)
+    got = one_after_the_other([small, large], 3.0, 5000.0)
+    assert got.seconds == pytest.approx(1.5 * (small.seconds + large.seconds))
+    assert (got.decode_tokens, got.discarded_tokens, got.decode_steps) == (9600, 4600, 600)
+    assert got.kv_tokens == large.kv_tokens
+    assert got.mean_step == pytest.approx((small.mean_step + large.mean_step) / 2)
+    assert got.lower_bound == pytest.approx(1.5 * (small.lower_bound + large.lower_bound))
+    assert got.prefill_seconds == pytest.approx(1.5 * (small.prefill_seconds + large.prefill_seconds))
+    assert one_after_the_other([small], 1.0, 1e9).discarded_tokens == 0
+    assert got.finish == (got.seconds,) * 64
+
+
+def test_waits_are_drawn_with_the_expected_mean() -> None:
+    world = Environment(turns=4, seconds_per_turn=3.0, workers=8, sigma=0.7)
+    drawn = environment_waits(world, 200, 3)
+    assert float(drawn.mean()) == pytest.approx(world.seconds_each)
+    rng = np.random.default_rng([3, 200])
+    each = rng.lognormal(-(0.7**2) / 2, 0.7, 800).reshape(200, 4).sum(axis=1)
+    assert drawn == pytest.approx(each * world.seconds_each / each.mean())
+
+
+def test_paced_sequences_solve_their_queue(device: Device) -> None:
+    """n' of n sequences decode: n' / n = tau(n') / (tau(n') + a); few workers answer no faster."""
+    n, c = np.array([1.0, 2, 64]), np.array([0.0, 10, 1000])
+    zero = np.zeros(())
+    tau = 1 + 0 * n[:, None] + 0 * n[:, None] * c[None, :]
+    table = tabulate(n, c, EngineStep(compute=zero, hbm=tau, nvlink=zero, network=zero, overhead=zero))
+    running, start, end = np.array([20.0]), np.array([0.0]), np.array([100.0])
+    seconds, decoding, bound = Waiting(per_token=3.0, workers=1e9).paced(table, running, start, end)
+    assert (float(seconds[0]), float(decoding[0]), bool(bound[0])) == (
+        pytest.approx(400),
+        pytest.approx(5),
+        False,
+    )
+    seconds, decoding, bound = Waiting(per_token=3.0, workers=6.0).paced(table, running, start, end)
+    assert (float(seconds[0]), float(decoding[0]), bool(bound[0])) == (
+        pytest.approx(1000),
+        pytest.approx(2),
+        True,
+    )
+
+
+def test_an_engine_that_never_drains_is_no_faster_than_its_workers() -> None:
+    world = Environment(turns=4, seconds_per_turn=3.0, workers=8)
+    asked = SimpleNamespace(environment=world, num_sequences=64)
+    cost = Cost(parts=(part("hbm", 1.0, "x"),))
+    assert environment.answered_at_least(cost, asked).seconds == pytest.approx(64 * world.seconds_each / 8)
+    slow = Cost(parts=(part("hbm", 1e6, "x"),))
+    assert environment.answered_at_least(slow, asked) is slow
+    assert environment.answered_at_least(cost, SimpleNamespace(environment=None)) is cost
