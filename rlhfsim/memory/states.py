@@ -289,7 +289,8 @@ def lora_params(model: ModelSpec, rank: int) -> int:
     if model.recurrent:
         total += model.num_recurrent_layers * (2 * h + model.recurrent.in_width + model.recurrent.inner)
     if model.moe:
-        shared = model.moe.num_shared_experts * (gates + 1) * (h + model.moe.shared_ffn)
+        width = model.moe.num_shared_experts * model.moe.shared_ffn  # one MLP of all their widths
+        shared = (gates + 1) * (h + width) if width else 0
         routed = model.moe.num_experts * (gates + 1) * (model.expert_width + model.moe.expert_ffn)
         total += model.num_moe_layers * (shared + routed)
     return rank * total

@@ -80,7 +80,7 @@ def weights_of(model: ModelSpec) -> Weights:
     """Bytes and tensor names of a model; names are counted as its checkpoint lists them."""
     matrices = 3 if model.gated else 2
     moe = model.moe
-    shared = matrices * moe.num_shared_experts if moe else 0
+    shared = matrices if moe and moe.num_shared_experts else 0  # one MLP of all their widths
     latent = 2 if model.params_latent else 0
     per_moe_layer = (1 + (moe.router_bias if moe else 0) + shared + latent) if moe else 0
     routed = moe.num_moe_layers * moe.num_experts if moe else 0

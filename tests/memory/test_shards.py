@@ -219,14 +219,7 @@ def test_adapters_stand_on_both_sides_of_every_matrix(name: str) -> None:
             parts = {"qkv": 3, "mlp_up": gates, "expert_up": gates}.get(m.name, 1)
             if m.name == "router":
                 continue
-            n, k = m.n, m.k
-            if (
-                m.name == "mlp_up" and kind.ffn == "experts" and model.moe
-            ):  # shared experts, each with its own
-                k *= model.moe.num_shared_experts
-            if m.name == "mlp_down" and kind.ffn == "experts" and model.moe:
-                n *= model.moe.num_shared_experts
-            sides += kind.layers * m.experts * (n + parts * k)
+            sides += kind.layers * m.experts * (m.n + parts * m.k)
     assert states.lora_params(model, 16) == pytest.approx(16 * sides, rel=1e-3)
 
 

@@ -278,20 +278,22 @@ def test_experts_of_a_step_by_hand(device: Device) -> None:
     layout, rows = RolloutLayout(tp=2, attention_dp=4, ep=4), np.array(100.0)
     assert experts.expert_layout(layout) == (4, 2)
     assert experts.expert_layout(replace(layout, ep=8)) == (8, 1)
-    work = total(experts.expert_work(device, MOE, layout, np.array(400.0)))
+    work = total(experts.expert_work(device, MOE, layout, np.array(400.0), "bf16"))
     assert work == pytest.approx(float(device.curves.moe(400, 2048, 768, 8, 128, 2, 4, "bf16")))
     router = total(gemm(device, layers.expert_matrices(MOE, 1)[0], rows, "bf16"))
     exchange = total(experts._exchange(device, MOE, layout, rows))
-    assert total(experts.experts(device, MOE, layout, rows)) == pytest.approx(work + router + exchange)
+    assert total(experts.experts(device, MOE, layout, rows, "bf16")) == pytest.approx(
+        work + router + exchange
+    )
     shared = sum(total(gemm(device, m, rows, "bf16")) for m in layers.shared_matrices(LITE, 2))
-    lite = total(experts.expert_work(device, LITE, layout, np.array(400.0)))
+    lite = total(experts.expert_work(device, LITE, layout, np.array(400.0), "bf16"))
     router = total(gemm(device, layers.expert_matrices(LITE, 1)[0], rows, "bf16"))
     exchange = total(experts._exchange(device, LITE, layout, rows))
-    assert total(experts.experts(device, LITE, layout, rows)) == pytest.approx(
+    assert total(experts.experts(device, LITE, layout, rows, "bf16")) == pytest.approx(
         lite + router + shared + exchange
     )
-    assert experts.expert_precision(MOE, RolloutLayout(precision="fp8")) == "fp8_block"
-    assert experts.expert_precision(MOE, layout) == "bf16"
+    assert experts.expert_precision("fp8") == "fp8_block"
+    assert experts.expert_precision("bf16") == "bf16"
 
 
 def test_tokens_come_to_experts_and_go_back_by_hand(device: Device) -> None:
@@ -323,11 +325,11 @@ def test_tokens_come_to_experts_and_go_back_by_hand(device: Device) -> None:
 def test_experts_in_4_bit_read_those_that_tokens_touch(device: Device) -> None:
     """gpt-oss-20b: 4 of 32; ten tokens touch 32 (1 - (7/8)^10) = 23.6 experts."""
     layout = RolloutLayout(precision="mxfp4", ep=1)
-    step = experts.expert_work(device, OSS, replace(layout, precision="bf16"), np.array(10.0))
+    step = experts.expert_work(device, OSS, replace(layout, precision="bf16"), np.array(10.0), "bf16")
     params = (3 if OSS.gated else 2) * OSS.expert_width * OSS.moe.expert_ffn
     touched = 32 * (1 - (7 / 8) ** 10)
     expected = weight_only(device, step, np.array(2.0 * params * 10 * 4), params * touched)
-    got = total(experts.expert_work(device, OSS, layout, np.array(10.0)))
+    got = total(experts.expert_work(device, OSS, layout, np.array(10.0), "bf16"))
     assert got == pytest.approx(total(expected))
     assert got < total(step)
 
@@ -626,7 +628,7 @@ def test_experts_are_compute_bound_from_the_tokens_where_their_flop_outweigh_the
     tokens = ratio * max(1, 8 / ep) / (8 / ep)
     layout = RolloutLayout(tp=4, attention_dp=4, ep=ep)
     assert _crossing(
-        lambda n: experts.expert_work(device, MOE, layout, np.array(n)), 1, 4000
+        lambda n: experts.expert_work(device, MOE, layout, np.array(n), "bf16"), 1, 4000
     ) == pytest.approx(tokens)
 
 
@@ -645,12 +647,14 @@ def test_experts_in_4_bit_by_hand(device: Device) -> None:
     for tokens, ep in ((3.0, 1), (400.0, 1), (3.0, 2)):
         layout = RolloutLayout(tp=2, ep=ep)
         e, t = (ep, 2 / ep) if ep > 1 else (1, 2)
-        step = total(experts.expert_work(device, OSS, layout, np.array(tokens)))
+        step = total(experts.expert_work(device, OSS, layout, np.array(tokens), "bf16"))
         own = params / t
         read = own * 32 / e * (1 - (7 / 8) ** tokens)
         compute = 2 * own * tokens * 4 / e / bf16
         share = max(compute, 17 / 32 * read / hbm) / max(compute, 2 * read / hbm)
-        got = total(experts.expert_work(device, OSS, replace(layout, precision="mxfp4"), np.array(tokens)))
+        got = total(
+            experts.expert_work(device, OSS, replace(layout, precision="mxfp4"), np.array(tokens), "bf16")
+        )
         assert got == pytest.approx(step * share)
 
 

@@ -703,9 +703,13 @@ def test_calls_move_the_states_that_they_need(device: Device) -> None:
     lora = replace(work, lora=Lora(rank=8))
     adapters = lora_params(DENSE, 8)
     assert into("actor.train", device, lora) == pytest.approx(copied(2 * n + 3.5 * adapters) + 0.17)
+    home = replace(placed, actor=replace(role, residency="resident"))
     swapped = replace(role, residency="swapped")
-    shared = replace(placed, reference=swapped)
+    shared = replace(home, reference=swapped)
     assert offload.moves(device, DENSE, swapped, calls["reference.logprob"], lora, shared)[0].seconds == 0
+    two = offload.copy_in(device, 2 * n).seconds
+    own = offload.moves(device, DENSE, swapped, calls["reference.logprob"], work, shared)
+    assert [cost.seconds for cost in own] == pytest.approx([2 * two, two])
 
 
 def test_a_plan_s_disk_is_shared_where_nodes_must_read_each_other(device: Device) -> None:
