@@ -222,7 +222,12 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
         config = folder / f"{number}.yaml"
         config.write_text(found.files["config.yaml"])
         open_keys = ("actor.path", "train_dataset.path", "cluster.fileroot")
-        return ["--config", str(config), *(f"{key}=x" for key in open_keys)]
+        rates = [
+            f"{key}=1e-6"
+            for key in ("actor.optimizer.lr", "critic.optimizer.lr")
+            if key in found.written.values
+        ]
+        return ["--config", str(config), *(f"{key}=x" for key in open_keys), *rates]
     name = next(name for name in found.files if name not in ("accelerate.yaml", "launch.sh", "README.md"))
     config = folder / f"{number}.yaml"
     config.write_text(found.files[name])

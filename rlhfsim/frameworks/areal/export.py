@@ -45,6 +45,8 @@ NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "DATASET": "folder or Hugging Face name of the prompts",
     "FILEROOT": "folder that all nodes share",
+    "LR": "learning rate of the policy, 1e-6 in most recipes: AReaL's own default is 1e-3",
+    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes: AReaL's own default is 1e-3",
 }
 
 
@@ -138,6 +140,7 @@ def _actor(plan: Plan) -> Iterator[Setting]:
     yield Setting(key="actor.path", value="???")
     yield Setting(key="tokenizer_path", value="${actor.path}")
     yield Setting(key="actor.optimizer.type", value="adam")
+    yield Setting(key="actor.optimizer.lr", value="???")
     yield Setting(key="actor.max_new_tokens", value="${gconfig.max_new_tokens}")
     path = "disk" if plan.placement.weight_path == "disk" else "xccl"
     yield Setting(key="actor.weight_update_mode", value=path, why=call(plan, "actor.sync"))
@@ -212,6 +215,7 @@ def _beside(plan: Plan, section: str, placed: RolePlacement) -> Iterator[Setting
         yield Setting(key="critic.is_critic", value=True)
         yield Setting(key="critic.ppo_n_minibatches", value="${actor.ppo_n_minibatches}")
         yield Setting(key="critic.optimizer.type", value="adam")
+        yield Setting(key="critic.optimizer.lr", value="???")
     placement = plan.placement
     with_critic = (
         placement.critic is not None and section != "critic" and placed.pool == placement.critic.pool
@@ -257,10 +261,12 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The configuration, and the script that names what it leaves open."""
     head = title_of(plan, "AReaL 1.0.4")
+    critic = ' critic.optimizer.lr="${CRITIC_LR}"' if plan.placement.critic is not None else ""
     body = "\n".join(
         [
             'exec python3 "${SCRIPT}" --config config.yaml actor.path="${MODEL}" \\',
-            '    train_dataset.path="${DATASET}" cluster.fileroot="${FILEROOT}" "$@"',
+            '    train_dataset.path="${DATASET}" cluster.fileroot="${FILEROOT}" \\',
+            f'    actor.optimizer.lr="${{LR}}"{critic} "$@"',
         ]
     )
     comments = "".join(f"{comment(line)}\n" for line in head.splitlines())
