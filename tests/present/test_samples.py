@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -48,3 +50,12 @@ def test_the_run_of_the_samples_still_gives_its_page(monkeypatch: pytest.MonkeyP
     page = run_page(read(Path("reports/demo_run")), commands="rlhfsim demo")
     assert {"timeline", "phases", "gap", "memory", "steps", "nodes"} <= {f.key for f in page.figures}
     assert html(page) == html(page)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.stem))
+def test_a_sample_is_of_this_version_and_that_of_a_run_of_the_version_that_ran(path: Path) -> None:
+    project = tomllib.loads((REPORTS.parent / "pyproject.toml").read_text())["project"]
+    ran = json.loads((REPORTS / "demo_run" / "plan.json").read_text())["rlhfsim_version"]
+    version = ran if path.stem == "run_demo" else project["version"]
+    [generator] = re.findall(r'<meta name="generator" content="rlhfsim ([^"]*)">', path.read_text())
+    assert generator == version, f"run: python reports/samples.py {path.stem}"
