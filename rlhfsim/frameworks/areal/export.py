@@ -45,8 +45,8 @@ NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "DATASET": "folder or Hugging Face name of the prompts",
     "FILEROOT": "folder that all nodes share",
-    "LR": "learning rate of the policy, 1e-6 in most recipes: AReaL's own default is 1e-3",
-    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes: AReaL's own default is 1e-3",
+    "LR": "learning rate of the policy, 1e-6 in most recipes; the default of AReaL is 1e-3",
+    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes; the default of AReaL is 1e-3",
 }
 
 
