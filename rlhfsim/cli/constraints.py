@@ -88,7 +88,8 @@ constraint_options = together(
     option(
         "--time-limit",
         Number(0.1, DAY, "s"),
-        "Longest search; then the best plan so far, and how much better one could still be.",
+        "Longest search; then the best plan so far, and how much better one could still be. "
+        "Without it the largest searches end after a fixed amount of work, in the same way.",
     ),
     *target_options,
 )

@@ -7,8 +7,9 @@ left is simulated in the order of its bound, until no bound is better than the b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -16,11 +17,12 @@ import numpy as np
 
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
-from rlhfsim.search.branches import Branch, bounded, fit_alone
+from rlhfsim.search.branches import Branch, bounded, fit_alone, least_of, totals
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, Steps, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import Beside, rollout_of
+from rlhfsim.search.frontier import Entry, Frontier, Queue
 from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, tell
@@ -41,6 +43,11 @@ ABOVE = ((1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1), (1.15,
 """Times its bound: how far a skeleton is looked at before more of it is; by rounds through all skeletons."""
 MOST_OPENED, FEW = 200, 1_000_000
 """In a part of the space: skeletons that are opened, and plans of one that is opened whatever its bound."""
+WORK, PART_WORK, FIRST_WORK = 300_000, 50_000, 150_000
+"""Options priced, or as much other work, after which a search ends unproven: of a question, of a part of its
+space, and of one that asks for any plan."""
+OPENING = 500
+"""Options whose prices take as long as opening a skeleton."""
 AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
@@ -86,10 +93,12 @@ class Search:
         proven up to `tolerance`: none is shorter by more than that share of it. `steps`: see `judged`.
         """
         self._tolerance = tolerance
-        self._known: list[Branch] | None = None
+        self._frontier: Frontier | None = None
         self.steps: Steps = {} if steps is None else steps
         self._partly = False
         """Whether it proves no more than is cheap."""
+        self._gives_up = False
+        """Whether it may end before it met a plan."""
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
@@ -105,6 +114,11 @@ class Search:
         self._opened = 0
 
     @property
+    def _ended(self) -> bool:
+        """Whether time is up, and a plan was met or need not be."""
+        return clock.over() and (self.limit < inf or self._gives_up)
+
+    @property
     def limit(self) -> float:
         """The value that a plan must beat."""
         return value(self.request, self.best) if self.best is not None else self._below
@@ -117,26 +131,35 @@ class Search:
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self) -> Candidate | None:
-        """Some plan that fits, the best that the warm start finds; None where nothing does."""
-        branches = self._branches()
-        self._warm_start(branches)
-        if self.best is None:
-            self._prove(branches, AT_ONCE)
+        """Some plan that fits, the best that the warm start finds; None where nothing does, or where
+        `FIRST_WORK` was not enough to meet one."""
+        self._gives_up = self.request.time_limit is None
+        with clock.worth(FIRST_WORK if self._gives_up else None):
+            branches = self._branches()
+            self._warm_start(branches)
+            if self.best is None:
+                self._prove(branches, AT_ONCE)
         return self.best
 
-    def _branches(self) -> list[Branch]:
+    @property
+    def frontier(self) -> Frontier:
         """Every partition with its splits and their bounds, see `search.branches`."""
-        if self._known is not None:
-            return self._known
-        wanted, sizes = competing(self.request, self.models, self._only, self._sizes)
-        self._known = bounded(self.request, self.subproblems, wanted, sizes)
-        return self._known
+        if self._frontier is None:
+            wanted, sizes = competing(self.request, self.models, self._only, self._sizes)
+            branches = bounded(self.request, self.subproblems, wanted, sizes)
+            self._frontier = Frontier(self.subproblems, branches)
+            self._frontier.price_all(sorted(set(self.subproblems.keys(wanted, sizes))))
+        return self._frontier
+
+    def _branches(self) -> Sequence[Branch]:
+        return self.frontier.branches
 
     def may_stay(self, below: float) -> bool:
         """Whether bounds leave room for a plan below a value; known early where a role fits nowhere."""
         if not fit_alone(self.subproblems, *competing(self.request, self.models, self._only, self._sizes)):
             return False
-        return below == inf or any((branch.bound < below).any() for branch in self._branches())
+        nearest = Queue(self.frontier, self._branches()).up_to(lambda: math.nextafter(below, 0.0))
+        return below == inf or next(nearest, None) is not None
 
     def part(
         self,
@@ -151,16 +174,19 @@ class Search:
         request = replace(self.request, architecture=architecture or self.request.architecture)
         other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance, steps=self.steps)
         other.subproblems, other.best = self.subproblems.of(request), start
-        other._known = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
+        branches = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
+        other._frontier = Frontier(other.subproblems, branches)
         other._partly = True
         return other.run()
 
     def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one.
 
-        Where time is up, the best plan that was met, with its gap; where none was, the first that is met.
+        Where time is up, or without a time limit `WORK` is done, the best plan that was met, with its gap;
+        where none was, the first that is met.
         """
-        with clock.within(self.request.time_limit):
+        work = PART_WORK if self._partly else WORK
+        with clock.within(self.request.time_limit), clock.worth(None if self.request.time_limit else work):
             return self._run()
 
     def _run(self) -> SearchResult:
@@ -182,22 +208,25 @@ class Search:
 
     # --- a first good plan ----------------------------------------------------------------------
 
-    def _warm_start(self, branches: list[Branch]) -> None:
+    def _warm_start(self, branches: Sequence[Branch]) -> None:
         """The most promising skeletons of every kind, with a beam instead of a proof: a plan to beat."""
-        kinds: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
+        kinds: dict[tuple[object, ...], list[Branch]] = {}
         for branch in branches:
-            kind = branch.partition.labels, branch.partition.role_placement
-            order = np.argsort(branch.bound, kind="stable")
-            rows = order[branch.priced[order]][: self._warm_starts].tolist()
-            entries = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
-            kinds.setdefault(kind, []).extend(entries)
-        ordered = (sorted(entries, key=lambda e: e[0]) for entries in kinds.values() if entries)
-        for entries in sorted(ordered, key=lambda entries: entries[0][0]):
-            if entries[0][0] > self._reach * self.limit:
-                break
-            near = [branch.skeleton(row) for _, branch, row in entries[: WARM_STARTS * self._warm_starts]]
-            for skeleton in sorted(near, key=lambda s: float(self.subproblems.bound(s)))[: self._warm_starts]:
-                if clock.over() and self.limit < inf:
+            kinds.setdefault((branch.partition.labels, branch.partition.role_placement), []).append(branch)
+        while kinds:
+            most, least = self._reach * self.limit, {kind: least_of(of) for kind, of in kinds.items()}
+            kind = min(least, key=lambda kind: least[kind])
+            if least[kind] > most or least[kind] == inf:
+                return
+            near = self.frontier.promising(kinds[kind], most, self._warm_starts)
+            if least_of(kinds[kind]) > least[kind] or self.frontier.price_more(near):
+                continue  # bounds have risen
+            del kinds[kind]
+            skeletons = [e.branch.skeleton(e.row) for e in near if e.priced]
+            for skeleton in sorted(skeletons, key=lambda s: float(self.subproblems.bound(s)))[
+                : self._warm_starts
+            ]:
+                if self._ended:
                     return
                 self._look(skeleton)
 
@@ -207,7 +236,7 @@ class Search:
         if len(pools[-1]):
             self._simulate(skeleton, pools)
 
-    def _meet_one(self, branches: list[Branch]) -> None:
+    def _meet_one(self, branches: Sequence[Branch]) -> None:
         """Some plan: skeletons with the fewest pools on most GPUs come first, priced or not."""
         skeletons = [b.skeleton(row) for b in branches for row in np.flatnonzero(b.bound < inf).tolist()]
         for skeleton in sorted(skeletons, key=lambda s: (len(s.sizes), -sum(s.sizes))):
@@ -217,55 +246,52 @@ class Search:
 
     # --- proof ------------------------------------------------------------------------------------
 
-    def _near(self, branches: list[Branch]) -> tuple[int, float]:
+    def _near(self, branches: Sequence[Branch]) -> tuple[int, float]:
         """Open skeletons as far as it is cheap; (plans left, gap)."""
         if self.limit == inf:
-            return sum(sum(b.fitting) for b in branches), 1.0
+            return totals(branches)[1], 1.0
         return self._prove(branches, most=MOST_OPENED)
 
     def _prove(
-        self, branches: list[Branch], rounds: Sequence[Sequence[float]] = ABOVE, most: float = inf
+        self, branches: Sequence[Branch], rounds: Sequence[Sequence[float]] = ABOVE, most: float = inf
     ) -> tuple[int, float]:
         """Open every skeleton whose bound is better than the best plan; (plans left, gap) where that ends
         early: at a time limit, after `most` skeletons, or where the rest of one would take too long."""
         if not branches:
             return 0, 0.0
-        opened = 0
-        bound = np.concatenate([b.bound for b in branches])
-        owner = np.repeat(np.arange(len(branches)), [len(b.bound) for b in branches])
-        row = np.concatenate([np.arange(len(b.bound)) for b in branches])
-        order = np.argsort(bound, kind="stable").tolist()
+        queue, opened, looked_at = Queue(self.frontier, branches), 0, 0
+        order: Iterator[Entry] = queue.up_to(lambda: self.threshold)
         for factors in rounds:
-            later: list[int] = []
-            for place, index in enumerate(order):
-                branch, at = branches[owner[index]], int(row[index])
-                if bound[index] > self.threshold or bound[index] == inf:
+            later: list[Entry] = []
+            for entry in order:
+                if entry.bound > self.threshold:
                     break
-                whole = factors[-1] == inf
-                closes = branch.fitting[at] <= FEW if whole else bound[index] * factors[-1] >= self.threshold
+                whole, looked_at = factors[-1] == inf, looked_at + 1
+                fitting = entry.branch.fitting_in(entry.row)
+                closes = fitting <= FEW if whole else entry.bound * factors[-1] >= self.threshold
                 if most < inf and factors is not rounds[0] and not closes:
-                    later.append(index)
+                    later.append(entry)
                     continue
                 opened += 1
-                self._tell(
-                    place,
-                    len(order),
-                    min(float(bound[index]), *(float(bound[i]) * rounds[0][-1] for i in later[:1]), inf),
-                )
-                ended = opened > most or (clock.over() and self.limit < inf)
-                closed = None if ended else self._open(branch, at, factors)
+                least = min(entry.bound, *(e.bound * rounds[0][-1] for e in later[:1]), inf)
+                self._tell(min(looked_at, len(queue)), len(queue), least)
+                ended = opened > most or self._ended
+                closed = None if ended else self._open(entry.branch, entry.row, factors)
                 if closed is None:
-                    rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
-                    left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-                    least = float(min([bound[i] for i in rest], default=self.limit))
+                    rest = [*later, entry, *(queue.rest(self.threshold) if factors is rounds[0] else order)]
+                    rest = [e for e in rest if e.bound <= self.threshold]
+                    left = sum(e.branch.fitting_in(e.row) for e in rest)
+                    least = min((e.bound for e in rest), default=self.limit)
                     return left, _gap(least, self.limit) if self.best else 1.0
                 if not closed:
-                    later.append(index)
-            order = later
-        reached = bound[order] * rounds[0][-1]  # the plans below that were looked at
-        rest = [i for i, x in zip(order, reached, strict=True) if x <= self.threshold]
-        left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-        return left, _gap(float(min(reached)), self.limit) if rest else 0.0
+                    later.append(entry)
+            order = iter(later)
+        rest = [
+            e for e in later if e.bound * rounds[0][-1] <= self.threshold
+        ]  # below that all were looked at
+        left = sum(e.branch.fitting_in(e.row) for e in rest)
+        least = min((e.bound * rounds[0][-1] for e in rest), default=self.limit)
+        return left, _gap(least, self.limit) if rest else 0.0
 
     def _tell(self, done: int, total: int, least: float) -> None:
         """How far the proof has come; `least`: the least bound that is left."""
@@ -281,7 +307,8 @@ class Search:
         of `factors` is not enough, nothing is counted, and the skeleton waits for what others bring. What
         stays closed is counted at the end.
         """
-        skeleton, fitting = branch.skeleton(row), branch.fitting[row]
+        clock.spend(OPENING)
+        skeleton, fitting = branch.skeleton(row), branch.fitting_in(row)
         least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
         if least > self.threshold:
             return True
@@ -292,7 +319,7 @@ class Search:
                 self._open_up_to(limit, skeleton, fitting)
             except clock.OutOfTime:
                 self.counts = before
-                return None if self.limit < inf else False
+                return None if self._ended else False
             if self.threshold <= limit:
                 self._opened += fitting
                 return True
@@ -365,10 +392,9 @@ class Search:
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def _certificate(self, branches: list[Branch], left: int, gap: float) -> Certificate:
+    def _certificate(self, branches: Sequence[Branch], left: int, gap: float) -> Certificate:
         """Where every plan went; roles that do not fit alone make a plan infeasible."""
-        space = sum(sum(b.legal) for b in branches)
-        fitting = sum(sum(b.fitting) for b in branches)
+        space, fitting = totals(branches)
         return Certificate(
             space=space,
             infeasible=space - fitting + self.counts["infeasible"] + self.counts["refused"],

@@ -1,20 +1,107 @@
-"""Partitions with the bounds of their skeletons, from the fastest options of every role."""
+"""Partitions with the bounds of their skeletons, which rise as roles are priced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from math import inf
+from functools import reduce
+from math import inf, prod
+from operator import mul
 
 import numpy as np
 
 from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
+from rlhfsim.search.least import Least
 from rlhfsim.search.merging import MERGE
+from rlhfsim.search.options import PriceKey
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.search.subproblems import Subproblems
+
+ROWS = 50_000
+"""Skeletons that are bounded in one go: memory stays small."""
+
+
+class PoolSizes:
+    """One pool of a partition on every number of GPUs that it may have."""
+
+    def __init__(self, subproblems: Subproblems, partition: Partition, index: int, sizes: Ints) -> None:
+        """`sizes`: (n,) GPUs of the pool in each skeleton."""
+        self._subproblems, self._partition, self._index = subproblems, partition, index
+        gpus, self.at = np.unique(sizes, return_inverse=True)
+        self.gpus: list[int] = gpus.tolist()
+        self.keys = [subproblems.keys_of(partition, index, gpus) for gpus in self.gpus]
+        self.least = [self._least_of(gpus) for gpus in self.gpus]
+
+    def _least_of(self, gpus: int) -> Least:
+        return self._subproblems.least(self._partition, self._index, gpus)
+
+    def update(self, priced: Collection[PriceKey]) -> Bools:
+        """(n,) skeletons in which the pool has a role that was priced now."""
+        changed = np.zeros(len(self.gpus), dtype=np.bool_)
+        for i, keys in enumerate(self.keys):
+            if not self.least[i].priced and any(key in priced for key in keys):
+                self.least[i], changed[i] = self._least_of(self.gpus[i]), True
+        return np.asarray(changed[self.at])
+
+    def numbers(self, rows: Ints) -> Numbers:
+        """What the pool contributes at least in some skeletons; inf where a role fits nowhere."""
+        return Numbers(np.array([least.numbers.values for least in self.least])[self.at[rows]])
+
+    def priced(self, rows: Ints) -> Bools:
+        """Whether all of its roles are."""
+        return np.array([least.priced for least in self.least], dtype=np.bool_)[self.at[rows]]
+
+
+class Bounds:
+    """The skeletons of a partition, whatever its weight path, with what no plan of each goes below."""
+
+    def __init__(self, request: Request, subproblems: Subproblems, partition: Partition, sizes: Ints) -> None:
+        """Roles that are not priced have their floors in the bounds."""
+        self._request, self._partition, self.sizes = request, partition, sizes
+        pools = range(len(partition.groups))
+        self.pools = [PoolSizes(subproblems, partition, i, sizes[:, i]) for i in pools]
+        self.bound = np.zeros(len(sizes))
+        self.priced = np.zeros(len(sizes), dtype=np.bool_)
+        self._stale = np.ones(len(sizes), dtype=np.bool_)
+        """Skeletons whose bound may rise with what is priced."""
+        self.raise_up_to(inf)
+
+    def update(self, priced: Collection[PriceKey]) -> None:
+        """Notes which bounds may rise."""
+        for pool in self.pools:
+            self._stale |= pool.update(priced)
+
+    def raise_up_to(self, limit: float) -> None:
+        """Raises the bounds that are not above `limit` to what is priced."""
+        stale = np.flatnonzero(self._stale & (self.bound <= limit))
+        for rows in np.split(stale, range(ROWS, len(stale), ROWS)):
+            pools = [pool.numbers(rows) for pool in self.pools]
+            fits = np.logical_and.reduce([np.isfinite(p.f) for p in pools])
+            bound = objective_bound(self._partition, self._request, pools, np.zeros(len(rows)))
+            self.bound[rows] = np.where(fits, bound, inf)
+            self.priced[rows] = np.logical_and.reduce([pool.priced(rows) for pool in self.pools])
+        self._stale[stale] = False
+
+    def unpriced(self, row: int) -> list[PriceKey]:
+        """Roles of a skeleton that are not priced."""
+        return [floor.key for pool in self.pools for floor in pool.least[pool.at[row]].unpriced]
+
+    def legal(self) -> Iterator[int]:
+        """Plans of each skeleton."""
+        return self._products([[least.legal for least in pool.least] for pool in self.pools])
+
+    def fitting(self) -> Iterator[int]:
+        """Those whose roles fit by themselves; one that is not priced keeps all options."""
+        return self._products([[least.fitting for least in pool.least] for pool in self.pools])
+
+    def _products(self, factors: Sequence[Sequence[int]]) -> Iterator[int]:
+        columns = [np.array(of, dtype=object) for of in factors]
+        for first in range(0, len(self.sizes), ROWS):
+            rows = slice(first, first + ROWS)
+            each = (column[pool.at[rows]] for column, pool in zip(columns, self.pools, strict=True))
+            yield from reduce(mul, each).tolist()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -22,16 +109,37 @@ class Branch:
     """A partition with the bounds of its skeletons."""
 
     partition: Partition
-    sizes: Ints
-    """(n, groups) GPUs."""
-    bound: Floats
-    """Of each skeleton; inf where a role fits nowhere. A weight path adds nothing yet."""
-    priced: Bools
-    """Whether time was left to price its roles; one that is not priced has its floor in the bound."""
-    legal: list[int]
-    """Plans of each skeleton."""
-    fitting: list[int]
-    """Those whose roles fit by themselves."""
+    bounds: Bounds
+    """Shared by partitions that differ in the weight path, which adds nothing yet."""
+
+    @property
+    def sizes(self) -> Ints:
+        """(n, groups) GPUs."""
+        return self.bounds.sizes
+
+    @property
+    def bound(self) -> Floats:
+        """Of each skeleton; inf where a role fits nowhere."""
+        return self.bounds.bound
+
+    @property
+    def priced(self) -> Bools:
+        """Skeletons all roles of which are priced; one that is not has its floor in the bound."""
+        return self.bounds.priced
+
+    @property
+    def legal(self) -> list[int]:
+        """Plans of each skeleton."""
+        return list(self.bounds.legal())
+
+    @property
+    def fitting(self) -> list[int]:
+        """Those whose roles fit by themselves; one that is not priced keeps all options."""
+        return list(self.bounds.fitting())
+
+    def fitting_in(self, row: int) -> int:
+        """The same of one skeleton."""
+        return prod(pool.least[pool.at[row]].fitting for pool in self.bounds.pools)
 
     def skeleton(self, row: int) -> Skeleton:
         """One of them."""
@@ -41,41 +149,40 @@ class Branch:
 def bounded(
     request: Request, subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequence[Ints]
 ) -> list[Branch]:
-    """Every partition with its splits, all roles priced that there is time for."""
-    subproblems.pricer.prepare(subproblems.keys(wanted, sizes))
+    """Every partition with its splits."""
     known: dict[tuple[object, ...], Branch] = {}
     branches = []
     for partition, rows in zip(wanted, sizes, strict=True):
         if len(rows):
             name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
             if name not in known:
-                known[name] = _bounded(request, subproblems, partition, rows)
-            branches.append(replace(known[name], partition=partition, sizes=rows))
+                bounds = Bounds(request, subproblems, partition, rows)
+                known[name] = Branch(partition=partition, bounds=bounds)
+            branches.append(replace(known[name], partition=partition))
     return branches
 
 
-def _bounded(request: Request, subproblems: Subproblems, partition: Partition, sizes: Ints) -> Branch:
-    legal, fitting = [1] * len(sizes), [1] * len(sizes)
-    pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
-    priced = np.ones(len(sizes), dtype=np.bool_)
-    for i in range(len(partition.groups)):
-        values, at = np.unique(sizes[:, i], return_inverse=True)
-        least = [subproblems.least(partition, i, int(gpus)) for gpus in values]
-        fits &= np.array([row.fitting > 0 for row in least])[at]
-        priced &= np.array([row.priced for row in least])[at]
-        pools.append(Numbers(np.array([row.numbers.values for row in least])[at]))
-        legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
-        fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
-    bound = np.where(fits, objective_bound(partition, request, pools, np.zeros(len(sizes))), inf)
-    return Branch(partition=partition, sizes=sizes, bound=bound, priced=priced, legal=legal, fitting=fitting)
+def least_of(branches: Sequence[Branch]) -> float:
+    """The least bound of their skeletons."""
+    return min(float(branch.bound.min()) for branch in branches)
+
+
+def totals(branches: Sequence[Branch]) -> tuple[int, int]:
+    """Plans of all skeletons, and those whose roles fit by themselves."""
+    times: dict[Bounds, int] = {}
+    for branch in branches:
+        times[branch.bounds] = times.get(branch.bounds, 0) + 1
+    legal = sum(count * sum(bounds.legal()) for bounds, count in times.items())
+    return legal, sum(count * sum(bounds.fitting()) for bounds, count in times.items())
 
 
 def fit_alone(subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> bool:
-    """Whether every role has an option somewhere; roles are priced until one has none, or time is up."""
-    keys = sorted(subproblems.keys(wanted, sizes), key=lambda key: MERGE.index(key.role))
+    """Whether every role has an option somewhere; roles are priced, on most GPUs first, until one has, or
+    time is up."""
     pricer = subproblems.pricer
-    for _, same in groupby(keys, key=lambda key: key.role):
-        of_role = list(same)
-        if not pricer.prepare(of_role) or not any(len(pricer.table(key)) for key in of_role):
+    keys = sorted(subproblems.keys(wanted, sizes), key=lambda key: -key.gpus)
+    for role in sorted({key.role for key in keys}, key=MERGE.index):
+        of_role = (key for key in keys if key.role == role)
+        if not any(pricer.prepare([key]) and len(pricer.table(key)) for key in of_role):
             return False
     return True

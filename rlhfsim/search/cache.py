@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 MOST_TABLES = 56
@@ -27,8 +28,8 @@ class RoleOptions:
     legal: int
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    shapes: tuple[tuple[tuple[RolePlacement, ...], ...], ...]
-    """Shape -> layout (rising micro-batch) -> what the role does between its calls."""
+    shapes: Sequence[Sequence[Layout]]
+    """Shape -> layouts, rising micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""When a search has to end: its time limit, and Ctrl-C of someone who waits for the answer.
+"""When a search has to end: its time limit, its share of work, and Ctrl-C of someone who waits for it.
 
 Whoever may be ended asks `over` between pieces of work of well under a second. Forked processes inherit the
 limit, and see that the search was asked to end.
@@ -16,6 +16,8 @@ from math import inf
 _END_S: ContextVar[float] = ContextVar("_END_S", default=inf)
 """On the monotonic clock."""
 _ANSWERS: ContextVar[bool] = ContextVar("_ANSWERS", default=False)
+_WORK_LEFT: ContextVar[list[float] | None] = ContextVar("_WORK_LEFT", default=None)
+"""Options that may still be priced; None: any number."""
 _asked = mmap.mmap(-1, 1)
 """1 once the search was asked to end; shared with forked processes."""
 
@@ -32,6 +34,25 @@ def within(limit_s: float | None) -> Iterator[None]:
         yield
     finally:
         _END_S.reset(token)
+
+
+@contextmanager
+def worth(options: float | None) -> Iterator[None]:
+    """Searches end once they have done the work of pricing so many options; None: however many.
+
+    Unlike seconds, work is the same on every machine.
+    """
+    token = _WORK_LEFT.set(None if options is None else [options])
+    try:
+        yield
+    finally:
+        _WORK_LEFT.reset(token)
+
+
+def spend(options: float) -> None:
+    """Notes that the work of pricing so many options was done."""
+    if (left := _WORK_LEFT.get()) is not None:
+        left[0] -= options
 
 
 @contextmanager
@@ -59,7 +80,9 @@ def was_asked() -> bool:
 
 
 def over() -> bool:
-    """Whether time is up."""
+    """Whether time is up, or the work is done."""
+    if (left := _WORK_LEFT.get()) is not None and left[0] <= 0:
+        return True
     return (_ANSWERS.get() and was_asked()) or time.monotonic() >= _END_S.get()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,21 +11,28 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleBytes, RoleMemory, role_memory, software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.columns import Floats
-from rlhfsim.search.options import PriceKey, Shapes
+from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 
 def fitting_options(
-    request: Request, models: Models, key: PriceKey, shapes: Shapes, kinds: Iterable[str], doubt: float
+    request: Request,
+    models: Models,
+    key: PriceKey,
+    shapes: Sequence[Sequence[Layout]],
+    variants_of: Variants,
+    kinds: Iterable[str],
+    doubt: float,
 ) -> tuple[tuple[RolePlacement, ...], Rows, Floats]:
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
     pool, memory = request.cluster.node_groups[key.hardware], _memory(request, models, key)
     usable, roles = pool.profile.usable_memory.value, list[RolePlacement]()
     parts, counts = list[list[RoleBytes]](), list[int]()
-    for variants, ends in _hopeful(memory, shapes, usable if key.role in TRAINED else np.inf):
+    for variants, ends in _hopeful(memory, shapes, variants_of, usable if key.role in TRAINED else np.inf):
         roles += variants
         parts.append(ends)
         counts.append(len(variants))
@@ -53,7 +60,7 @@ def _memory(request: Request, models: Models, key: PriceKey) -> RoleMemory:
 
 
 def _hopeful(
-    memory: RoleMemory, shapes: Shapes, usable: float
+    memory: RoleMemory, shapes: Sequence[Sequence[Layout]], variants_of: Variants, usable: float
 ) -> Iterator[tuple[tuple[RolePlacement, ...], list[RoleBytes]]]:
     """What a role may do between its calls in each layout, and its bytes on the first and the last stage.
 
@@ -61,7 +68,7 @@ def _hopeful(
     the same shape take more still.
     """
     for shape in shapes:
-        for variants in filter(None, shape):
+        for variants in filter(None, map(variants_of, shape)):
             ends = _ends(memory, variants[0], usable)
             if ends is None:
                 break

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from rlhfsim.search.least import Floor
 from rlhfsim.search.options import ALONE, PriceKey
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.step.calls import bias_of
 from rlhfsim.step.speed_of_light import limit_of
-
-
-class Floor(NamedTuple):
-    """The least that a role can take on a number of GPUs, and how many options it has."""
-
-    legal: int
-    ready: float
-    """Seconds until the result of its forward call is there."""
-    training: float
-    """Seconds of its training."""
 
 
 def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
@@ -37,4 +28,6 @@ def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
         limit = limit_of(setting, call, None) or 0.0
         kind = "train" if call.kind == "train" else "forward"
         seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * limit
-    return Floor(pricer.legal(key), seconds["forward"], seconds["train"])
+    return Floor(
+        key=key, options=lambda: pricer.legal(key), ready=seconds["forward"], training=seconds["train"]
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
@@ -10,10 +10,26 @@ import numpy as np
 
 from rlhfsim.search.bound import head_seconds, ruled
 from rlhfsim.search.columns import Floats, Numbers
-from rlhfsim.search.floors import Floor
-from rlhfsim.search.options import OptionTable
+from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import STREAM_CHUNKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Floor:
+    """The least that a role can take on a number of GPUs, and how many options it has."""
+
+    key: PriceKey
+    options: Callable[[], int]
+    ready: float
+    """Seconds until the result of its forward call is there."""
+    training: float
+    """Seconds of its training."""
+
+    @property
+    def legal(self) -> int:
+        """Its options in the space."""
+        return self.options()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,12 +37,28 @@ class Least:
     """The least that a pool can contribute, role by role."""
 
     numbers: Numbers
-    legal: int
-    """Combinations of its roles."""
-    fitting: int
-    """Those whose roles fit by themselves, or are not priced."""
-    priced: bool
-    """Whether all of its roles are."""
+    tables: Sequence[OptionTable]
+    unpriced: Sequence[Floor]
+    """Of the roles that are not priced."""
+
+    @property
+    def priced(self) -> bool:
+        """Whether all of its roles are."""
+        return not self.unpriced
+
+    @property
+    def legal(self) -> int:
+        """Combinations of its roles."""
+        return self._others * prod(table.legal for table in self.tables)
+
+    @property
+    def fitting(self) -> int:
+        """Those whose roles fit by themselves, or are not priced."""
+        return self._others * prod(map(len, self.tables)) if all(map(len, self.tables)) else 0
+
+    @property
+    def _others(self) -> int:
+        return prod(floor.legal for floor in self.unpriced)
 
 
 def least(
@@ -38,11 +70,9 @@ def least(
     rules_streamed: bool,
 ) -> Least:
     """What a pool of these roles contributes at least, and of others that are `unpriced`."""
-    others_legal, priced = prod(floor.legal for floor in unpriced), not unpriced
-    legal, fitting = others_legal * prod(t.legal for t in tables), others_legal * prod(map(len, tables))
-    if not fitting:
+    if not all(map(len, tables)):
         nothing = Numbers(np.full(Numbers.FIXED + STREAM_CHUNKS, inf))
-        return Least(numbers=nothing, legal=legal, fitting=0, priced=priced)
+        return Least(numbers=nothing, tables=tables, unpriced=unpriced)
     others = [t.least for t in tables if t.key.role != "rollout"]
     score = sum(role.ready for role in others) + sum(floor.ready for floor in unpriced)
     if any(role.runs for role in others):
@@ -60,7 +90,7 @@ def least(
             if not continuous:
                 numbers.u[...] = ruled(workload, table.pieces, streamed=rules_streamed).min()
             numbers.values[Numbers.FIXED :] = table.pieces.min(axis=0)
-    return Least(numbers=numbers, legal=legal, fitting=fitting, priced=priced)
+    return Least(numbers=numbers, tables=tables, unpriced=unpriced)
 
 
 def generating(table: OptionTable, *, continuous: bool) -> Floats:

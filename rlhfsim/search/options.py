@@ -8,7 +8,7 @@ so it is priced once for each pool size (`search.pricer`) and serves every skele
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -29,8 +29,8 @@ from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
-Shapes = Sequence[Sequence[tuple[RolePlacement, ...]]]
-"""Shape -> layout (rising micro-batch) -> what a role does between its calls."""
+Variants = Callable[[Layout], tuple[RolePlacement, ...]]
+"""Layout -> what a role may do between its calls."""
 ALONE = "alone"
 """Pool name while a role is priced by itself."""
 

@@ -28,6 +28,7 @@ from rlhfsim.search.options import (
     AnyRolePlacement,
     OptionTable,
     PriceKey,
+    Variants,
     agreed,
     broken_limit,
     role_variants,
@@ -160,6 +161,7 @@ class Pricer:
         for tables in mapped(priced, largest_first, told):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
+        clock.spend(sum(self._tables[key].legal for key in wanted & self._tables.keys()))
         return wanted <= self._tables.keys()
 
     def hardware(self, key: PriceKey) -> NodeGroup:
@@ -193,7 +195,10 @@ class Pricer:
     def _fit(self, key: PriceKey) -> OptionTable:
         """The options of a role that run when nobody else is there, not yet timed."""
         options, kinds = self._options(key), [c.kind for c in self.calls_of(key.role)]
-        roles, rows, host = fitting_options(self.request, self.models, key, options.shapes, kinds, self.doubt)
+        variants_of = self._variants_of(key)
+        roles, rows, host = fitting_options(
+            self.request, self.models, key, options.shapes, variants_of, kinds, self.doubt
+        )
         return OptionTable(
             key=key,
             legal=options.legal,
@@ -210,31 +215,34 @@ class Pricer:
         )
 
     def _options(self, key: PriceKey) -> RoleOptions:
-        """Every option of a role in the space, those that do not fit included."""
+        """The layouts of a role in the space, and how many options they make, whether or not those fit."""
         if key not in self._shared.options:
-            role, space = key.role, self._shared.space(self.request, self.models, key)
-            shapes = tuple(
-                tuple(
-                    tuple(
-                        s
-                        for s in role_variants(
-                            self.request, role, layout, beside_actor=key.beside_actor, shares=key.shares
-                        )
-                        if not broken_limit(self.request, role, s)
-                    )
-                    for layout in shape
-                )
-                for shape in space.shapes
-            )
-            self._shared.options[key] = RoleOptions(
-                legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
-            )
+            space, variants_of = self._shared.space(self.request, self.models, key), self._variants_of(key)
+            limited = any(limit.role == key.role for limit in self.request.limits)
+            counts: dict[object, int] = {}
+            legal = 0
+            for layout in chain.from_iterable(space.shapes):
+                name = layout if limited else (layout.offload_optimizer, layout.offload_params)
+                if name not in counts:
+                    counts[name] = len(variants_of(layout))
+                legal += counts[name]
+            self._shared.options[key] = RoleOptions(legal=legal, refused=space.dropped, shapes=space.shapes)
         return self._shared.options[key]
+
+    def _variants_of(self, key: PriceKey) -> Variants:
+        """What a role may do between its calls: that depends on where its states lie, and on limits."""
+        request, role = self.request, key.role
+
+        def variants(layout: Layout) -> tuple[RolePlacement, ...]:
+            every = role_variants(request, role, layout, beside_actor=key.beside_actor, shares=key.shares)
+            return tuple(s for s in every if not broken_limit(request, role, s))
+
+        return variants
 
     def every(self, key: PriceKey) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
-            return tuple(chain(*chain(*self._options(key).shapes)))
+            return tuple(chain(*map(self._variants_of(key), chain(*self._options(key).shapes))))
         layouts = rollout_layouts(
             self.request, self.models.actor, key.gpus, self.hardware(key), shares=key.shares
         )

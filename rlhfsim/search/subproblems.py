@@ -17,7 +17,7 @@ from rlhfsim.search.bound import learner_seconds, objective_bound, rules_streame
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.floors import floor_of
-from rlhfsim.search.least import Least, generating, least
+from rlhfsim.search.least import Floor, Least, generating, least
 from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.pools import ENDS, Subproblem, alone
@@ -52,6 +52,7 @@ class Subproblems:
         """Nothing is known yet."""
         self.request, self.models, self.pricer = request, models, pricer
         self._least: dict[tuple[object, ...], Least] = {}
+        self._floors: dict[PriceKey, Floor] = {}
         self._pools: dict[tuple[object, ...], PoolTable] = {}
         self._lean: dict[tuple[object, ...], OptionTable] = {}
         self._open = _Open()
@@ -60,12 +61,8 @@ class Subproblems:
     def of(self, request: Request) -> Subproblems:
         """The same for a request that differs in the architectures that compete, with what is known."""
         other = Subproblems(request, self.models, self.pricer)
-        other._least, other._pools, other._lean, other.paths = (
-            self._least,
-            self._pools,
-            self._lean,
-            self.paths,
-        )
+        other._least, other._floors, other._pools = self._least, self._floors, self._pools
+        other._lean, other.paths = self._lean, self.paths
         return other
 
     # --- keys -------------------------------------------------------------------------------------
@@ -110,13 +107,19 @@ class Subproblems:
         found = least(
             [self.pricer.table(k) for k, has in zip(keys, priced, strict=True) if has],
             self.request.workload,
-            unpriced=[floor_of(self.pricer, k) for k, has in zip(keys, priced, strict=True) if not has],
+            unpriced=[self._floor(k) for k, has in zip(keys, priced, strict=True) if not has],
             continuous=continuous,
             rules_streamed=streamed,
         )
         if all(priced):
             self._least[name] = found
         return found
+
+    def _floor(self, key: PriceKey) -> Floor:
+        """The floor of a role that is not priced."""
+        if key not in self._floors:
+            self._floors[key] = floor_of(self.pricer, key)
+        return self._floors[key]
 
     def fitting_alone(self, skeleton: Skeleton) -> int:
         """Plans of a skeleton whose roles fit by themselves; one that is not priced keeps all options."""

@@ -134,7 +134,8 @@ def design(
     where a time limit ended the search, the best that was met is. `remedied`: where nothing fits, also why,
     and what would.
 
-    Where time is up, what was met is the answer, and what would take another search is left out.
+    Where time is up, what was met is the answer, and what would take another search is left out; where the
+    search ended after its share of work, the simplest plan, the knee and break-evens are.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -182,8 +183,10 @@ def _designed(
     def others() -> Sequence[Rival]:
         return _proven(request, searches, first) if explain and rivals else met[1:]
 
+    proven = found.certificate.proven
+
     def recommended() -> _Recommended:
-        close = simple and found.certificate.proven and not clock.over()
+        close = simple and proven and not clock.over()
         chosen = _simpler(first.candidate, prices, at_most) if close else None
         step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
         side = beside(prices.request, first.candidate.placement) if asks else None
@@ -198,7 +201,9 @@ def _designed(
             learning_gain=learning_gain(prices, first.candidate, step_s)
             if asks and not clock.over()
             else None,
-            fewer=fewer_gpus(prices.request, first.candidate) if asks and not clock.over() else None,
+            fewer=fewer_gpus(prices.request, first.candidate)
+            if asks and proven and not clock.over()
+            else None,
         )
 
     behind, ours = in_parallel(others, recommended) if explain and rivals else (others(), recommended())
@@ -267,7 +272,9 @@ def _compared(
         gaps=tuple(rival.gap for rival in shown),
         confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
         reasons=tuple(why),
-        break_evens=tuple(break_evens(variant, same_work)) if explain and not clock.over() else (),
+        break_evens=tuple(break_evens(variant, same_work))
+        if explain and found.certificate.proven and not clock.over()
+        else (),
         gains=ours.gains,
         elsewhere=ours.elsewhere,
         other_side=ours.other_side,

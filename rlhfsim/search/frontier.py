@@ -1,0 +1,133 @@
+"""Skeletons in the order of their bounds; roles are priced only where a bound leaves room for a plan.
+
+A bound with the floors of roles that are not priced is no higher than the one with their prices. So where
+all roles of the skeleton with the least bound are priced, no other one has less, whatever its roles are
+priced at: the order is that of a search that prices everything first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhfsim.search import clock
+from rlhfsim.search.branches import Branch
+from rlhfsim.search.columns import Floats, Ints
+from rlhfsim.search.options import PriceKey
+from rlhfsim.search.subproblems import Subproblems
+
+SMALL = 64
+"""GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
+AHEAD = 4
+"""Skeletons of which a role is priced in one go, those with the least bounds."""
+CHEAPEST = ("rollout", "reward", "reference", "critic", "actor")
+"""Order in which the roles of a skeleton are priced: a rollout has no floor, trained roles most options."""
+
+
+class Entry(NamedTuple):
+    """A skeleton with its bound."""
+
+    bound: float
+    branch: Branch
+    row: int
+
+    @property
+    def priced(self) -> bool:
+        """Whether all of its roles are."""
+        return bool(self.branch.priced[self.row])
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The skeletons of a search."""
+
+    subproblems: Subproblems
+    branches: Sequence[Branch]
+
+    def price_all(self, keys: Sequence[PriceKey]) -> None:
+        """Prices all roles, where each has few options."""
+        if all(key.gpus <= SMALL for key in keys):
+            self._price(keys)
+            for branch in self.branches:
+                branch.bounds.raise_up_to(inf)
+
+    def price_more(self, entries: Sequence[Entry]) -> bool:
+        """Prices one role more of each skeleton that has some left; whether there was one, and time."""
+        left = [e.branch.bounds.unpriced(e.row) for e in entries if not e.priced]
+        keys = {min(of, key=lambda key: CHEAPEST.index(key.role)) for of in left[:AHEAD]}
+        return bool(keys) and not clock.over() and self._price(sorted(keys))
+
+    def _price(self, keys: Sequence[PriceKey]) -> bool:
+        """Whether there was time for all."""
+        enough = self.subproblems.pricer.prepare(keys)
+        priced = {key for key in keys if self.subproblems.pricer.has(key)}
+        for bounds in {id(b.bounds): b.bounds for b in self.branches}.values():
+            bounds.update(priced)
+        return enough
+
+    def promising(self, branches: Sequence[Branch], limit: float, count: int) -> list[Entry]:
+        """The best skeletons with bounds up to `limit`, at most `count` of a branch and twice as many in all;
+        without time those alone that are priced."""
+        entries: list[Entry] = []
+        for branch in branches:
+            branch.bounds.raise_up_to(limit)
+            bound = np.where(branch.priced, branch.bound, inf) if clock.over() else branch.bound
+            last = min(count, len(bound)) - 1
+            rows = np.flatnonzero((bound <= min(limit, np.partition(bound, last)[last])) & (bound < inf))
+            best = rows[np.argsort(bound[rows], kind="stable")][:count].tolist()
+            entries += [Entry(float(bound[row]), branch, row) for row in best]
+        return sorted(entries, key=lambda entry: entry.bound)[: 2 * count]
+
+
+class Queue:
+    """Skeletons of some branches, the least bound first."""
+
+    def __init__(self, frontier: Frontier, branches: Sequence[Branch]) -> None:
+        """None of them was taken yet."""
+        self._frontier, self._branches = frontier, branches
+        sizes = [len(branch.sizes) for branch in branches]
+        self._owner = np.repeat(np.arange(len(branches)), sizes)
+        self._row = np.concatenate([np.arange(size) for size in sizes])
+        self._left = np.ones(len(self._row), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def up_to(self, limit: Callable[[], float]) -> Iterator[Entry]:
+        """Takes one after the other while their bounds are not above `limit`; roles of each are priced before
+        while there is time."""
+        while len(order := self._order(limit())):
+            bound, timely = self._bounds(), True
+            for place, index in enumerate(order.tolist()):
+                if bound[index] > limit():
+                    return
+                entry = self._entry(index, bound)
+                if not entry.priced and timely:
+                    ahead = (self._entry(i, bound) for i in order[place:].tolist())
+                    timely = self._frontier.price_more([e for e, _ in zip(ahead, range(AHEAD), strict=False)])
+                    if timely:
+                        break  # bounds have risen
+                self._left[index] = False
+                yield entry
+
+    def rest(self, limit: float) -> list[Entry]:
+        """Those that were not taken, with bounds up to `limit`."""
+        order, bound = self._order(limit), self._bounds()
+        return [self._entry(index, bound) for index in order.tolist()]
+
+    def _order(self, limit: float) -> Ints:
+        for branch in self._branches:
+            branch.bounds.raise_up_to(limit)
+        bound = self._bounds()
+        left = np.flatnonzero(self._left & (bound <= limit) & (bound < inf))
+        return left[np.argsort(bound[left], kind="stable")]
+
+    def _bounds(self) -> Floats:
+        return np.concatenate([branch.bound for branch in self._branches])
+
+    def _entry(self, index: int, bound: Floats) -> Entry:
+        return Entry(float(bound[index]), self._branches[self._owner[index]], int(self._row[index]))

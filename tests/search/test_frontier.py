@@ -1,0 +1,56 @@
+"""Roles that are priced only where a bound leaves room: the same plans as when all are priced first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhfsim.search import frontier
+from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.frontier import Queue
+
+SEEDS = range(1400, 1404)
+
+
+def test_pricing_roles_as_bounds_ask_finds_the_same_optimum_and_counts_every_plan(
+    questions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 0
+    for seed in SEEDS:
+        if (case := questions.drawn(seed, most=10**5)) is None:
+            continue
+        whole = Search(case.request, case.models).run()
+        with monkeypatch.context() as patched:
+            patched.setattr(frontier, "SMALL", 0)
+            search = Search(case.request, case.models)
+            asked = search.run()
+        assert (asked.best is None) == (whole.best is None), seed
+        if asked.best is not None:
+            found, best = (questions.value(case, result.best) for result in (asked, whole))
+            assert found == pytest.approx(best, rel=1e-9), seed
+        proof = asked.certificate
+        assert (proof.space, proof.unexplored, proof.gap) == (case.plans, 0, 0.0)
+        lines = proof.infeasible, proof.dominated, proof.bounded, proof.simulated
+        assert min(lines) >= 0
+        assert sum(lines) == proof.space, seed
+        assert proof.infeasible <= whole.certificate.infeasible + whole.certificate.bounded
+        left += not all(branch.priced.all() for branch in search._branches())
+    assert left > 0  # searches that never needed the price of some role
+
+
+def test_skeletons_come_in_the_order_of_the_bounds_that_their_prices_give(
+    questions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = next(c for seed in SEEDS if (c := questions.drawn(seed, most=10**5)) is not None and c.plans > 500)
+    whole = Search(case.request, case.models)
+    sizes = {
+        (branch.partition, tuple(row)): bound
+        for branch in whole._branches()
+        for row, bound in zip(branch.sizes.tolist(), branch.bound.tolist(), strict=True)
+    }
+    monkeypatch.setattr(frontier, "SMALL", 0)
+    search = Search(case.request, case.models)
+    entries = list(Queue(search.frontier, search._branches()).up_to(lambda: 1e9))
+    assert [e.bound for e in entries] == sorted(x for x in sizes.values() if x < 1e9)
+    assert all(e.bound == sizes[e.branch.partition, tuple(e.branch.sizes[e.row].tolist())] for e in entries)
