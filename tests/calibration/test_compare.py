@@ -358,6 +358,7 @@ def test_the_same_plan_on_another_profile_is_compared_with_a_note(
 def test_one_run_or_a_plan_and_a_run_are_wanted(arguments: list[str]) -> None:
     result = CliRunner().invoke(command, arguments)
     assert isinstance(result.exception, RlhfsimError)
+    assert result.exception.code == "bad-option"
 
 
 def test_a_simulated_run_compares_with_its_own_estimate(tmp_path: Path, plan: Plan) -> None:

@@ -127,13 +127,16 @@ def test_it_competes_where_the_framework_runs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "said"),
     [
-        lambda: Speculation(method="draft", draft_tokens=3, acceptance=0.5),
-        lambda: Speculation(method="eagle", draft_tokens=3, acceptance=0.5, model="8b"),
-        lambda: RolloutLayout(pp=2, speculation=METHODS["eagle"]),
+        (lambda: Speculation(method="draft", draft_tokens=3, acceptance=0.5), "draft needs model"),
+        (
+            lambda: Speculation(method="eagle", draft_tokens=3, acceptance=0.5, model="8b"),
+            "eagle has no model",
+        ),
+        (lambda: RolloutLayout(pp=2, speculation=METHODS["eagle"]), "rollout pp 2"),
     ],
 )
-def test_what_cannot_be_is_refused(make: object) -> None:
-    with pytest.raises(RlhfsimError):
+def test_what_cannot_be_is_refused(make: object, said: str) -> None:
+    with pytest.raises(RlhfsimError, match=said):
         make()  # type: ignore[operator]

@@ -47,21 +47,21 @@ def test_values_are_read_with_their_units(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "step_time",
-        "step_time=90",
-        "steptime<90",
-        "step_time<90GB",
-        "step_time<-3s",
-        "memory<",
-        "<3",
-        "oom<x",
-        "step_time<nan",
+        ("step_time", "is not QUANTITY<VALUE"),
+        ("step_time=90", "is not QUANTITY<VALUE"),
+        ("steptime<90", "unknown quantity 'steptime'"),
+        ("step_time<90GB", "unknown unit 'GB'"),
+        ("step_time<-3s", "-3s is negative"),
+        ("memory<", "is not QUANTITY<VALUE"),
+        ("<3", "is not QUANTITY<VALUE"),
+        ("oom<x", "'x' is not a number"),
+        ("step_time<nan", "'nan' is not a number"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_error(text: str) -> None:
-    with pytest.raises(RlhfsimError):
+def test_what_cannot_be_read_is_one_clear_error(text: str, said: str) -> None:
+    with pytest.raises(RlhfsimError, match=said):
         requirement(text)
 
 

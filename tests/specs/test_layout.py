@@ -62,5 +62,6 @@ def test_wrong_layouts_are_refused_with_their_line(text: str) -> None:
     "text", ["{memory_utilization: 0}", "{memory_utilization: 1.1}", "{max_num_seqs: 0}", "{precision: int3}"]
 )
 def test_wrong_rollout_layouts_are_refused(text: str) -> None:
-    with pytest.raises(RlhfsimError):
+    with pytest.raises(RlhfsimError, match=f"'{text[1:].split(':')[0]}': input should be") as error:
         convert(RolloutLayout, parse_yaml(text, "r.yaml"))
+    assert error.value.code == "bad-value"

@@ -102,18 +102,18 @@ def test_representative_lengths_are_sorted_and_keep_the_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "{kind: truncated, mean: 5, std: 1, min: 10, max: 5}",
-        "{kind: fixed, value: 0}",
-        "{kind: lognormal, mean: .inf, max: 10}",
-        "{kind: lognormal, mean: 10, sigma: -1, max: 10}",
-        "{kind: empirical}",
-        "{value: 5}",
+        ("{kind: truncated, mean: 5, std: 1, min: 10, max: 5}", "from 10 to 5 tokens: the range is empty"),
+        ("{kind: fixed, value: 0}", "'fixed.value': input should be greater"),
+        ("{kind: lognormal, mean: .inf, max: 10}", "'lognormal.mean': input should be a finite number"),
+        ("{kind: lognormal, mean: 10, sigma: -1, max: 10}", "'lognormal.sigma': input should be greater"),
+        ("{kind: empirical}", "'empirical.file' is missing"),
+        ("{value: 5}", "discriminator 'kind'"),
     ],
 )
-def test_impossible_distributions_are_refused(text: str) -> None:
-    with pytest.raises(RlhfsimError):
+def test_impossible_distributions_are_refused(text: str, said: str) -> None:
+    with pytest.raises(RlhfsimError, match=said):
         convert(Lengths, parse_yaml(text, "lengths.yaml"))  # type: ignore[arg-type]
 
 

@@ -189,18 +189,18 @@ def test_absurd_numbers_are_refused(change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "said"),
     [
-        {"num_kv_heads": 3},
-        {"num_heads": 0},
-        {"head_dim": -1},
-        {"num_windowed_layers": 1},
-        {"kv_lora_rank": 16},
-        {"sliding_window": 0},
+        ({"num_kv_heads": 3}, "3 key/value heads do not divide 4 query heads"),
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"head_dim": -1}, "head_dim is -1"),
+        ({"num_windowed_layers": 1}, "sliding_window is missing"),
+        ({"kv_lora_rank": 16}, "kv_lora_rank is given, so"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
     ],
 )
-def test_inconsistent_attention_is_refused(change):
-    with pytest.raises(RlhfsimError):
+def test_inconsistent_attention_is_refused(change, said):
+    with pytest.raises(RlhfsimError, match=said):
         replace(TINY.attention, **change)
 
 

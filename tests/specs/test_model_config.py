@@ -144,13 +144,18 @@ def test_other_kinds_of_models_are_refused_by_name(kind):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", " ", "{", '{"hidden_size": 40', "[]", "null", "3", '"x"', "{}", "nul", "\ufeff{}", "[" * 5000],
+    ("text", "said"),
+    [
+        *((text, "not valid JSON") for text in ("", " ", "{", '{"hidden_size": 40', "nul", "\ufeff{}")),
+        *((text, "one mapping of keys to values\n") for text in ("[]", "null", "3", '"x"')),
+        ("{}", "and this one is empty"),
+        ("[" * 5000, "nested more than"),
+    ],
 )
-def test_a_file_that_is_no_config_is_refused(text, tmp_path):
+def test_a_file_that_is_no_config_is_refused(text, said, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(RlhfsimError) as caught:
+    with pytest.raises(RlhfsimError, match=said) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
 

@@ -49,19 +49,19 @@ def test_two_entries_with_different_values_for_one_blank_conflict() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "said"),
     [
-        "id: a, match: {model: m}, set: {tp: 2}",
-        "id: a, match: {model: m}, set: {tp: 2}, source: ''",
-        "id: a, match: {model: m}, set: {}, source: doc",
-        "id: a, match: {model: m}, set: {tpp: 2}, source: doc",
-        "id: a, match: {modell: m}, set: {tp: 2}, source: doc",
-        "id: a, match: m, set: {tp: 2}, source: doc",
-        "id: a, match: {model: m}, set: {tp: 2}, source: doc, note: x",
+        ("id: a, match: {model: m}, set: {tp: 2}", "needs exactly id, match, set and source"),
+        ("id: a, match: {model: m}, set: {tp: 2}, source: ''", "needs exactly id, match, set and source"),
+        ("id: a, match: {model: m}, set: {}, source: doc", "set must map columns"),
+        ("id: a, match: {model: m}, set: {tpp: 2}, source: doc", "unknown column 'tpp'"),
+        ("id: a, match: {modell: m}, set: {tp: 2}, source: doc", "unknown column 'modell'"),
+        ("id: a, match: m, set: {tp: 2}, source: doc", "match must map columns"),
+        ("id: a, match: {model: m}, set: {tp: 2}, source: doc, note: x", "needs exactly id, match, set"),
     ],
 )
-def test_an_entry_without_source_or_with_unknown_names_is_refused(entry: str) -> None:
-    with pytest.raises(RlhfsimError):
+def test_an_entry_without_source_or_with_unknown_names_is_refused(entry: str, said: str) -> None:
+    with pytest.raises(RlhfsimError, match=said):
         parsed(entry)
 
 

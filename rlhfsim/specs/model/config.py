@@ -82,9 +82,10 @@ def read_config(source: Source, name: str, *, origin: str = "") -> ModelSpec:
         RlhfsimError: incomplete, absurd, or not a decoder-only transformer.
     """
     if not isinstance(source.data, Mapping) or not source.data:
+        empty = ", and this one is empty" if isinstance(source.data, Mapping) else ""
         raise RlhfsimError(
             "not-a-model-config",
-            "a model's config.json holds one mapping of keys to values",
+            f"a model's config.json holds one mapping of keys to values{empty}",
             place=source.place(),
             help="give the config.json of a Hugging Face checkpoint",
         )
