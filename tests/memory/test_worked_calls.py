@@ -11,20 +11,23 @@ import pytest
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.memory import activations, components, kv_cache, logits, residency, risk, role_bytes, states
 from rlhfsim.memory.activations import Activations
+from rlhfsim.memory.findings import host_findings
 from rlhfsim.memory.layer_tensors import layer_tensors
-from rlhfsim.memory.ledger import EngineStart, Ledger, LedgerPhase, host_bytes
+from rlhfsim.memory.ledger import EngineStart, Ledger, LedgerPhase, host_bytes, no_start
 from rlhfsim.memory.role_bytes import Extra, RoleKind
 from rlhfsim.memory.states import States
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.mixers import DENSE
 from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.speculation import Speculation, own_params
-from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GIB, MIB
 
 H100 = load_profile("h100_sxm")
@@ -420,3 +423,86 @@ def test_host_bytes_of_the_fullest_node_by_hand() -> None:
     )
     assert host_bytes(wide, cluster, {"a": 0.0, "b": GIB}) == {"a": 4 * GIB, "b": 8 * GIB}
     assert DENSE.layers == 1
+
+
+# --- the other side of a branch ---------------------------------------------------------------------------
+
+
+def test_pinned_blocks_that_are_rounded_up_may_not_fit() -> None:
+    role = RolePlacement(pool="all", layout=Layout(dp=1))
+    placed = Placement(pools=(ResourcePool(name="all", gpus=1),), actor=role, weight_path="none")
+    found = [
+        len(list(host_findings(_ledger(_phase("a.train", 5, 10), host=held), placed)))
+        for held in (50.0, 51.0, 100.0, 101.0)
+    ]
+    assert found == [0, 1, 1, 0]
+
+
+def test_experts_of_the_fullest_rank_count_where_they_are_spread() -> None:
+    work = Workload(model="qwen3-30b-a3b", algorithm="grpo", prompts=8)
+    held = role_bytes.role_memory(models_of(work), "actor", work, backend="megatron", profile=H100)
+    assert (held.imbalance, held.waste) == (H100["ep_hot_rank_factor"], H100["fragmentation"] - 1)
+    even = role_bytes.role_memory(
+        models_of(work), "actor", work, backend="megatron", profile=H100, software=Software(balanced=True)
+    )
+    dense = replace(work, model="llama-3.1-8b")
+    plain = role_bytes.role_memory(models_of(dense), "actor", dense, backend="megatron", profile=H100)
+    assert (even.imbalance, plain.imbalance) == (1, 1)
+
+    def activations_of(memory, **layout) -> float:
+        placed = RolePlacement(pool="all", layout=Layout(dp=4, recompute="none", **layout))
+        return memory.of(placed).train.activations
+
+    assert activations_of(held) == activations_of(even)
+    assert activations_of(held, ep=4) > activations_of(even, ep=4)
+    quick = role_bytes.role_memory(
+        models_of(work), "reference", work, backend="megatron", profile=H100, beside_actor=True
+    )
+    assert (quick.framework, quick.kind.trained, held.framework) == (0, False, H100["framework_bytes"])
+    alone = role_bytes.role_memory(
+        models_of(work), "reference", work, backend="deepspeed", profile=H100, beside_actor=True
+    )
+    assert alone.framework == H100["framework_bytes"]
+
+
+def test_ranks_of_experts_buffers_and_steps_on_the_other_side() -> None:
+    layout = Layout(tp=2, dp=8, ep=2, etp=2)
+    part = states.shard(MOE, layout, "megatron")
+    assert (part.expert_ranks, part.expert) == (4, 48 * 3 * 2048 * 384 * 64)
+    small = states.Shard(
+        dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, num_layers=7
+    )
+    assert states.gradient_buffer_bytes(small, Layout(dp=2, cp=2, zero=2), "fsdp2") == 2 * 240 + 400
+    whole = states.trained_states(small, Layout(dp=8, zero=0, offload_optimizer="cpu"), "deepspeed")
+    assert whole.host == 12 * 1400
+    assert states.root_params(LLAMA, 2, "first") == -(-128256 // 256) * 256 / 2 * 4096
+    assert kv_cache.rollout_weights(TIED, RolloutLayout()) == pytest.approx(2 * TIED.num_params, rel=1e-3)
+    bare = replace(MOE, moe=replace(MOE.moe, expert_ffn=1, top_k=1))
+    width = 2 * (32 + 4) * 128 - 36 * 128 + 2 * 32 * 128
+    assert kv_cache.forward_bytes(bare, 1) == 2 * (2 * 2048 + width)
+
+
+def test_an_engine_starts_as_likely_as_its_parts_leave_room() -> None:
+    role = RolloutPlacement(pool="all", layout=RolloutLayout(memory_utilization=0.45))
+    held = kv_cache.engine_bytes(LLAMA, role, profile=H100)
+    work = Workload(model="llama-3.1-8b", algorithm="grpo", prompts=8)
+    models, batch = models_of(work), batch_lengths(work)
+    weights = kv_cache.rollout_weights(LLAMA, role.layout)
+    one = batch.max_tokens * kv_cache.kv_bytes_per_token(LLAMA, role.layout)
+
+    def item(size: float, name: str) -> risk.Item:
+        c = H100.coefficient(name)
+        return risk.Item(size, size * c.low / c.value, size * c.high / c.value)
+
+    items = [
+        risk.Item(weights, weights * 0.99, weights * 1.02),
+        item(held.profile_peak, "sampler_bytes_per_logit"),
+        item(held.non_torch, "vllm_non_torch_bytes"),
+        item(held.cuda_graphs, "cuda_graph_bytes"),
+        risk.Item(one, one, one),
+    ]
+    for share in (0.25, 0.28, 0.31):
+        asked = replace(role, layout=replace(role.layout, memory_utilization=share))
+        expected = risk.probability_above(items, share * H100.usable_memory.value)
+        assert 0 < expected < 1
+        assert no_start(models, asked, H100, held, batch) == pytest.approx(expected)

@@ -964,3 +964,100 @@ def test_packs_hold_what_a_rank_has_or_whole_padded_sequences() -> None:
     assert packing.fill(work, 3, 1000.0, (300.0, 500.0, 900.0)) == (1000 + 600 + 400) / 2
     assert packing._rank(work, 8, 4, None) == 1000
     assert packing._rank(work, 4, 4, (300.0, 5000.0)) == 5100
+
+
+# --- the other side of a branch -----------------------------------------------------------------------------
+
+
+def test_context_parallel_ranks_hold_the_same_gradients(device: Device) -> None:
+    (shard,) = exchange.shards(device, LLAMA, Layout(dp=2, cp=4))
+    assert shard.ranks.ranks == 8
+    _, narrow = exchange.shards(device, MOE, Layout(tp=2, dp=8, ep=2, etp=2))
+    assert (narrow.ranks.ranks, narrow.params) == (4, 48 * layers.layer_expert_params(MOE, 2, 2))
+    own = exchange.update(device, LLAMA, Layout(dp=1, cp=2, zero=1), optimizer="adam")[-1]
+    assert own.seconds == 0.02
+    tied = preset("llama-3.2-1b")
+    rate = H100.hbm.value * device["nf4_dequantise_efficiency"]
+    held = 16 * layers.layer_params(tied, 1, kind=DENSE)
+    got = exchange.dequantised(device, tied, Layout(dp=1), 1.0)
+    assert got.seconds == pytest.approx(held * (2.5 + (1 + 4 / 256) / 64) / rate)
+
+
+def test_intervals_of_what_is_exposed(device: Device) -> None:
+    layout = Layout(dp=8, zero=3)
+    room = Room(0.0, {})
+    parts = exchange.exchange(device, LLAMA, layout, 1, forward=room, backward=room, reduce_bytes=4.0)
+    assert [p.spread for p in parts[:2]] == [(0.4, 1.8), (0.3, 1.5)]
+    gathers = exchange.gathers(device, LLAMA, layout, 4, 1e9)
+    assert gathers[0].spread == (0.4, 1.8)
+    half = exchange.gathers(device, LLAMA, Layout(dp=8, zero=3, pp=2), 4, 1e9)
+    (shard,) = exchange.shards(device, LLAMA, Layout(dp=8, zero=3, pp=2))
+    raw = 4 * collectives.all_gather(device, 2 * shard.params, shard.ranks)
+    assert half[0].seconds == pytest.approx(raw / 16)
+
+
+def test_products_of_experts_are_grouped_and_those_of_fp8_have_their_gain(device: Device) -> None:
+    work = Work(tokens=4000.0, length=1000.0, precision="fp8", low_precision_gain=1.25)
+    router, up, down = layers.expert_matrices(MOE, 1)
+    rows = layer_time._rows(up, work)
+    forward, data, weight, by_name = layer_time._gemms(device, (router, up, down), work)
+
+    def grouped(m: float, n: float, k: float, params: int) -> float:
+        least = 2 * params / (H100.hbm.value * 0.8)
+        return layer_time._gemm(device, m, n, k, "fp8", True, least, 1.25)
+
+    plain = layer_time._gemm(device, 4000.0, 128.0, 2048.0, "bf16", False, 0.0, 1.0)
+    assert by_name["router"] == pytest.approx(plain)
+    assert by_name["expert_up"] == pytest.approx(grouped(rows, 1536.0, 2048.0, up.params))
+    assert forward == pytest.approx(sum(by_name.values()))
+    own = grouped(rows, 2048.0, 1536.0, up.params) + grouped(rows, 768.0, 2048.0, down.params)
+    assert data == pytest.approx(
+        own + layer_time._gemm(device, 4000.0, 2048.0, 128.0, "bf16", False, 0.0, 1.0)
+    )
+    own = grouped(2048.0, 1536.0, rows, up.params) + grouped(768.0, 2048.0, rows, down.params)
+    assert weight == pytest.approx(
+        own + layer_time._gemm(device, 2048.0, 128.0, 4000.0, "bf16", False, 0.0, 1.0)
+    )
+    one = layer_time.layer(device, NEMOTRON, replace(work, precision="bf16"), kind=NEMOTRON.kinds[0])
+    assert one.backward.scan == pytest.approx(2.5 * one.forward.scan)
+    ends = layer_time.head(device, LLAMA, work)
+    assert [*ends.forward[1:2], *ends.forward[3:], *ends.backward[1:2], *ends.backward[3:], ends.core] == [
+        0
+    ] * 13
+    software = Software(stack="eager")
+    none, core = (
+        passes._backward(one, software, recompute, False).scan for recompute in ("none", "selective")
+    )
+    assert core == pytest.approx(none + one.forward.scan)
+
+
+def test_narrow_windows_are_bound_by_their_bytes(device: Device, hbm: float) -> None:
+    narrow = preset("gpt-oss-20b")
+    narrow = replace(narrow, attention=replace(narrow.attention, sliding_window=1))
+    work = Work(tokens=20000.0, length=10000.0, flash=False)
+    full = mixer_time._unfused(device, layers.heads(narrow.attention, 1), 2.0, 10000.0)
+    io = 2 * 20000 * 2 * (64 + 8) * 64 / hbm
+    assert mixer_time.attention(device, narrow, work) == pytest.approx((full + io) / 2)
+    sparse, short = preset("deepseek-v3.2"), Work(tokens=1024.0, length=1024.0, flash=False)
+    whole = mixer_time._unfused(device, layers.heads(sparse.attention, 1), 1.0, 1024.0)
+    assert mixer_time.attention(device, sparse, short) == pytest.approx(whole * 320 / 384)
+    cut = Work(tokens=500.0, length=1000.0, cp=2)
+    rate = H100.peak["fp8"].value * device["indexer_efficiency"]
+    flop = sparse.attention.index_flop(1000**2 / 2) / 2
+    assert mixer_time.index(device, sparse, cut) == pytest.approx(flop / rate)
+    quick = Work(tokens=1000.0, length=1000.0)
+    flash = mixer_time._flash(device, layers.heads(LLAMA.attention, 1), 1.0, 1000.0)
+    assert mixer_time.attention(device, LLAMA, quick) == pytest.approx(flash)
+
+
+def test_small_seconds_and_small_spreads_count(device: Device) -> None:
+    shown = Pass(0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
+    assert len(step.work_parts(device, Layout(tp=2, cp=2, ep=2, dp=2), shown, 0.5)) == 9
+    layout = Layout(tp=8, cp=2, dp=2)
+    far = step.work_parts(device, layout, Pass(0.0, 0.0, 0.0, 0.04, 0.0, 0.0), 0.04)
+    assert far[0].resource == "nvlink"
+    little = Sequences(count=8, mean=100.0, mean_square=10000.25, maximum=101.0)
+    assert unequal_lengths.spread_of(little, Layout(dp=2), 1, 4, None).micro_batch == pytest.approx(0.005)
+    assert unequal_lengths.spread_of(little, Layout(dp=2, zero=3), 1, 4, None).slowest == pytest.approx(0.005)
+    wide = pipeline.split(31, 8)  # 33 units in chunks of five: the six in the middle hold 30
+    assert (wide.first, wide.middle) == (0.5, 5)
