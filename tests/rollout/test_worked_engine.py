@@ -17,9 +17,10 @@ from rlhfsim.kernels.layers import Matrix
 from rlhfsim.rollout import decode, environment, experts, generation, prefill, schedule, steady_state, untimed
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
-from rlhfsim.rollout.continuous_batching import tabulate
-from rlhfsim.rollout.engine_step import EngineStep, kernel, on, peak
+from rlhfsim.rollout.continuous_batching import start_steps, tabulate
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, kernel, on, peak
 from rlhfsim.rollout.matrices import gemm, weight_only
+from rlhfsim.rollout.oversampling import aborted
 from rlhfsim.rollout.prefill import Terms, output_time
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.rollout.speculative import speculative_step
@@ -805,3 +806,145 @@ def test_an_engine_that_never_drains_is_no_faster_than_its_workers() -> None:
     slow = Cost(parts=(part("hbm", 1e6, "x"),))
     assert environment.answered_at_least(slow, asked) is slow
     assert environment.answered_at_least(cost, SimpleNamespace(environment=None)) is cost
+
+
+# --- the other side of a branch -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "ep"), [(0.0, 1), (8.0, 1), (12.0, 2), (20.0, 1)])
+def test_experts_in_4_bit_on_a_gpu_of_few_flop(device: Device, tokens: float, ep: int) -> None:
+    """A hundredth of the FLOP/s: products and readings take about as long for ten tokens."""
+    peak16 = H100.peak["bf16"]
+    slow = replace(H100, peak={**H100.peak, "bf16": replace(peak16, value=peak16.value / 100)})
+    small = replace(device, profile=slow)
+    layout = RolloutLayout(tp=2, ep=ep)
+    etp, n = 2 / ep, max(tokens, 1.0)
+    own = 3 * OSS.hidden * OSS.moe.expert_ffn / etp
+    read = own * 32 / ep * (1 - (7 / 8) ** n)
+    compute, hbm = 2 * own * n * 4 / ep / (peak16.value / 100), H100.hbm.value
+    share = max(compute, 17 / 32 * read / hbm) / max(compute, 2 * read / hbm)
+    step = on("hbm", 1.0)
+    got = experts._weight_only(small, OSS, replace(layout, precision="mxfp4"), np.array(tokens), step)
+    assert total(got) == pytest.approx(share)
+
+
+def test_steps_of_pipelines_ranks_and_drafters(device: Device) -> None:
+    n, c = np.array(32.0), np.array(1000.0)
+    layout = RolloutLayout(pp=2)
+    rows = np.array(16.0)
+    parts = decode.token_work(device, LLAMA, layout, rows) + decode.decode_attention(
+        device, LLAMA, layout, rows, c
+    )
+    head = decode.head_work(device, LLAMA, layout, rows)
+    expected = total(decode.pipelined(device, LLAMA, layout, n, parts, head))
+    assert total(decode.gpu_work(device, LLAMA, layout, n, c)) == pytest.approx(expected)
+    assert total(
+        decode.pipelined(device, LLAMA, RolloutLayout(pp=4), np.array(0.5), on("hbm", 8.0), head)
+    ) == pytest.approx(
+        8 + total(head) + 4 * total(decode.pipeline_hop(device, LLAMA, RolloutLayout(pp=4), np.array(1.0)))
+    )
+    near = decode.pipeline_hop(device, LLAMA, layout, rows)
+    assert float(near.nvlink) == total(near)
+    wide = decode.pipeline_hop(device, MOE, RolloutLayout(pp=2, tp=2, attention_dp=4), rows)
+    assert float(wide.network) == total(wide)
+    several = total(decode.decode_attention(device, SPARSE, RolloutLayout(), n, c, tokens=3))
+    index = total(untimed.index(device, SPARSE, 3 * 32_000.0, 32_000.0))
+    core = total(decode._decode_core(device, SPARSE, RolloutLayout(), n, c, "vllm", 3))
+    assert several == pytest.approx(61 * core + index)
+    whole = Speculation(method="draft", draft_tokens=3, acceptance=0.5, model="llama-3.2-1b")
+    drafted = RolloutLayout(speculation=whole)
+    verify = decode.gpu_work(device, LLAMA, drafted, n, c, tokens=4)
+    own = total(
+        verify + decode.overhead(device, LLAMA, drafted, n, verify.seconds, engine="vllm", rows=n * 4)
+    )
+    small = preset("llama-3.2-1b")
+    draft = total(decode.gpu_work(device, small, RolloutLayout(), n, c)) + 1e-3 + 16 * 2e-5
+    assert total(speculative_step(device, LLAMA, drafted, whole, n, c)) == pytest.approx(own + 3 * draft)
+    assert total(collective(device, "all_reduce", np.array(1e6), 2)) > 0
+    eight = experts._exchange(device, MOE, RolloutLayout(tp=2, attention_dp=8, ep=16), np.array(1.0))
+    where, sent = Group(ranks=16, per_domain=8), np.array(8 * 2048 * 2.0)
+    assert float(eight.network) <= 2 * float(collectives.one_sided(device, sent, where))
+
+
+def test_a_coefficient_of_an_engine_s_own_is_taken_first(device: Device) -> None:
+    known = dict(device.profile.coefficients)
+    known["prefill_overhead_sglang"] = replace(known["prefill_overhead"], value=7.0, low=6.0, high=8.0)
+    other = device_of(
+        NodeGroup(profile=replace(device.profile, coefficients=known), gpus=64, gpus_per_node=8)
+    )
+    assert decode.coefficient(other, "prefill_overhead", "sglang") == 7
+    assert decode.coefficient(other, "prefill_overhead", "vllm") == 5e-3
+
+
+def test_parts_of_a_step_rest_on_their_coefficients(device: Device) -> None:
+    cost = (on("network", 1.0) + on("overhead", 1.0) + on("hbm", 1.0)).cost(device)
+    spreads = {p.resource: p.spread for p in cost.parts}
+    assert spreads["network"] == device.spread("nic_efficiency")
+    assert spreads["hbm"] == device.borrowed(CURVE_SPREAD)
+
+
+def test_the_time_of_an_environment_is_added_to_a_stage(device: Device) -> None:
+    asked = Requests(
+        prompts=16, samples=1, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=200)
+    )
+    made = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=1e9)
+    world = Environment(turns=4, seconds_per_turn=3.0, workers=16)
+    turns = environment.Turns(buffers=(made.cost,), sequences=(16,), environment=world)
+    got = environment.with_environment(made, turns)
+    assert got.seconds == pytest.approx(made.seconds + 12)
+    assert got.finish == pytest.approx([got.seconds] * 64)
+
+
+def test_a_rollout_ends_with_the_groups_that_are_wanted(device: Device) -> None:
+    """Two replicas of 1 s a step: groups end after 2, 4 and 6, 8 steps; three are wanted."""
+    n, c = np.array([1.0, 2, 64]), np.array([0.0, 10, 1000])
+    zero = np.zeros(())
+    table = tabulate(
+        n, c, EngineStep(compute=zero, hbm=np.ones((3, 3)), nvlink=zero, network=zero, overhead=zero)
+    )
+    asked = Requests(
+        prompts=4, samples=1, prompt_lengths=Fixed(value=0.0001), response_lengths=Fixed(value=8), wanted=3
+    )
+    lengths = np.array([2.0, 4.0, 6.0, 8.0])
+    plan = schedule.schedule(lengths, asked, 2, 100, 1e9, False)
+    cut = aborted(plan, table, 3)
+    assert cut.finish.tolist() == pytest.approx([2, 4, 6])
+    assert (cut.trained_tokens, cut.plan.tokens) == (12, pytest.approx(2 + 4 + 6 + 6))
+    points = generation._points(cut, 1.0)
+    assert points == pytest.approx([3.0] * 21 + [5.0] * 21 + [7.0] * 22)
+    held = float(np.max(cut.plan.timeline.start + cut.plan.timeline.steps))
+    assert held == pytest.approx(6, abs=0.001)
+
+
+def test_a_steady_state_of_several_attention_ranks_and_drafts(device: Device) -> None:
+    layout = RolloutLayout(dp=2, attention_dp=4, ep=4, max_num_seqs=8)
+    asked = Requests(
+        prompts=40, samples=4, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=400)
+    )
+    got = steady_state.steady_state(
+        device, MOE, layout, asked, staleness=1.0, interrupted=False, kv_tokens=1e9
+    )
+    assert got.running == 32
+    assert got.interrupt.seconds == 0
+    first = total(prefill.group_prefill(device, MOE, layout, 20.0, 4.0, 100.0))
+    work = first + got.step * 160 * 400 / (2 * 32)
+    assert got.cost.seconds == pytest.approx(max(work, 400 * got.step))
+    uniform = LogNormal(mean=1000, sigma=0.5, max=8192)
+    one = steady_state.mean_of_longest(uniform, 1)
+    assert one == pytest.approx(schedule.stats(uniform).mean, rel=0.01)
+    assert steady_state.mean_of_longest(Fixed(value=7), 5) == 7
+
+
+def test_slots_of_sequences_of_unequal_age() -> None:
+    """Half a block, the prompt, and E[l^2] / 2 E[l] = 80 of lengths 100 and 200 in equal parts and more."""
+    dealt = np.array([[100.0, 200.0] * 20])
+    age = (100**2 + 200**2) / 2 / (2 * 150)
+    line, slots = schedule._fitted(dealt, 28.0, 10.0, 100, 8 * (26 + age) + 1)
+    assert slots <= 8
+    assert schedule._peak(line, 10.0) <= 8 * (26 + age) + 1
+    loose, more = schedule._fitted(dealt, 28.0, 10.0, 8, 1e6)
+    assert more == 8
+    assert schedule._peak(loose, 10.0) == float(np.max(loose.running * (loose.start + loose.steps - 2)))
+    starts = start_steps(np.tile([3.0, 1.0, 2.0, 5.0, 1.0], (6, 1)), 2)
+    assert starts.tolist() == [[0, 0, 1, 3, 3]] * 6
+    assert start_steps(np.array([[3.0, 1.0, 2.0, 5.0, 1.0]]), 2).tolist() == [[0, 0, 1, 3, 3]]
