@@ -227,20 +227,47 @@ def _export(
 
 
 def _sync(plan: dict[str, Any], asked: Any) -> Iterator[tuple[str, Answered, str]]:
-    placement = plan["placement"]
-    if not placement.get("rollout"):
+    """That `sync` prices the plan's own weight path between its own ends as its step does."""
+    words = sync_words(plan)
+    if words is None:
         return
-    ends = [_degrees(placement[role]["layout"]) for role in ("actor", "rollout")]
-    words = ("--model", plan["workload"]["model"], "--gpu", plan["hardware"][0]["profile"])
-    answer = asked("sync", *words, "--from", ends[0], "--to", ends[1], "--json")
+    answer = asked("sync", *words, "--json")
     if answer.code != 0:
         yield "contradiction", answer, f"ends of a plan without a path: {answer.code}"
+        return
+    path, planned_s = plan["placement"]["weight_path"], sync_s(plan)
+    offered = [
+        p["seconds"] for p in json.loads(answer.text)["paths"] if (p["path"], p["available"]) == (path, True)
+    ]
+    if not any(abs(seconds - planned_s) <= SAME_STEP * planned_s for seconds in offered):
+        yield "contradiction", answer, f"{path} takes {planned_s:.9g} s in plan.json, {offered} here"
 
 
-def _degrees(layout: dict[str, Any]) -> str:
+def sync_s(plan: dict[str, Any]) -> float:
+    """Seconds of the weight sync of a plan.json, hidden or not."""
+    phases = (p for p in plan["prediction"]["phases"] if p["name"] == "actor.sync")
+    return float(sum(p["work_s"] or p["seconds"] for p in phases))
+
+
+def sync_words(plan: dict[str, Any]) -> tuple[str, ...] | None:
+    """The two ends of a plan.json in the words of `rlhfsim sync`; None where nothing is moved."""
+    placement, lora = plan["placement"], plan["workload"]["lora"]
+    actor, rollout, hardware = placement["actor"], placement.get("rollout"), plan["hardware"]
+    if not rollout or len(hardware) > 1:
+        return None
+    return (
+        *("--model", plan["workload"]["model"], "--backend", placement["backend"]),
+        *("--gpu", hardware[0]["profile"], "--gpus-per-node", str(hardware[0]["gpus_per_node"])),
+        *("--from", _degrees(actor["layout"], "zero"), "--to", _degrees(rollout["layout"], "precision")),
+        *(("--same-pool",) if actor["pool"] == rollout["pool"] else ()),
+        *(("--lora", str(lora["rank"])) if lora else ()),
+    )
+
+
+def _degrees(layout: dict[str, Any], more: str) -> str:
     """A layout in the words of `sync`."""
-    kept = {key: layout[key] for key in ("tp", "pp", "dp", "ep") if layout.get(key, 1) != 1}
-    return ",".join(f"{key}={value}" for key, value in (kept or {"tp": 1}).items())
+    names = ("tp", "pp", "dp", "cp", "ep", "etp", "attention_dp", more)
+    return ",".join(f"{name}={layout[name]}" for name in names if layout.get(name) is not None)
 
 
 def _doctor(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from lab.questions.ask import sync_s, sync_words
 from rlhfsim.api import estimate
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
@@ -98,6 +99,14 @@ def test_a_plan_has_one_exit_code_and_one_reason_in_every_command(name: str, tmp
     ):
         assert answer(command) == first, command
     if code == 0:
+        data = json.loads(plan.read_text())
+        words = sync_words(data)
+        assert words is not None
+        synced = run(f"sync {shlex.join(words)} --json")
+        assert synced[0] == code
+        paths = json.loads(synced[1])["paths"]
+        own = next(p for p in paths if p["name"] == data["placement"]["weight_path"])
+        assert own["seconds"] == pytest.approx(sync_s(data), rel=1e-6)
         script = tmp_path / "run" / "launch.sh"
         doctor = run(
             f"doctor {script} --gpu h100 --framework verl --set actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B --json"
