@@ -14,6 +14,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription, rollout_l
 from rlhfsim.frameworks.export import longest_prompt, longest_response, nodes_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import RolePlacement
 
 
 class Fields(Protocol):
@@ -27,17 +28,23 @@ def _generated(plan: Plan) -> int | None:
     return sampling.prompts_of(plan.workload.prompts) if sampling else None
 
 
-def _leaves(plan: Plan) -> bool:
-    actor = plan.placement.actor
-    return actor.offload_between or actor.residency == "offloaded"
+def leaves(placed: RolePlacement | None) -> bool:
+    """Whether states of a role leave its GPUs between its calls."""
+    return placed is not None and (placed.offload_between or placed.residency == "offloaded")
+
+
+def shares(plan: Plan) -> bool:
+    """Whether the rollout has the GPUs that train."""
+    rollout = plan.placement.rollout
+    return rollout is not None and rollout.pool == plan.placement.actor.pool
 
 
 PLANNED: Mapping[str, Callable[[Plan], Any]] = {
-    "shared": lambda plan: plan.placement.rollout.pool == plan.placement.actor.pool,  # type: ignore[union-attr]
+    "shared": shares,
     "packs": lambda plan: plan.placement.actor.layout.pack_tokens is not None,
     "kl": lambda plan: plan.placement.reference is not None,
     "in_reward": lambda plan: plan.workload.algorithm in ("ppo", "reinforce++"),
-    "leaves": _leaves,
+    "leaves": lambda plan: leaves(plan.placement.actor),
     "alpha": lambda plan: 2 * plan.workload.lora.rank if plan.workload.lora else None,
     "generated": _generated,
     "limit.prompt": longest_prompt,
@@ -120,16 +127,17 @@ def cut(read: Fields, gpus: int, **changes: Any) -> Layout:
 
 
 def described(said: dict[str, Any]) -> RunDescription:
-    """The run that fields say."""
+    """The run that fields say; `layout` and `rollout` may be there as a whole."""
     layout, rollout = (
         {k: said.pop(f"{role}.{k}") for k in _LAYOUT[role] if f"{role}.{k}" in said} for role in _LAYOUT
     )
-    split = layout.pop("sequence_parallel", False) or layout.get("tp", 1) == 1
-    gpus = rollout.pop("gpus", said["actor.gpus"])
-    run = {DESCRIBED.get(name, name.rpartition(".")[2]): value for name, value in said.items()}
-    return RunDescription(
-        **{name: value for name, value in run.items() if name in _RUN - {"layout", "rollout_gpus"}},
-        rollout_gpus=None if said["shared"] else said.get("rollout_gpus", gpus),
-        layout=said.get("layout") or training_layout(said["actor.gpus"], sequence_parallel=split, **layout),
-        rollout=rollout_layout(gpus, replicas=rollout.pop("dp", None), **rollout),
-    )
+    named = {DESCRIBED.get(name, name.rpartition(".")[2]): value for name, value in said.items()}
+    run = {name: value for name, value in named.items() if name in _RUN}
+    if "layout" not in run:
+        split = layout.pop("sequence_parallel", False) or layout.get("tp", 1) == 1
+        run["layout"] = training_layout(said["actor.gpus"], sequence_parallel=split, **layout)
+    if "rollout" not in run:
+        gpus = rollout.pop("gpus", said["actor.gpus"])
+        run.setdefault("rollout_gpus", None if said["shared"] else gpus)
+        run["rollout"] = rollout_layout(gpus, replicas=rollout.pop("dp", None), **rollout)
+    return RunDescription(**run)

@@ -298,7 +298,8 @@ class Reading:
         if name in self._table.follows:
             return self._table.follows[name](self._settings, self)
         role, _, last = name.rpartition(".")
-        return self[f"{role}.nodes"] * self[f"{role}.each"] if role and last == "gpus" else None
+        nodes = self[f"{role}.nodes"] if role and last == "gpus" else None
+        return None if nodes is None else nodes * self[f"{role}.each"]
 
     def all(self) -> dict[str, Any]:
         """Every field that is said."""

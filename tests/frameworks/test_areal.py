@@ -13,7 +13,7 @@ import yaml
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.areal.export import allocation
+from rlhfsim.frameworks.areal.allocations import allocation
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import Exported, export
 from rlhfsim.plan import Plan

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.frameworks.areal.configuration import CONFIGURATION
+from rlhfsim.frameworks.areal.keys import POLICY, TABLE
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number, total
 
@@ -71,5 +72,5 @@ FRAMEWORK = Framework(
     longest_prompt=tuple(f"{scope}/prompt_len/max" for scope in SCOPES),
     as_today=as_today,
     console=console,
-    keys={"samples": "gconfig.n_samples", "prompts": "train_dataset.batch_size", "model": "actor.path"},
+    keys=TABLE.batch | {"model": POLICY},
 )

@@ -10,8 +10,8 @@ from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import memory, predicted
-from rlhfsim.frameworks.fields import Fields, PlanFields
-from rlhfsim.frameworks.skyrl.unsaid import leaves, scoring, updates, versions
+from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
+from rlhfsim.frameworks.skyrl.unsaid import scoring, updates, versions
 from rlhfsim.frameworks.table import (
     FROM_ROLLOUT,
     FixedKey,
@@ -172,7 +172,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "actor.residency": residency,
         "actor.offload_between": residency == "offloaded",
         "rollout.gpus": each * engines,
-        "rollout_gpus": each * engines * read["rollout.attention_dp"],
+        "rollout_gpus": None if shared else each * engines * read["rollout.attention_dp"],
         "rollout.sleep": 0 if not shared else 1 if beside else 2,
         "weight_path": "lora" if beside else "p2p" if direct else "ipc" if shared else "broadcast",
         "schedule.staleness": float(lag),
@@ -228,8 +228,7 @@ def _engine(role: str) -> tuple[Row, ...]:
 
 
 def _shared(plan: Plan) -> str:
-    apart = plan.placement.rollout is not None and plan.placement.rollout.pool != plan.placement.actor.pool
-    return "the rollout has GPUs of its own" if apart else "training and rollout share the GPUs"
+    return "training and rollout share the GPUs" if shares(plan) else "the rollout has GPUs of its own"
 
 
 def _beside(plan: Plan) -> bool:

@@ -44,11 +44,6 @@ def updates(plan: Plan) -> tuple[int, int]:
     return (each if plan.placement.schedule.continuous else work.prompts), each
 
 
-def leaves(placed: RolePlacement | None) -> bool:
-    """Whether states of a role leave its GPUs between its calls."""
-    return placed is not None and (placed.offload_between or placed.residency == "offloaded")
-
-
 def unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     """Everything, once."""
     apart = rollout.pool != plan.placement.actor.pool
