@@ -93,6 +93,6 @@ def uneven_updates(batch: int, update: int, *keys: str, then: str) -> Iterator[F
         yield Finding(
             what=f"updates of {update:,} out of a batch of {batch:,}: {then}",
             keys=keys,
-            remedy=f"{keys[0]}={max(n for n in range(1, min(update, batch) + 1) if batch % n == 0)}",
+            remedy=f"{keys[0]}={max(n for n in range(1, max(1, min(update, batch)) + 1) if batch % n == 0)}",
             stops=True,
         )
