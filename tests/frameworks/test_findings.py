@@ -68,6 +68,7 @@ CASES = {
     "NeMo-RL, packs": (NEMO, "no pack has room for it", True),
     "NeMo-RL, asynchronous": (NEMO, "async_engine=false", True),
     "NeMo-RL, updates": (NEMO, "updates of 500 out of a batch of 1,024", True),
+    "NeMo-RL, no prompts": (NEMO.replace("64", "0"), "updates of 500 out of a batch of 0", True),
     "NeMo-RL, no update": (NEMO.replace("500", "0"), "updates of 0 out of a batch of 1,024", True),
     "slime, budget": (SLIME, "a micro-batch of its own", False),
     "slime, updates": (SLIME + "--global-batch-size 128 --num-steps-per-rollout 4", "refuses both", True),

@@ -89,7 +89,7 @@ def uneven_batch(run: RunDescription, *keys: str, then: str, updates: bool = Tru
 
 def uneven_updates(batch: int, update: int, *keys: str, then: str) -> Iterator[Finding]:
     """A batch that is no whole number of updates; both as the framework counts them."""
-    if update > batch or batch % max(1, update):
+    if update < 1 or update > batch or batch % update:
         yield Finding(
             what=f"updates of {update:,} out of a batch of {batch:,}: {then}",
             keys=keys,
