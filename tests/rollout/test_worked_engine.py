@@ -948,3 +948,72 @@ def test_slots_of_sequences_of_unequal_age() -> None:
     starts = start_steps(np.tile([3.0, 1.0, 2.0, 5.0, 1.0], (6, 1)), 2)
     assert starts.tolist() == [[0, 0, 1, 3, 3]] * 6
     assert start_steps(np.array([[3.0, 1.0, 2.0, 5.0, 1.0]]), 2).tolist() == [[0, 0, 1, 3, 3]]
+
+
+def test_an_engine_waits_for_its_longest_response_within_the_staleness(device: Device) -> None:
+    layout = RolloutLayout(dp=2)
+    asked = Requests(
+        prompts=20, samples=4, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=400)
+    )
+    got = steady_state.steady_state(
+        device, LLAMA, layout, asked, staleness=0.25, interrupted=False, kv_tokens=1e9
+    )
+    assert got.cost.seconds == pytest.approx(got.latency / 0.25)
+    cut = steady_state.steady_state(
+        device, LLAMA, layout, asked, staleness=0.25, interrupted=True, kv_tokens=1e9
+    )
+    assert cut.cost.seconds < got.cost.seconds
+    drafts = Speculation(method="ngram", draft_tokens=3, acceptance=0.5)
+    quick = steady_state.steady_state(
+        device,
+        LLAMA,
+        replace(layout, speculation=drafts),
+        asked,
+        staleness=1.0,
+        interrupted=True,
+        kv_tokens=1e9,
+    )
+    steps = 80 * 400 / (2 * 40) / drafts.tokens_per_step
+    scheduler = next(p for p in quick.cost.parts if p.rests_on == "decode_step_overhead")
+    assert scheduler.seconds == pytest.approx(steps * 1e-3)
+
+
+def test_latents_ranks_and_short_responses_on_the_other_side(device: Device) -> None:
+    model, layout, rows = preset("nemotron-3-super-120b-a12b"), RolloutLayout(tp=2, ep=2), np.array(50.0)
+    work = total(experts.expert_work(device, model, layout, rows, "bf16"))
+    latent = sum(total(gemm(device, m, rows, "bf16")) for m in layers.expert_matrices(model, 1)[3:])
+    shared = sum(total(gemm(device, m, rows, "bf16")) for m in layers.shared_matrices(model, 2))
+    router = total(gemm(device, layers.expert_matrices(model, 1)[0], rows, "bf16"))
+    exchange = total(experts._exchange(device, model, layout, rows))
+    got = total(experts.experts(device, model, layout, rows, "bf16"))
+    assert got == pytest.approx(work + latent + shared + router + exchange)
+    assert len(layers.expert_matrices(model, 1)) == 5
+    ranks = RolloutLayout(attention_dp=4, ep=4)
+    table = generation.step_table(device, MOE, ranks, 4.0, 1000.0)
+    one = float(decode.decode_step(device, MOE, ranks, 1.0, 1024.0).seconds)
+    assert table.seconds[5, :, -1] == pytest.approx([one] * 3)
+    asked = Requests(prompts=4, samples=1, prompt_lengths=Fixed(value=10), response_lengths=Fixed(value=8))
+    short = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=1e9, lengths=np.full(4, 0.2))
+    assert short.decode_tokens == 4
+    mla = decode._decode_core(
+        device, LITE, RolloutLayout(kv_precision="fp8"), np.array(64.0), np.array(4000.0), "vllm", 1
+    )
+    faster = min(float(device.curves.mla_decode(64, 4000, 16, b)) for b in (1.0, 2.0))
+    assert total(mla) == pytest.approx(faster)
+    costs = generation.steps_cost(
+        device,
+        RolloutLayout(),
+        {"compute": 0.0, "hbm": 1.0, "nvlink": 0.0, "network": 0.0, "overhead": 3.0},
+        1.0,
+        "vllm",
+        False,
+    )
+    assert costs.parts[-1].rests_on == "decode_sequence_overhead"
+    evicted = RolloutLayout(attention_dp=2, ep=2)
+    asked = Requests(prompts=40, samples=1, prompt_lengths=Fixed(value=84), response_lengths=Fixed(value=100))
+    plan = schedule.expected_schedule(asked, 1, 2048, 2000.0, True)
+    first = total(prefill.group_prefill(device, MOE, evicted, 20.0, 1.0, 84.0))
+    context = plan.recomputed / plan.preempted
+    again = total(prefill.prefill(device, MOE, evicted, plan.preempted / 2, context))
+    made = generation.generate(device, MOE, evicted, asked, kv_tokens=2000.0)
+    assert made.prefill_seconds == pytest.approx(first + again)
