@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 16500,
     "rlhfsim/present": 76500,
     "rlhfsim/rollout": 15500,
-    "rlhfsim/search": 46000,
+    "rlhfsim/search": 48500,
     "rlhfsim/simulation": 23500,
     "rlhfsim/specs": 37500,
     "rlhfsim/step": 13000,

@@ -11,7 +11,7 @@ import pytest
 
 from lab.mutants import FOLDERS, ROOT, changes, equivalent, mutants
 
-NOTICED = ("kernels", "memory", "training", "weight_sync")
+NOTICED = ("kernels", "memory", "training", "rollout", "weight_sync")
 """Folders whose own tests notice nine of ten mutants."""
 
 
