@@ -1,6 +1,6 @@
 """CPU seconds and memory of `rlhfsim design` on 60 questions, next to an earlier revision.
 
-    python lab/benchmarks/design_questions.py [--before REV] [--only WORDS] [--time-limit 60s] [--json FILE]
+    python lab/benchmarks/design_questions.py [--before REV] [--table] [--only WORDS] [--time-limit TIME]
 
 One row a question: CPU seconds of the process and its workers, most memory, and the answer with its gap; with
 `--before` also those of the revision, which is read into a temporary folder, and the ratio. Both run under
@@ -50,6 +50,22 @@ SMALL = (
     "--gpus 16384 --model kimi-k2 --algorithm grpo --framework any",
     "--gpus 4096 --model qwen3-235b --algorithm grpo --framework any",
 )
+TABLE = (
+    "--gpus 1024 --model 671b --backend megatron",
+    "--gpus 1024 --model 405b",
+    "--gpus 128 --model 671b --backend megatron --algorithm grpo",
+    "--gpus 256 --model 671b",
+    "--gpus 8 --model 70b --backend fsdp2",
+    "--gpus 1024 --model 70b --algorithm grpo",
+    "--gpus 4096 --model 405b --backend megatron",
+    "--gpus 64 --model 70b",
+    "--gpus 1024 --model qwen3-235b",
+    "--gpus 1024 --model kimi-k2 --algorithm grpo",
+    "--gpus 16384 --model 671b --backend megatron",
+    "--gpus 8 --model qwen3-8b",
+    "--gpus 1024 --model 671b --framework any",
+)
+"""Those of the table in docs/search.md."""
 
 
 def questions() -> list[str]:
@@ -77,8 +93,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="CPU seconds and memory of designs")
     parser.add_argument("--before", help="a revision to compare with")
+    parser.add_argument("--table", action="store_true", help="the questions of the table in docs/search.md")
     parser.add_argument("--only", default="", help="questions with these words")
-    parser.add_argument("--time-limit", default="60s", help="of each search")
+    parser.add_argument("--time-limit", help="of each search; without it each ends after its share of work")
+    parser.add_argument("--before-limit", default="60s", help="of each search of the earlier revision")
     parser.add_argument("--json", type=Path, help="where the rows are written too")
     asked = parser.parse_args()
     print(f"{bind()} cores; {pace()}; load {os.getloadavg()[0]:.1f} before it")
@@ -86,10 +104,11 @@ def main() -> None:
     rows: dict[str, tuple[Row, Row | None]] = {}
     with tempfile.TemporaryDirectory() as folder:
         before = _checkout(asked.before, Path(folder)) if asked.before else None
-        for question in questions():
+        for question in TABLE if asked.table else questions():
             if asked.only in question:
-                limited = f"{question} --time-limit {asked.time_limit}"
-                now = _row(ROOT, limited, folder)
+                limit = f" --time-limit {asked.time_limit}" if asked.time_limit else ""
+                now = _row(ROOT, question + limit, folder)
+                limited = f"{question} --time-limit {asked.before_limit}"
                 rows[question] = now, _row(before, limited, folder) if before else None
                 _print(question, *rows[question])
     _summary(rows)

@@ -18,6 +18,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.branches import Branch
 from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import PriceKey
+from rlhfsim.search.parallel import serial
 from rlhfsim.search.subproblems import Subproblems
 
 SMALL = 64
@@ -59,7 +60,8 @@ class Frontier:
         """Prices one role more of each skeleton that has some left; whether there was one, and time."""
         left = [e.branch.bounds.unpriced(e.row) for e in entries if not e.priced]
         keys = {min(of, key=lambda key: CHEAPEST.index(key.role)) for of in left[:AHEAD]}
-        return bool(keys) and not clock.over() and self._price(sorted(keys))
+        with serial():  # tables that are sent between processes cost as much time as they save, and memory
+            return bool(keys) and not clock.over() and self._price(sorted(keys))
 
     def _price(self, keys: Sequence[PriceKey]) -> bool:
         """Whether there was time for all."""
