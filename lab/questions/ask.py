@@ -250,10 +250,11 @@ def sync_s(plan: dict[str, Any]) -> float:
 
 
 def sync_words(plan: dict[str, Any]) -> tuple[str, ...] | None:
-    """The two ends of a plan.json in the words of `rlhfsim sync`; None where nothing is moved."""
+    """The two ends of a plan.json in the words of `rlhfsim sync`; None where nothing is moved, and where it has
+    no word for the network between them."""
     placement, lora = plan["placement"], plan["workload"]["lora"]
     actor, rollout, hardware = placement["actor"], placement.get("rollout"), plan["hardware"]
-    if not rollout or len(hardware) > 1:
+    if not rollout or len(hardware) > 1 or plan["oversubscription"] > 1:
         return None
     return (
         *("--model", plan["workload"]["model"], "--backend", placement["backend"]),
