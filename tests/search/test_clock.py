@@ -200,4 +200,4 @@ def test_what_would_fit_is_not_looked_for_when_time_is_up(
     words = ["--gpus", "1", "--model", "70b", "--algorithm", "grpo", "--time-limit", "0.1s"]
     monkeypatch.setattr(clock, "over", lambda: True)
     assert exit_code(monkeypatch, "design", *words, "--out", str(tmp_path / "plan.json")) == 1
-    assert "ask without --time-limit" in capfd.readouterr().out
+    assert "found in time: give the search more" in capfd.readouterr().out
