@@ -17,10 +17,10 @@ from rlhfsim.specs.workload.workload import Workload
 
 Between = Literal["stays", "optimizer leaves", "leaves"]
 """What a trained or scoring role does between its calls."""
-Aspect = Literal["cut", "groups", "scoring", "packs", "training", "between", "leaves"]
-"""What several roles may have to share: the cut of their weights, the groups of ranks alone, the size of
-scoring micro-batches (in samples or tokens, or only in tokens), how they are trained, what they do between
-their calls, or only whether all of them leaves."""
+Aspect = Literal["cut", "groups", "virtual stages", "scoring", "packs", "training", "between", "leaves"]
+"""What several roles may have to share: the cut of their weights, the groups of ranks alone, the number of
+virtual stages, the size of scoring micro-batches (in samples or tokens, or only in tokens), how they are
+trained, what they do between their calls, or only whether all of them leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,9 @@ def value_of(aspect: Aspect, placed: RolePlacement | RolloutPlacement, backend: 
         case "cut":
             return *model_cut(layout, backend), layout.zero == 3
         case "groups":
-            return layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.vp
+            return layout.tp, layout.pp, layout.cp, layout.ep, layout.etp
+        case "virtual stages":
+            return layout.vp
         case "scoring":
             return layout.pack(scoring=True), layout.micro_batch
         case "packs":

@@ -134,3 +134,15 @@ def test_groups_of_its_own_for_a_role_are_said_not_to_be_run() -> None:
     assert said.nearest is not None
     assert said.nearest.placement.reference is not None
     assert said.nearest.placement.reference.layout.pp == 4
+
+
+def test_virtual_stages_of_the_actor_are_those_of_the_groups_whoever_is_first() -> None:
+    megatron = {"tp": 4, "pp": 2, "vp": 2, "zero": 1}
+    asked = plan(workload("grpo"), "megatron", megatron, {"tp": 4, "dp": 2})
+    reference = asked.placement.reference
+    assert reference is not None
+    scoring = replace(reference, layout=replace(reference.layout, vp=1))
+    written = EXPORT.write(replace(asked, placement=replace(asked.placement, reference=scoring)))
+    key = "virtual_pipeline_model_parallel_size"
+    assert [written.values[f"actor_rollout_ref.{role}.megatron.{key}"] for role in ("actor", "ref")] == [2, 2]
+    assert not any("process" in each.instead for each in written.unsaid)

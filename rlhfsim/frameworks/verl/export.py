@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -46,7 +46,7 @@ ESTIMATORS = {
     "rloo": "rloo",
     "reinforce++": "reinforce_plus_plus",
 }
-GROUPS = ("tp", "pp", "cp", "ep", "etp", "vp")
+GROUPS = ("tp", "pp", "cp", "ep", "etp")
 NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "TRAIN_FILES": "Parquet file of training prompts",
@@ -186,7 +186,9 @@ def _engine(plan: Plan, role: str, placed: RolePlacement, *, trained: bool) -> I
     """Parallel degrees and where states lie; `role` is the prefix of its keys."""
     offloaded = placed.residency == "offloaded"
     if plan.placement.backend == "megatron":
-        yield from _megatron(f"{role}.megatron", placed.layout, call(plan, "actor.train") if trained else "")
+        virtual = placed.layout.vp if trained else plan.placement.actor.layout.vp  # set up once, for all
+        layout = replace(placed.layout, vp=virtual if placed.layout.pp > 1 else 1)
+        yield from _megatron(f"{role}.megatron", layout, call(plan, "actor.train") if trained else "")
         config = f"{role}.megatron"
     else:
         config = "critic.fsdp" if role == "critic" else f"{role}.fsdp_config"

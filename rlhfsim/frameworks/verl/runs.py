@@ -33,6 +33,7 @@ RUNS = Runs(
         own_gpus_apart=("reward",),
         same=(  # one process initialises Megatron's groups once: whichever role comes first
             Same(aspect="groups", roles=("actor", "critic", "reference"), backends=("megatron",)),
+            Same(aspect="virtual stages", roles=("actor", "critic"), backends=("megatron",)),
         ),
         waits_apart=False,
         interrupts="always",
