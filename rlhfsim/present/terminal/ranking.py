@@ -179,7 +179,8 @@ def proof(answer: Design) -> str:
     in_bytes = answer.request.objective == "memory"
     better = "leaner" if in_bytes else "faster"
     if not c.proven:
-        return f"ended early: a plan that was not looked at could be up to {c.gap:.1%} {better}"
+        on = "" if answer.request.time_limit else "; goes on with --time-limit 1h"
+        return f"ended early: a plan not looked at could be up to {100 * c.gap:.0f} % {better}{on}"
     space = rounded(c.space)
     if not answer.simpler:
         return f"proven: of {space} complete plans none is {better}"
