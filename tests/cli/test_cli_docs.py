@@ -35,7 +35,7 @@ PLAN_TYPES = [
     plan.LedgerEntry,
     plan.Prediction,
     choice.Choice,
-    choice.Asked,
+    choice.AskedBound,
     choice.AskedLimit,
     choice.BreakEven,
     choice.Searched,
