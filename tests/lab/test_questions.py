@@ -11,12 +11,16 @@ import pytest
 from lab.questions.ask import Answered, _wrong, ask_here
 from lab.questions.draw import small
 
-QUESTIONS, PER_TEST, SEED = 300, 50, 1
+QUESTIONS, ALWAYS, PER_TEST, SEED = 300, 100, 50, 1
+"""All of them with -m long: each takes over half a second."""
 
 
 @pytest.mark.slow
 @pytest.mark.parallel
-@pytest.mark.parametrize("first", range(0, QUESTIONS, PER_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(n, marks=() if n < ALWAYS else pytest.mark.long) for n in range(0, QUESTIONS, PER_TEST)],
+)
 def test_every_command_answers_small_questions_and_none_contradicts_another(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
