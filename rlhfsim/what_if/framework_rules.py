@@ -35,4 +35,5 @@ def _one_key(request: Request, runs: Runs) -> Iterator[str]:
             given = {role: value for role, value in fixed.items() if value is not None}
             if len(set(given.values())) > 1:
                 roles, asked = " and ".join(given), (f"{role}.{degree}={v}" for role, v in given.items())
-                yield f"one key of {runs.title} says {degree} for {roles}: {', '.join(asked)} cannot be told"
+                one = f"one {'key' if same.aspect == 'cut' else 'process'} of {runs.title}"
+                yield f"{one} has {degree} for {roles}: {', '.join(asked)} cannot be told"

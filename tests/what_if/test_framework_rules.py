@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,9 +53,12 @@ def test_frameworks_that_can_leave_them_give_none() -> None:
 def test_degrees_of_roles_that_one_key_cuts_cannot_differ() -> None:
     fix = {"actor": {"tp": 2}, "reference": {"tp": 4}}
     [rule] = rules_broken(request("slime", fix=fix))
-    assert "one key of slime says tp for actor and reference: actor.tp=2, reference.tp=4" in rule
+    assert "one key of slime has tp for actor and reference: actor.tp=2, reference.tp=4" in rule
     assert not list(rules_broken(request("slime", fix={"actor": {"tp": 2, "pp": 2}, "reference": {"tp": 2}})))
-    assert not list(rules_broken(request("verl", fix=fix)))
+    [rule] = rules_broken(request("verl", fix=fix))
+    assert "one process of verl has tp for actor and reference" in rule
+    assert not list(rules_broken(replace(request("verl", fix=fix), backend="fsdp2")))
+    assert not list(rules_broken(request("skyrl", fix=fix)))
 
 
 def test_the_reason_stands_where_nothing_fits() -> None:
