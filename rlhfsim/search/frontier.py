@@ -93,7 +93,7 @@ class Queue:
         self._frontier, self._branches = frontier, branches
         sizes = [len(branch.sizes) for branch in branches]
         self._owner = np.repeat(np.arange(len(branches)), sizes)
-        self._row = np.concatenate([np.arange(size) for size in sizes])
+        self._row = np.concatenate([np.arange(0), *(np.arange(size) for size in sizes)])
         self._left = np.ones(len(self._row), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Queue:
         return left[np.argsort(bound[left], kind="stable")]
 
     def _bounds(self) -> Floats:
-        return np.concatenate([branch.bound for branch in self._branches])
+        return np.concatenate([np.empty(0), *(branch.bound for branch in self._branches)])
 
     def _entry(self, index: int, bound: Floats) -> Entry:
         return Entry(float(bound[index]), self._branches[self._owner[index]], int(self._row[index]))

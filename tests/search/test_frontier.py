@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,11 @@ import pytest
 from rlhfsim.search import frontier
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.frontier import Queue
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.design import design
 
 SEEDS = range(1400, 1404)
 
@@ -54,3 +60,11 @@ def test_skeletons_come_in_the_order_of_the_bounds_that_their_prices_give(
     entries = list(Queue(search.frontier, search._branches()).up_to(lambda: 1e9))
     assert [e.bound for e in entries] == sorted(x for x in sizes.values() if x < 1e9)
     assert all(e.bound == sizes[e.branch.partition, tuple(e.branch.sizes[e.row].tolist())] for e in entries)
+
+
+def test_a_search_without_skeletons_has_no_plan_and_no_crash() -> None:
+    work = Workload(model="qwen2.5-0.5b", algorithm="grpo")
+    asked = Request(cluster=parse_cluster(4, "h100"), workload=work, framework="verl", backend="megatron")
+    search = Search(replace(asked, architecture="naive"), models_of(work))
+    assert list(Queue(search.frontier, []).up_to(lambda: 1e9)) == []
+    assert design(asked).chosen is not None  # some of its rivals have no skeleton
