@@ -130,7 +130,7 @@ def test_groups_of_its_own_for_a_role_are_said_not_to_be_run() -> None:
     apart = replace(reference, layout=replace(reference.layout, pp=1, dp=4))
     typed = replace(asked, placement=replace(asked.placement, reference=apart))
     [said] = [each for each in EXPORT.write(typed).unsaid if "process" in each.instead]
-    assert said.what == "pp 1 for the reference where the actor has 4"
+    assert said.what == "pp 1 for the reference, not the actor's"
     assert said.nearest is not None
     assert said.nearest.placement.reference is not None
     assert said.nearest.placement.reference.layout.pp == 4

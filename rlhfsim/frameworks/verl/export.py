@@ -360,13 +360,11 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
 
 def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsaid]:
     """Megatron's groups are initialised once in a process, by whichever role comes first."""
-    layout = plan.placement.actor.layout
-    degrees = {name: getattr(layout, name) for name in GROUPS}
-    differing = [name for name in GROUPS if getattr(placed.layout, name) != degrees[name]]
-    if differing:
-        ours = ", ".join(f"{name} {getattr(placed.layout, name)}" for name in differing)
+    own, actors = ({n: getattr(x.layout, n) for n in GROUPS} for x in (placed, plan.placement.actor))
+    if own != actors:
+        said = ", ".join(f"{name} {value}" for name, value in own.items() if value != actors[name])
         yield Unsaid(
-            what=f"{ours} for the {role} where the actor has {', '.join(str(degrees[n]) for n in differing)}",
+            what=f"{said} for the {role}, not the actor's",
             instead="both share a process, whose groups verl initialises once: for the first role",
             nearest=like_actor(plan, role),
             of=tuple(f"{role}.layout.{field.name}" for field in fields(Layout)),
