@@ -11,7 +11,6 @@ import click
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import COMMAND_LINE, Words, bad_option, flag, from_pairs, option, parse_pairs
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.present.terminal import sync as view
 from rlhfsim.present.terminal.console import console
@@ -99,17 +98,15 @@ def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str
             help="choose dp so that both fill the pool",
         )
 
-    def device(gpus: int) -> Device:
-        """Whole nodes: the two pools may share one."""
-        whole = -(-gpus // per_node) * per_node
-        return device_of(NodeGroup(profile=profile, gpus=whole, gpus_per_node=per_node))
-
+    used = train.gpus + (0 if given["same_pool"] else rollout.gpus)
+    whole = -(-used // per_node) * per_node  # both pools: they may share a node, or a rack's scale-up domain
+    device = device_of(NodeGroup(profile=profile, gpus=whole, gpus_per_node=per_node))
     return route(
         model,
         train,
         rollout,
-        source=device(train.gpus),
-        target=device(rollout.gpus),
+        source=device,
+        target=device,
         backend=given["backend"],
         same_pool=given["same_pool"],
         lora=Lora(rank=given["lora"]) if given["lora"] else None,

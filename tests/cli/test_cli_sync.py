@@ -106,3 +106,15 @@ def test_a_layout_the_backend_cannot_run_is_refused() -> None:
 def test_pools_of_two_sizes_cannot_be_one() -> None:
     with pytest.raises(RlhfsimError, match="16 GPUs and rollout 8"):
         CliRunner().invoke(sync, [*ASK, "--same-pool"], catch_exceptions=False)
+
+
+def test_two_pools_of_a_rack_share_its_scale_up_domain() -> None:
+    def broadcast(gpu: str) -> float:
+        ends = ("--from", "dp=4,zero=1", "--to", "dp=4", "--backend", "deepspeed", "--gpus-per-node", "4")
+        answer = CliRunner().invoke(sync, ["--model", "qwen2.5-1.5b", "--gpu", gpu, *ends, "--json"])
+        assert answer.exit_code == 0, answer.output
+        paths = json.loads(answer.output)["paths"]
+        return float(next(p["seconds"] for p in paths if p["path"] == "broadcast"))
+
+    # 3.1 GB between nodes of four GPUs: by NVLink in a rack of 72, by the NICs where a domain is a node
+    assert broadcast("gb200") < 0.75 * broadcast("b200")
