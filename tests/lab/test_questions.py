@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from lab.questions.ask import Answered, _wrong, ask_here
 from lab.questions.draw import small
+from rlhfsim.search import clock
 
 QUESTIONS, ALWAYS, PER_TEST, SEED = 300, 100, 50, 1
 """All of them with -m long: each takes over half a second."""
+WORK = 2_000
+"""Options that a search prices."""
 
 
 @pytest.mark.slow
@@ -26,6 +30,9 @@ def test_every_command_answers_small_questions_and_none_contradicts_another(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "dumb")
+    limited = clock.worth  # by work, not by seconds: a test asks the same on every machine
+    monkeypatch.setattr(clock, "worth", lambda options: limited(WORK))
+    monkeypatch.setattr(clock, "within", lambda seconds: nullcontext())
     asked = [ask_here(small(n, SEED), tmp_path / str(n)) for n in range(first, first + PER_TEST)]
     gc.enable()  # a command leaves it off, for its process is short
     assert [defect for defects, *_ in asked for defect in defects] == []
