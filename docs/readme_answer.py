@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LINES_SHOWN = 12
+LINES_SHOWN = 14
 COMMAND = "rlhfsim design --gpus 64 --model 70b"
 """Title of the picture."""
 ROWS = {
