@@ -46,6 +46,7 @@ def test_moving_a_field_designs_anew(desk: Server, browser: Any, width: int) -> 
     page.goto(desk.address)
     page.wait_for_function(VERDICT, arg=4, timeout=WAIT_MS)
     page.click("#pin")
+    page.wait_for_function("location.search.includes('base=')", timeout=WAIT_MS)
     page.click("#double")
     page.wait_for_function(VERDICT, arg=8, timeout=WAIT_MS)
     page.wait_for_selector(".changed", timeout=WAIT_MS)

@@ -21,7 +21,7 @@ from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
 from executor.weight_transfer.channel import Receiver, Sender
 from executor.weight_transfer.packing import GatheredWeights, Named
-from executor.weight_transfer.shared_memory import SHARED, sweep
+from executor.weight_transfer.shared_memory import SHARED, prefix, sweep
 from rlhfsim.errors import RlhfsimError
 
 TRANSPORTS = ("broadcast", "ipc", "host", "disk")
@@ -55,8 +55,9 @@ def gathered(weights: Weights) -> GatheredWeights:
     return GatheredWeights(gather)
 
 
-def shared_files() -> list[str]:
-    return [path.name for path in SHARED.glob("rlhfsim-*")]
+def shared_files(folder: Path) -> list[str]:
+    """Those of one run's channels; other runs on this machine have theirs in the same place."""
+    return [path.name for path in SHARED.glob(f"{prefix(str(folder))}*")]
 
 
 def received(receiver: Receiver, version: int, pause_s: float = 0.0) -> tuple[Weights, Transfer]:
@@ -89,7 +90,7 @@ def test_every_receiver_gets_the_same_weights_in_order_twice(transport: str, tmp
                 assert (transfer.checksum, transfer.bytes) == (sent.checksum, sent.bytes)
                 assert transfer.buckets == sent.buckets
     sender.close()
-    assert shared_files() == []
+    assert shared_files(tmp_path) == []
 
 
 def test_checksum_does_not_depend_on_the_transport_but_on_every_byte(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_absent_receiver_is_named_in_time_and_the_other_ranks_are_not_left_waiti
     assert caught.value.code == "weight-sync-timeout"
     assert time.monotonic() - start < 15
     assert rounds == ["ended"], "the collective behind the buckets was not finished"
-    assert shared_files() == []
+    assert shared_files(tmp_path) == []
 
 
 def test_receiver_says_when_no_sender_hosts_the_store(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_receiver_that_stops_in_the_middle_stops_the_sender_at_once(transport: s
     assert caught.value.code == "weight-sync-failed"
     assert "receiver 0: KeyError: 'no such layer'" in caught.value.message
     assert time.monotonic() - start < 5
-    assert shared_files() == []
+    assert shared_files(tmp_path) == []
     sender.close()
 
 
@@ -282,7 +283,7 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
             end.result(50)
     assert caught.value.code == "weight-sync-failed"
     sweep(spec.folder)
-    assert shared_files() == []
+    assert shared_files(tmp_path) == []
 
 
 def test_channel_can_be_opened_again_on_the_same_port(tmp_path: Path) -> None:
