@@ -36,7 +36,7 @@ BUDGET = {
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 33500,
     "rlhfsim/weight_sync": 9500,
-    "rlhfsim/what_if": 55000,
+    "rlhfsim/what_if": 55500,
     "executor": 19500,
     "executor/algorithms": 11500,
     "executor/coordination": 35500,

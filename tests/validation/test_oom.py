@@ -11,6 +11,7 @@ from rlhfsim.validation.kinds import oom
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import shipped
 from rlhfsim.validation.statistics import verdicts
+from rlhfsim.what_if.doctor import certainty
 
 ROWS = {row.text("case_id"): row for row in shipped("oom_cases")}
 OUTCOMES = oom.outcomes(list(ROWS.values()))
@@ -111,3 +112,21 @@ def test_a_swift_engine_without_a_sleep_level_stays_awake():
 def test_a_row_without_backend_is_refused_with_the_reason():
     with pytest.raises(Skip, match="backend"):
         _case("C121")
+
+
+def test_extreme_risks_are_said_only_of_frameworks_whose_cases_bore_them_out():
+    counted = {name: [[0, 0], [0, 0]] for name in certainty.SCORED}
+    for name, outcome in BY_CASE.items():
+        risk = outcome.predicted
+        if risk is None or certainty.EXTREME <= risk <= 1 - certainty.EXTREME:
+            continue
+        framework = (ROWS[name].text("framework") or "").lower()
+        side = counted[framework if framework in counted else certainty.OTHERS][risk > 0.5]
+        side[0] += round(risk) == outcome.measured
+        side[1] += 1
+    said = {name: [[s.right, s.of] for s in sides] for name, sides in certainty.SCORED.items()}
+    assert said == counted
+    assert certainty.said(1e-10, "nemo-rl") == 0.01
+    assert certainty.said(1e-10, "openrlhf") == 0.05
+    assert certainty.said(1.0, "nemo-rl") == 0.95
+    assert certainty.said(0.3, "verl") == 0.3

@@ -14,6 +14,7 @@ from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_named
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.present.terminal.doctor import report
 from rlhfsim.what_if.doctor.case import Case, bare, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
 
@@ -235,3 +236,25 @@ def test_a_model_that_nobody_knows_is_named_by_its_key(tmp_path: Path) -> None:
     told = str(found.exception)
     assert "actor_rollout_ref.model.path is 'runs/global_step_58', whose shape is not known" in told
     assert "--model Qwen/Qwen2.5-7B" in told
+
+
+def test_a_risk_is_said_no_surer_than_public_cases_were_right(tmp_path: Path) -> None:
+    sure = ["--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1", "--set", f"{ROLL}.gpu_memory_utilization=0.2"]
+    shown = run(tmp_path, *sure).output
+    assert "risk of running out of memory below 5 %" in shown
+    assert "not said nearer to 0 than 5%" in shown
+    data = json.loads(run(tmp_path, *sure, "--json").output)
+    assert (
+        data["probability_out_of_memory"] == data["plan"]["prediction"]["probability_out_of_memory"] == 0.05
+    )
+
+
+def test_a_switch_that_nobody_gave_is_a_stated_assumption_with_both_risks() -> None:
+    absent = diagnose(case("openrlhf", gpu="a100"))
+    named = {key: change for change in absent.absent for key in change.keys}
+    with_it = named["--gradient_checkpointing"]
+    assert absent.judged.risk - with_it.judged.risk > 0.1
+    given = diagnose(case("openrlhf", gpu="a100", gradient_checkpointing=True))
+    assert "--gradient_checkpointing" not in {key for change in given.absent for key in change.keys}
+    text = [str(line) for line in report(absent)]
+    assert any("--gradient_checkpointing is not in what you gave: risk above 95 %" in line for line in text)

@@ -17,13 +17,12 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
+from rlhfsim.what_if.doctor.certainty import reasons
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 
 SCHEMA = "rlhfsim.doctor/1"
 KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
-CERTAIN = 0.001
-"""Risks nearer to 0 or 1 are not written out."""
 
 
 def report(answer: Diagnosis) -> Iterator[RenderableType]:
@@ -47,7 +46,11 @@ def report(answer: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _doubted(answer: Diagnosis) -> Iterator[RenderableType]:
-    """Misspelt keys that matter, next to the verdict, and how many others it does not count."""
+    """What nobody gave and decides, next to the verdict, misspelt keys, and how many others it leaves out."""
+    decides = [change for change in answer.absent if change.judged.fits != answer.judged.fits]
+    yield from (
+        Text(f"it rests on a default: {_without(change, answer)}", style="yellow") for change in decides
+    )
     matters = [u for u in answer.unread if u.matters]
     absent = [u for u in matters if u.kind == "no such key"]
     for each in absent[:KEYS_SHOWN]:
@@ -61,6 +64,12 @@ def _doubted(answer: Diagnosis) -> Iterator[RenderableType]:
         )
         may = "" if others == 1 else " and may change it"
         yield Text(f"the answer does not count {what}{may}: see `not read` below", style="yellow")
+
+
+def _without(change: KeyChange, answer: Diagnosis) -> str:
+    """`--gradient_checkpointing is not in what you gave: risk above 95 %; with it 12 %`."""
+    keys = ", ".join(said(key, value) for key, value in change.keys.items())
+    return f"{keys} is not in what you gave: risk {_risk(answer.judged)}; with it {_risk(change.judged)}"
 
 
 def _absent(each: Unread, answer: Diagnosis) -> str:
@@ -103,11 +112,10 @@ def verdict(base: Judged) -> str:
 
 
 def _risk(judged: Judged) -> str:
-    """A probability; beyond `CERTAIN` only its side."""
+    """A probability; where a bound is said for it, its side."""
     risk = judged.memory.probability_out_of_memory
-    if risk < CERTAIN:
-        return f"below {CERTAIN:.1%}"
-    return f"above {1 - CERTAIN:.1%}" if risk > 1 - CERTAIN else percent(risk)
+    side = "below " if risk < judged.risk else "above " if risk > judged.risk else ""
+    return side + percent(judged.risk)
 
 
 def _needs(phase: LedgerPhase) -> str:
@@ -219,6 +227,9 @@ def _told(answer: Diagnosis) -> Iterator[RenderableType]:
     described = answer.judged.described
     yield Text("\nassumed", style="bold")
     yield from (Text(f"- {sentence}") for sentence in answer.case.assumed(described))
+    yield from (Text(f"- {_without(change, answer)}") for change in answer.absent)
+    risk, framework = answer.judged.memory.probability_out_of_memory, answer.case.configuration.name
+    yield from (Text(f"- {sentence}") for sentence in reasons(risk, framework))
     defaults = described.settings.assumed
     if defaults:
         shown = ", ".join(said(k, v) for k, v in defaults.items())
@@ -238,7 +249,7 @@ def as_data(answer: Diagnosis) -> dict[str, Any]:
         "schema": SCHEMA,
         "framework": answer.case.configuration.name,
         "fits": base.fits,
-        "probability_out_of_memory": base.memory.probability_out_of_memory,
+        "probability_out_of_memory": base.risk,
         "rejected_by": base.memory.rejected_by,
         "fullest": {
             "phase": phase.name,
@@ -275,6 +286,8 @@ def as_data(answer: Diagnosis) -> dict[str, Any]:
         "assumed": {
             "lengths": list(answer.case.assumed(described)),
             "defaults": dict(described.settings.assumed),
+            "risk": list(reasons(base.memory.probability_out_of_memory, answer.case.configuration.name)),
+            "absent": [_change(change, base, {}) for change in answer.absent],
         },
         "plan": base.plan.to_dict(),
     }

@@ -17,6 +17,7 @@ from rlhfsim.frameworks.table import bare
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.what_if.doctor import certainty
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
 
 ROOM, TOO_MUCH = 0.9, 2.0
@@ -157,6 +158,11 @@ class Judged:
         return self.memory.fits
 
     @property
+    def risk(self) -> float:
+        """Risk of running out of memory as it is said; the search for changes compares the computed one."""
+        return self.plan.prediction.probability_out_of_memory
+
+    @property
     def step_s(self) -> float:
         """Of a step."""
         return self.plan.prediction.step_s
@@ -181,4 +187,8 @@ def judged(described: Described, price: float | None) -> Judged:
     specs = described.specs
     priced = priced_placement(specs.placement, specs.workload, specs.cluster)
     plan = planned(priced, step_of(priced), price)
+    risk = certainty.said(
+        priced.memory.probability_out_of_memory, specs.cluster.framework or certainty.OTHERS
+    )
+    plan = replace(plan, prediction=replace(plan.prediction, probability_out_of_memory=risk))
     return Judged(described=described, plan=plan, memory=priced.memory)

@@ -27,6 +27,8 @@ NOTICEABLE = 0.02
 """Share of the step below which a gain is not worth a change."""
 ACCEPTED = 0.1
 """Risk of running out of memory that a faster change may come with, where the configuration has less."""
+MOVED = 0.1
+"""Difference of the risk from which a switch that nobody gave is named."""
 MOST = 3
 """Changes that are named."""
 CLIMBED = 12
@@ -58,6 +60,8 @@ class Diagnosis:
     """Each with those before it, and with the first fix where there is one; the one that saves most first."""
     nearest: KeyChange | None = None
     """Where nothing fits: all that saves memory at once."""
+    absent: tuple[KeyChange, ...] = ()
+    """Switches that the configuration leaves at their default, and whose other value moves the risk."""
     findings: tuple[Finding, ...]
     unread: tuple[Unread, ...] = ()
     """Keys that the configuration sets and nothing here reads, what matters first."""
@@ -107,6 +111,7 @@ def diagnose(case: Case) -> Diagnosis:
         fixes=fixes,
         faster=tuple(steps[1:]),
         nearest=None if fixes else nearest,
+        absent=tuple(_absent(base, tries)),
         findings=told,
         unread=left,
     )
@@ -198,6 +203,19 @@ def _merged(case: Case, *changes: KeyChange) -> KeyChange | None:
     return changed(case, keys)
 
 
+def _absent(base: Judged, tries: Sequence[KeyChange]) -> list[KeyChange]:
+    """Switches that nobody gave and that move the risk, those that move it most first."""
+    said, risk = base.described.settings, _risk_of(base)
+    moving = [
+        change
+        for change in tries
+        if not any(said.says(*said.names.get(bare(key), (bare(key),))) for key in change.keys)
+        and all(isinstance(value, bool | str) for value in change.keys.values())
+        and abs(_risk(change) - risk) >= MOVED
+    ]
+    return sorted(moving, key=lambda change: -abs(_risk(change) - risk))[:MOST]
+
+
 # --- which help -------------------------------------------------------------------------------------
 
 
@@ -228,7 +246,11 @@ def _rank(change: KeyChange) -> tuple[bool, float]:
 
 
 def _risk(change: KeyChange) -> float:
-    return change.judged.memory.probability_out_of_memory
+    return _risk_of(change.judged)
+
+
+def _risk_of(judged: Judged) -> float:
+    return judged.memory.probability_out_of_memory
 
 
 def _all_it_takes(case: Case, tries: Sequence[KeyChange]) -> KeyChange | None:
