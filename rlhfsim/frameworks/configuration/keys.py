@@ -8,8 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib import resources
@@ -154,6 +154,14 @@ def unread(framework: str, version: str | None, s: FrameworkSettings) -> tuple[U
     found = [_unread(table, place, key, s) for key in left]
     order = ("no such key", "may change", "no effect", "default")
     return tuple(sorted(found, key=lambda u: (not u.matters, order.index(u.kind))))
+
+
+def as_written(left: Iterable[Unread], written: Mapping[str, Any]) -> tuple[Unread, ...]:
+    """The same, but those that say what the export of the run would write: it is priced."""
+    says = {key.lstrip("+-").replace("-", "_"): _plain(value) for key, value in written.items()}
+    return tuple(
+        replace(u, kind="default", matters=False) if says.get(u.key) == _plain(u.value) else u for u in left
+    )
 
 
 def _unread(table: KeyTable, place: int, key: str, s: FrameworkSettings) -> Unread:

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.keys import Unread, key_table, unread
+from rlhfsim.frameworks.configuration.keys import Unread, as_written, key_table, unread
 from rlhfsim.frameworks.export import Value, Written, exporter, exporters
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import runs_of
@@ -91,7 +91,7 @@ def diagnose(case: Case) -> Diagnosis:
     base = judged(case.under({}), case.price)
     case = replace(case, stopped_by=_stopped_by(case, base))
     told = tuple(findings(case, base))
-    left = unread(case.configuration.name, case.version, base.described.settings)
+    left = unread_keys(case, base)
     try:
         tries = list(_tries(case, base, _writer(case)))
     except RlhfsimError as error:
@@ -115,6 +115,15 @@ def diagnose(case: Case) -> Diagnosis:
         findings=told,
         unread=left,
     )
+
+
+def unread_keys(case: Case, base: Judged) -> tuple[Unread, ...]:
+    """Keys that the configuration sets and nothing reads; none matters that says what is priced."""
+    left = unread(case.configuration.name, case.version, base.described.settings)
+    try:
+        return as_written(left, _writer(case)(base.described).values)
+    except RlhfsimError:
+        return left
 
 
 # --- a change in keys -------------------------------------------------------------------------------
