@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor import refusals, resume
+from executor.algorithms import custom, probe
 from executor.coordination import cluster, run_folder
 from executor.coordination.contents import contents
 from executor.coordination.sample_log import SampleLog
@@ -177,6 +178,8 @@ def prepare(
     refusals.check(job)
     refusals.check_rewards(job)
     refusals.check_environment(job)
+    job = replace(job, plan=custom.priced(plan, settings.custom))
+    probe.check(settings, plan)
     if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
         say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
     source = open_source(

@@ -6,11 +6,13 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from ray.exceptions import RayError
 
+from executor.algorithms.custom import Parts
 from executor.algorithms.iteration import Learned, Loop, Position
 from executor.coordination import checkpoints, metrics
 from executor.coordination.buffer import Experience, settings_of
@@ -30,7 +32,7 @@ from executor.rewards.ahead import RuleRewards
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.trace import Trace, write_trace
+from rlhfsim.trace import CPU_POOL, Trace, write_trace
 from rlhfsim.units import GB
 
 Row = Mapping[str, float]
@@ -63,6 +65,23 @@ class TraceWatch:
     """Iterations between two looks."""
     look: Callable[[Trace, Sequence[Row]], str]
     """Trace and metrics of the iterations so far -> a line for the listener."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writers:
+    """The ranks of a run, and the parts of the user's that remember something."""
+
+    workers: WorkerGroups
+    parts: Parts
+
+    def save(self, folder: Path, *, background: bool = False) -> None:
+        """As `WorkerGroups.save`."""
+        self.parts.save(folder)
+        self.workers.save(folder, background=background)
+
+    def written(self) -> bool:
+        """As `WorkerGroups.written`."""
+        return self.workers.written()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +155,21 @@ class Run:
     def _work(
         self, workers: WorkerGroups, resume_from: checkpoints.Checkpoint | None, check_first: bool
     ) -> Ended:
+        workload, span = self.job.plan.workload, workers.recorder.tracer.span
+        parts = Parts(
+            custom=self.job.settings.custom,
+            with_reference=workload.has_reference,
+            timed=lambda name, step: span(f"custom.{name}", "custom", "score", CPU_POOL, step=step),
+        )
+        self.prompter.positions = parts.positions if "sampler" in parts.made else None
         loop = Loop(
             backend=workers,
             prompter=self.prompter,
-            workload=self.job.plan.workload,
+            workload=workload,
             settings=self.job.settings,
             max_tokens=self.job.max_tokens,
             wait_s=self.job.limits.longest_call,
+            parts=parts,
         )
         first, rows = 0, list[Row]()
         self._data = Position()
@@ -151,13 +178,14 @@ class Run:
             self._restore(resume_from, workers, loop)
         if check_first and self.job.fakes is None and self.job.plan.workload.generates:
             self.listener.phase("first minute: generate, compare, train, sync, save, load")
-            self_check(workers, loop, self.files.scratch, self.listener.phase)
+            self_check(workers, replace(loop, parts=Parts()), self.files.scratch, self.listener.phase)
         trackers = open_trackers(
             self.job.settings.tracking,
             self.files.metrics,
             self.files.tensorboard,
             first_step=first,
             config=_configuration(self.job),
+            custom=parts.made.get("logger"),
         )
         self.samples.restart(first)
         with contextlib.closing(trackers):
@@ -167,6 +195,7 @@ class Run:
         progress = checkpoint.progress
         self.listener.phase(f"restoring the state after iteration {progress.iteration}")
         workers.restore(checkpoint.folder)
+        loop.parts.load(checkpoint.folder)
         position = progress.data_position
         self._data = Position(position["prompts"], set(position.get("ahead", ())))
         workers.version = progress.weight_version
@@ -212,7 +241,8 @@ class Run:
                 self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
                 self._detect(detectors, rows)
                 stopping = done == steps.stop or stop.number is not None
-                self._save(workers, rows, times, stopping, None if found is None else found.score)
+                writers = _Writers(workers, loop.parts)
+                self._save(writers, rows, times, stopping, None if found is None else found.score)
                 if done < steps.stop:
                     stop.follow()
                 if self.watch is not None and done % self.watch.every == 0:
@@ -285,7 +315,7 @@ class Run:
             link(self.files.best, best[0] / "actor")
 
     def _save(
-        self, workers: WorkerGroups, rows: list[Row], times: SaveTimes, last: bool, score: float | None
+        self, writers: _Writers, rows: list[Row], times: SaveTimes, last: bool, score: float | None
     ) -> None:
         """Where it is time, where the run ends or stops (`last`), or where the model is the best so far."""
         done, saver = len(rows), self._saver
@@ -298,7 +328,7 @@ class Run:
         began = time.monotonic()
         progress = checkpoints.RunProgress(
             iteration=done,
-            weight_version=workers.version,
+            weight_version=writers.workers.version,
             data_position={"prompts": self._data.prompts, "ahead": sorted(self._data.ahead)},
             # every stream of the driver follows from it and the position
             rng={"seed": self.job.settings.seed},
@@ -306,7 +336,7 @@ class Run:
             score=score,
         )
         identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings), self.contents)
-        saver.save(progress, identity, workers, last=last)
+        saver.save(progress, identity, writers, last=last)
         times.saved(time.monotonic() - began)
 
     def _evaluated(self, workers: WorkerGroups, done: int, trackers: Trackers) -> Evaluated:

@@ -50,8 +50,8 @@ class Data:
     task: Literal["arithmetic", "comparison", "logic", "guess", "file"] | None = None
     """None: `file` with a path, else arithmetic."""
     path: str | None = None
-    """A file (JSONL, JSON, Parquet, CSV), a folder of such files or of datasets' save_to_disk, or
-    OWNER/NAME on the Hugging Face hub; task `file`."""
+    """A file (JSONL, JSON, Parquet, CSV), a folder of such files or of datasets' save_to_disk,
+    OWNER/NAME on the Hugging Face hub, or `module:function` that yields a dict a row; task `file`."""
     split: str = "train"
     """Of a data set that has several."""
     subset: str | None = None
@@ -194,6 +194,42 @@ class EnvironmentSettings:
     environment's reward 0; the sample teaches nothing."""
     concurrency: Count = 64
     """Answers that a replica's environments work on at a time."""
+
+
+def _part_of_text(value: Any) -> Any:
+    """`module:function` alone is a part without options."""
+    return {"target": value} if isinstance(value, str) else value
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomPart:
+    """A function or class of one's own."""
+
+    target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    """`module:function` or `module:Class`, importable in the working directory."""
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+Part = Annotated[CustomPart | None, BeforeValidator(_part_of_text)]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """Parts of the algorithm of one's own: what each gets and returns is in executor/algorithms/custom.py."""
+
+    loss: Part = None
+    """The policy's surrogate, in place of `algorithm.policy_loss`."""
+    advantages: Part = None
+    """In place of the algorithm's."""
+    sampler: Part = None
+    """Which problems an iteration asks, in place of the shuffled order."""
+    filter: Part = None
+    """Which scored samples are learned from."""
+    logger: Part = None
+    """A further place where metrics go."""
 
 
 @checked
@@ -358,6 +394,7 @@ class Settings:
     rewards: tuple[RewardRule, ...] | None = None
     """None: kind answer, where the plan has rules and no environment."""
     algorithm: Algorithm = Algorithm()
+    custom: Custom = Custom()
     optimizer: Optimizer = Optimizer()
     critic_optimizer: Optimizer | None = None
     """None: as the policy."""

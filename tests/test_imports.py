@@ -55,7 +55,8 @@ EXECUTOR_MAY = {
     "rlhfsim.frameworks",
 }
 EXECUTOR_LAYERS = [
-    {"executor.samples", "executor.settings"},
+    {"executor.samples", "executor.settings", "executor.targets"},
+    {"executor.sample_files"},
     {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},
     {"executor.engines.protocols", "executor.sockets"},
     {"executor.environments"},

@@ -37,14 +37,14 @@ BUDGET = {
     "rlhfsim/validation": 33500,
     "rlhfsim/weight_sync": 9500,
     "rlhfsim/what_if": 55500,
-    "executor": 19500,
-    "executor/algorithms": 11500,
+    "executor": 20500,
+    "executor/algorithms": 14000,
     "executor/coordination": 35500,
     "executor/engines": 39000,
     "executor/environments": 5500,
     "executor/microbench": 7000,
     "executor/rewards": 23000,
-    "executor/tasks": 14500,
+    "executor/tasks": 14700,
     "executor/weight_transfer": 7500,
 }
 """Tokens of Python by folder: neither packing nor splitting lines moves them. Lower it when code goes."""

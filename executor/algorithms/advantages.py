@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,49 @@ def advantages(
             return _reinforce(samples, settings, max_tokens)
     scores = np.array([_score(algorithm, sample, settings, max_tokens) for sample in samples])
     return _grouped(algorithm, _BASELINES[kind], samples, scores)
+
+
+def estimated(
+    estimate: Callable[[list[Sample]], Any],
+    algorithm: str,
+    samples: Sequence[Sample],
+    settings: Algorithm,
+    max_tokens: int | None = None,
+    *,
+    critic: bool = False,
+) -> list[Sample]:
+    """As `advantages`, by the user's `estimate`: it sees rewards as they are learned from (scaled, with
+    penalties and KL) and gives a number or an (R,) array a sample; with a critic these and the returns.
+
+    Raises:
+        RlhfsimError: another number of them, another length, or a value that is not finite.
+    """
+    scores = [_score(algorithm, s, settings, max_tokens) for s in samples]
+    seen = [s if s.dropped else replace(s, reward=r) for s, r in zip(samples, scores, strict=True)]
+    found, returns = estimate(seen) if critic else (estimate(seen), None)
+    targets = None if returns is None else _rows("returns", samples, returns)
+    return _stored(samples, _rows("advantages", samples, found), targets)
+
+
+def _rows(name: str, samples: Sequence[Sample], found: Sequence[Any]) -> list[Array]:
+    """(R,) of each sample, 0 at tokens that the policy did not sample."""
+    if len(found) != len(samples):
+        raise RlhfsimError(
+            "custom-advantages",
+            f"custom.advantages gave {len(found)} {name} for {len(samples)} samples",
+            help="give a number or an array for each sample, in their order",
+        )
+    rows = []
+    for sample, value in zip(samples, found, strict=True):
+        value = np.asarray(value, np.float64)
+        if value.shape not in ((), (sample.num_tokens,)) or not np.isfinite(value).all():
+            raise RlhfsimError(
+                "custom-advantages",
+                f"custom.advantages: {name} of sample {sample.id} have shape {value.shape} or are not finite",
+                help=f"give a finite number, or an array of its {sample.num_tokens} tokens",
+            )
+        rows.append(np.where(sample.sampled, value, 0.0))
+    return rows
 
 
 def gae(

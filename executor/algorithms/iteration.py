@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor.algorithms import recipes
-from executor.algorithms.advantages import advantages
+from executor.algorithms.advantages import advantages, estimated
+from executor.algorithms.custom import Parts
 from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.preferences import kl_baseline, mismatched
 from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
@@ -105,6 +106,8 @@ class Loop:
     max_tokens: int
     wait_s: float = 600.0
     """Most that one wait for finished responses takes."""
+    parts: Parts = field(default_factory=Parts)
+    """What the user brings of the algorithm."""
     calls: tuple[Call, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +136,8 @@ class Loop:
                     groups.add(samples[first : first + size])
             learned = self.learn(step, self._scored(groups.samples, step))
             surplus = {"sampling/surplus_groups": float(len(groups.unused) - len(groups.equal))}
-            yield replace(learned, unused=groups.unused, sampling={**groups.metrics, **surplus})
+            unused = (*groups.unused, *learned.unused)
+            yield replace(learned, unused=unused, sampling={**groups.metrics, **surplus})
 
     def streamed(self, steps: Iterable[int]) -> Iterator[Learned]:
         """Whole groups are scored while others still generate; training starts with the full batch."""
@@ -161,7 +165,8 @@ class Loop:
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
                 if groups is not None:
-                    learned = replace(learned, unused=tuple(groups.equal), sampling=groups.metrics)
+                    unused = (*groups.equal, *learned.unused)
+                    learned = replace(learned, unused=unused, sampling=groups.metrics)
                 yield learned
 
     # --- parts ------------------------------------------------------------------------------------
@@ -234,8 +239,9 @@ class Loop:
     def learn(self, step: int, samples: list[Sample]) -> Learned:
         """Advantages, training of critic and actor side by side, weight sync."""
         version = self.backend.version
+        asked = {sample.group for sample in samples}
         if self.workload.generates:
-            samples = advantages(self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
+            samples = self._with_advantages(self.parts.filtered(samples, step), step)
             samples = filtered(samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:
@@ -243,13 +249,18 @@ class Loop:
             tasks["critic"] = lambda: self.backend.train("critic", samples, critic, step)
         baseline = self._kl_baseline(samples, step) if self.workload.algorithm == "kto" else None
         actor = recipes.actor_loss(
-            self.workload, self.settings.algorithm, max_tokens=self.max_tokens, kl_baseline=baseline
+            self.workload,
+            self.settings.algorithm,
+            max_tokens=self.max_tokens,
+            kl_baseline=baseline,
+            custom=self.settings.custom.loss,
         )
         tasks["actor"] = lambda: self.backend.train("actor", samples, actor, step)
         with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
             running = {role: pool.submit(task) for role, task in tasks.items()}
             metrics = {role: tuple(values) for role, values in results_of(running, self.backend.stop).items()}
         transfer = self.backend.sync(step) if self.workload.generates else None
+        self.parts.learned(samples)
         return Learned(
             step=step,
             samples=tuple(samples),
@@ -257,6 +268,15 @@ class Loop:
             critic=metrics.get("critic", ()),
             transfer=transfer,
             version=version,
+            unused=tuple(sorted(asked - {sample.group for sample in samples})),
+        )
+
+    def _with_advantages(self, samples: list[Sample], step: int) -> list[Sample]:
+        facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
+        if "advantages" not in self.parts.made:
+            return advantages(*facts)
+        return estimated(
+            lambda seen: self.parts.call("advantages", step, seen), *facts, critic=self.workload.has_critic
         )
 
     def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:

@@ -9,8 +9,8 @@ Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from executor.algorithms.batch import Batch as Batch
 from executor.algorithms.batch import collate as collate
 from executor.algorithms.covariance import ControlSettings, controlled
+from executor.algorithms.custom import PolicyBatch
+from executor.algorithms.custom import surrogate as custom_surrogate
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
@@ -58,7 +60,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
 def policy_loss(
     batch: Batch,
     *,
-    policy_loss: PolicyLoss = "ppo",
+    policy_loss: PolicyLoss | Mapping[str, Any] = "ppo",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
@@ -81,16 +83,20 @@ def policy_loss(
     The entropy is also held up by the covariance of single tokens (`control`, covariance.py).
 
     `old_logprobs` rollout: the ratio is taken against the rollout engine's log-probs (two policies), which
-    leaves nothing to correct. Source: Schulman et al. 2017, arXiv 1707.06347.
+    leaves nothing to correct. `policy_loss`: a name, or the user's surrogate (custom.py). Source: Schulman et
+    al. 2017, arXiv 1707.06347.
     """
     new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
     old, rollout = _behaviour(batch, new, old_logprobs)
-    surrogate, metrics = _surrogate(policy_loss, batch, new, old, clip_low, clip_high, dual_clip)
-    assert batch.advantages is not None
-    surrogate, more = controlled(
-        surrogate, batch.advantages, new, old, mask, clip=(clip_low, clip_high), **control
-    )
-    metrics |= more
+    if not isinstance(policy_loss, str):
+        surrogate, metrics = custom_surrogate(policy_loss, _policy_batch(batch, new, old, rollout))
+    else:
+        surrogate, metrics = _surrogate(policy_loss, batch, new, old, clip_low, clip_high, dual_clip)
+        assert batch.advantages is not None
+        surrogate, more = controlled(
+            surrogate, batch.advantages, new, old, mask, clip=(clip_low, clip_high), **control
+        )
+        metrics |= more
     if rollout is not None:
         trained = new.detach() if old_logprobs == "rollout" else old
         metrics |= _mismatch(trained, rollout, mask)
@@ -175,6 +181,19 @@ def _behaviour(
         return rollout, rollout
     old = new if batch.old_logprobs is None else _logprobs(batch.old_logprobs, batch.mask)
     return old.detach(), rollout
+
+
+def _policy_batch(batch: Batch, new: Tensor, old: Tensor, rollout: Tensor | None) -> PolicyBatch:
+    assert batch.advantages is not None, "the policy loss needs advantages"
+    reference = batch.reference_logprobs
+    return PolicyBatch(
+        logprobs=new,
+        old_logprobs=old,
+        advantages=torch.where(batch.mask > 0, batch.advantages.float(), 0.0),
+        mask=batch.mask,
+        rollout_logprobs=rollout,
+        reference_logprobs=None if reference is None else _logprobs(reference, batch.mask),
+    )
 
 
 def _sums(terms: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from executor.algorithms.custom import for_workers
 from executor.algorithms.kl import Estimator
 from executor.samples import LossName, LossSpec
-from executor.settings import Algorithm, Settings
+from executor.settings import Algorithm, CustomPart, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.workload.workload import CLIP_RANGES, PolicyLoss, Workload
 
@@ -78,9 +79,15 @@ def kl_terms(algorithm: str, settings: Algorithm) -> tuple[Literal["reward", "lo
 
 
 def actor_loss(
-    workload: Workload, settings: Algorithm, *, max_tokens: int, kl_baseline: float | None = None
+    workload: Workload,
+    settings: Algorithm,
+    *,
+    max_tokens: int,
+    kl_baseline: float | None = None,
+    custom: CustomPart | None = None,
 ) -> LossSpec:
-    """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py."""
+    """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py;
+    `custom`: the user's surrogate."""
     chosen = recipe(workload.algorithm)
     match chosen.actor:
         case "dpo":
@@ -101,7 +108,7 @@ def actor_loss(
     return LossSpec(
         name="policy",
         settings={
-            "policy_loss": kind,
+            "policy_loss": kind if custom is None else for_workers(custom),
             "clip_low": settings.clip_low or low,
             "clip_high": settings.clip_high or high,
             "dual_clip": settings.dual_clip,
@@ -143,6 +150,12 @@ def _problems(workload: Workload, settings: Settings, staleness: float) -> Itera
     """All of them."""
     if workload.generates:
         yield from _online_problems(workload, settings, staleness)
+    elif unused := [n for n in ("loss", "advantages", "filter") if getattr(settings.custom, n)]:
+        yield RlhfsimError(
+            "custom-unused",
+            f"{workload.algorithm} learns from the data alone: it has no use for custom.{unused[0]}",
+            help="leave it out, or design a plan that generates (ppo, grpo, ...)",
+        )
     elif workload.paired and workload.num_sequences // workload.mini_batches % 2:
         yield RlhfsimError(
             "split-pair",
@@ -175,8 +188,9 @@ def _online_problems(workload: Workload, settings: Settings, staleness: float) -
             help="set sampling.top_p to 1, or algorithm.correction to none (with old_logprobs: recompute)",
         )
     kind = algorithm.policy_loss or chosen.policy_loss
-    if algorithm.entropy_control != "none" and (kind != "ppo" or algorithm.dual_clip is not None):
-        other = f"policy_loss {kind}" if kind != "ppo" else "dual_clip"
+    own = settings.custom.loss is not None
+    if algorithm.entropy_control != "none" and (own or kind != "ppo" or algorithm.dual_clip is not None):
+        other = "custom.loss" if own else f"policy_loss {kind}" if kind != "ppo" else "dual_clip"
         yield RlhfsimError(
             "entropy-control-loss",
             f"algorithm.entropy_control {algorithm.entropy_control} changes the loss of PPO, not {other}",

@@ -43,6 +43,7 @@ _PART = {
 }
 """Setting -> the part of the inputs that it belongs to; others are `settings`."""
 _OTHERWISE = {"data": "the rows", "model": "the files of a model", "rewards": "the code of a function"}
+_OTHERWISE |= {"settings": "the code of a part of the algorithm"}
 """Part -> what its content hash is of."""
 
 

@@ -16,6 +16,7 @@ from rlhfsim.provenance import content_hash
 
 BLOCK_BYTES, BLOCKS = 4 * 2**20, 16
 """Of a file that are hashed, spread evenly: all of one of up to 64 MiB."""
+PARTS = ("loss", "advantages", "sampler", "filter")
 MODEL_FILES = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 
 
@@ -27,7 +28,9 @@ def contents(job: Job, sources: Sequence[ProblemSource]) -> dict[str, str]:
     targets = [rule.target for rule in rules if rule.target]
     if settings.environment is not None and ":" in settings.environment.kind:
         targets.append(settings.environment.kind)
+    own = [part.target for name in PARTS if (part := getattr(settings.custom, name)) is not None]
     return {
+        "settings": content_hash([_of_code(target) for target in own]),
         "data": content_hash([s.content for s in sources if isinstance(s, FileSource)]),
         "model": content_hash([_of_model(Path(folder)) for folder in folders if folder]),
         "rewards": content_hash([_of_code(target) for target in targets]),

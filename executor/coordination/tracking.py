@@ -237,8 +237,9 @@ def open_trackers(
     *,
     first_step: int = 0,
     config: Mapping[str, Any] | None = None,
+    custom: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> Trackers:
-    """Everything that settings ask for, ready to log.
+    """Everything that settings ask for, ready to log; `custom`: the user's logger, see algorithms/custom.py.
 
     Raises:
         RlhfsimError: a library that was asked for is not installed.
@@ -256,6 +257,9 @@ def open_trackers(
         others += _opened(
             "MLflow", ids.get("mlflow"), lambda: _mlflow(experiment, config, ids, metrics.parent.name)
         )
+    if custom is not None:
+        show = getattr(custom, "show", lambda step, lines: None)
+        others.append(Sink("custom.logger", custom, show, getattr(custom, "close", lambda: None)))
     if ids:
         write_atomically(kept, json.dumps(ids, indent=1) + "\n")
     return Trackers(MetricsFile(metrics, first_step), others)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from executor.environments.protocol import AgentEnvironment
-from executor.rewards.calls import resolve
+from executor.targets import resolve
 from rlhfsim.errors import RlhfsimError
 
 KINDS: Mapping[str, str] = {

@@ -9,18 +9,16 @@ working directory first. Not a sandbox: the code is the user's own.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import operator
 import os
 import pickle
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from executor.rewards import protocol
+from executor.targets import resolve
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from executor.rewards.calls import serve; serve()"
 _START_S = 60.0
@@ -99,15 +97,6 @@ class Caller:
         if not returned:
             raise CallError(value)
         return value
-
-
-def resolve(target: str) -> Callable[..., Any]:
-    """The function of `module:function`."""
-    module, _, name = target.partition(":")
-    function: Any = operator.attrgetter(name)(importlib.import_module(module))
-    if not callable(function):
-        raise TypeError(f"{target} is not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def matches(pattern: str, text: str) -> bool:

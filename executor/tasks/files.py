@@ -115,6 +115,11 @@ class FileSource:
         """Rows that can be used."""
         return len(self._usable)
 
+    @property
+    def size(self) -> int:
+        """Rows to train on."""
+        return len(self._training)
+
     def prompts(self, start: int, end: int) -> list[Prompt]:
         """Of usable rows `start` to `end - 1`, in the order of the data."""
         return [self._problem(row).prompt for row in range(start, min(end, len(self)))]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
+import json
+import os
+import re
+import sys
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from executor.settings import Data
+from executor.targets import resolve
 from executor.tasks import hub
 from executor.tasks.rows import (
     BYTE_ORDER_MARK,
@@ -34,6 +40,7 @@ GZIP = ".gz"
 """Behind an ending of JSON or CSV."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder of datasets' save_to_disk is known."""
+_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 BUFFER = 2**20
 """Bytes that are unpacked at a time."""
 MAX_UNPACKED_BYTES, MAX_RATIO = 256 * 2**20, 100
@@ -50,8 +57,10 @@ def open_rows(data: Data) -> Rows:
     """
     assert data.path, "checked by `open_source`"
     path = Path(data.path).expanduser()
-    if not path.exists() and hub.is_name(data.path):
-        rows: Rows = RowTable(hub.load(data), Place(file=data.path))
+    if not path.exists() and _FUNCTION.fullmatch(data.path):
+        rows: Rows = _returned(data.path)
+    elif not path.exists() and hub.is_name(data.path):
+        rows = RowTable(hub.load(data), Place(file=data.path))
     elif path.is_dir():
         rows = _folder(path, data)
     else:
@@ -59,6 +68,28 @@ def open_rows(data: Data) -> Rows:
     if len(rows) == 0:
         raise RlhfsimError("data-empty", "the file has no rows", place=Place(file=data.path))
     return rows
+
+
+def _returned(target: str) -> Rows:
+    """The rows that a function of the user returns, in a file of their own while the run lasts."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    digest = hashlib.blake2b(digest_size=16)
+    with tempfile.TemporaryDirectory(prefix="rlhfsim-data-") as folder:
+        path = Path(folder, "rows.jsonl")
+        try:
+            with path.open("wb") as file:
+                for row in resolve(target)():
+                    line = json.dumps(dict(row)).encode() + b"\n"
+                    digest.update(line)
+                    file.write(line)
+        except Exception as error:
+            raise RlhfsimError(
+                "data-function",
+                f"{target} gave no rows: {type(error).__name__}: {error}",
+                help="data.path: module:function names a function without arguments that yields a dict a row",
+            ) from error
+        return JsonLines(path, Path(target), (target, digest.hexdigest()))
 
 
 def _files(paths: Sequence[Path], named: Path) -> Rows:

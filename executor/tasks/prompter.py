@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +34,8 @@ class TaskPrompter:
     """Who answers between the turns of a response."""
     max_prompt: int | None = None
     """Tokens that are kept of a prompt, its last ones; None: all."""
+    positions: Callable[[int, int, int | None], list[int]] | None = None
+    """The user's sampler: positions of a batch's problems; None: one after the other."""
     _open: dict[int, tuple[Problem, Tokens]] = field(default_factory=dict)
 
     def longest_prompt(self, steps: int) -> int:
@@ -67,8 +69,12 @@ class TaskPrompter:
         return tokens if self.max_prompt is None else tokens[-self.max_prompt :]
 
     def _problems(self, batch: int) -> list[tuple[int, Problem]]:
-        start = batch * self.workload.gen_prompts
-        return list(enumerate(self.source.batch(start, self.workload.gen_prompts), start))
+        count = self.workload.gen_prompts
+        start = batch * count
+        if self.positions is None:
+            return list(enumerate(self.source.batch(start, count), start))
+        chosen = self.positions(batch, count, self.source.size)
+        return list(enumerate((self.source.batch(at, 1)[0] for at in chosen), start))
 
     def _request(
         self, number: int, problem: Problem, prompt: Tokens, temperature: float

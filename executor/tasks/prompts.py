@@ -42,6 +42,10 @@ class Problem:
 class ProblemSource(Protocol):
     """Problems by data position."""
 
+    @property
+    def size(self) -> int | None:
+        """Training problems of an epoch; None: endless."""
+
     def batch(self, position: int, count: int) -> list[Problem]:
         """Exactly `count` training problems from `position` on; epochs follow one another without a gap."""
 
@@ -67,6 +71,10 @@ class Generated:
     preference: Preference = "none"
     share: float = HELD_OUT_SHARE
     """Held out of training."""
+
+    @property
+    def size(self) -> None:
+        """Endless."""
 
     def batch(self, position: int, count: int) -> list[Problem]:
         """Problems `position` to `position + count - 1` of the training stream."""

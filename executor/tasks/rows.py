@@ -76,9 +76,12 @@ def states_of(paths: Sequence[Path]) -> tuple[object, ...]:
 class JsonLines:
     """A line a row, found by its offset."""
 
-    def __init__(self, path: Path, named: Path | None = None) -> None:
-        """Find the lines; reading them comes later. `named`: what people know it as."""
-        self._path = named or path
+    def __init__(
+        self, path: Path, named: Path | None = None, identity: tuple[object, ...] | None = None
+    ) -> None:
+        """Find the lines; reading them comes later. `named`: what people know it as; `identity`: of what is
+        no file of the user's."""
+        self._path, self._identity = named or path, identity
         self._starts, self._ends, self._numbers = array("q"), array("q"), array("q")
         end = 0
         with path.open("rb") as file:
@@ -116,7 +119,7 @@ class JsonLines:
 
     def identity(self) -> tuple[object, ...]:
         """Name, size and time of the file."""
-        return states_of([self._path])
+        return states_of([self._path]) if self._identity is None else self._identity
 
 
 def _object(line: bytes) -> Row | BadRow:

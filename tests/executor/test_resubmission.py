@@ -279,7 +279,7 @@ def test_every_checkpoint_has_the_hashes_of_data_model_and_rewards(
     newest = checkpoints.newest(place / "run" / "checkpoints")
     assert newest is not None
     assert newest.identity.contents == json.loads((place / "run" / "contents.json").read_text())
-    assert set(newest.identity.contents) == {"data", "model", "rewards"}
+    assert set(newest.identity.contents) == {"data", "model", "rewards", "settings"}
 
 
 def test_settings_that_are_named_again_as_they_were_are_no_change(

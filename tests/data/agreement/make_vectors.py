@@ -31,6 +31,15 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config import FSDPActorConfig
 
 B, T = 8, 11
+OWN = {
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}
+"""TRL's defaults for losses that docs/examples have."""
 COVARIANCE = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
 RNG = np.random.default_rng(20261121)
 
@@ -123,13 +132,14 @@ def grpo(
         loss_type=loss_type,
         epsilon_low=low,
         epsilon_high=1 + high if policy_loss == "cispo" else high,
-        args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
+        args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1, **OWN),
         use_vllm=cap is not None,
         vllm_importance_sampling_correction=True,
         max_completion_length=16,
         _entropy_bonus_enabled=coefficient > 0,
         use_adaptive_entropy=False,
         entropy_coef=coefficient,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
     )
     gap = (x["old_logprobs"] - x["rollout_logprobs"]) * x["mask"]
     gap = gap.sum(1, keepdim=True) if by_response else gap
@@ -160,7 +170,9 @@ def grpo(
         "aggregation": aggregation,
         "max_tokens": 16,
     }
-    if policy_loss != "ppo":
+    if policy_loss in ("sapo", "vespo"):  # of docs/examples, not of the executor
+        settings |= {"correction": "none" if policy_loss == "vespo" else settings["correction"]}
+    elif policy_loss != "ppo":
         settings |= {"policy_loss": policy_loss, "correction_level": "sequence" if by_response else "token"}
     metrics = {"policy/entropy": measured["entropy"]}
     if policy_loss == "ppo":  # the others count positive advantages alone, or responses
@@ -532,6 +544,8 @@ def main() -> None:
             for name in ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++")
         },
         **recipes(),
+        "own-trl-sapo": grpo("sapo", "sequence", beta=0.0, delta=None, cap=1.3, policy_loss="sapo"),
+        "own-trl-vespo": grpo("vespo", "token", beta=0.0, delta=None, cap=3.0, policy_loss="vespo"),
     }
     libraries = {name: version(name) for name in ("trl", "verl", "torch", "transformers")}
     lines = [f"{json.dumps(name)}: {json.dumps(plain(entry))}" for name, entry in cases.items()]

@@ -1,0 +1,233 @@
+"""Parts of an algorithm that the user brings: `custom` in the settings names a function or class for each.
+
+loss        batch (`PolicyBatch`) -> (B, T) terms of the surrogate, or these and {metric: (B, T)}
+advantages  samples, rewards as they are learned from -> a number or (R,) array a sample; with a critic
+            (advantages, returns)
+sampler     batch, count, size -> `count` positions of problems (`size` of them; None: endless); the same
+            where a batch is asked for twice
+filter      scored samples -> those to learn from, at most as many; in the place of others nothing is learned
+logger      step, row -> None
+
+All get their `options` as keyword arguments: a function at each call, a class when it is made. An object that
+remembers has `save(folder)` and `load(folder)`, which are part of every checkpoint; a sampler may have
+`update(samples)`, a logger `show(step, lines)` and `close()`. `seconds_per_sample` of a function or class is
+what the prediction adds for each sample of a step. Legend: B sequences, T and R response tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from executor.algorithms.metrics import Metrics, mean_of
+from executor.samples import Sample, emptied
+from executor.settings import Custom, CustomPart
+from executor.targets import resolve
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.trace import CPU_POOL
+
+FOLDER = "custom"
+"""Of a checkpoint: what parts remember."""
+_HELP = "what each part gets and returns: docs/executor.md, your own algorithm"
+
+
+class PolicyBatch(NamedTuple):
+    """What a loss sees of a micro-batch: (B, T) in FP32, 0 where the mask is 0."""
+
+    logprobs: Tensor
+    """Of the policy in training, with gradient."""
+    old_logprobs: Tensor
+    """Before this step's update."""
+    advantages: Tensor
+    mask: Tensor
+    rollout_logprobs: Tensor | None
+    """As the rollout engine reported them."""
+    reference_logprobs: Tensor | None
+
+
+def make(part: CustomPart, folder: str = "") -> Callable[..., Any]:
+    """The part, ready to be called; modules are looked for in `folder`, by default the working directory.
+
+    Raises:
+        RlhfsimError: it cannot be imported or made.
+    """
+    folder = folder or os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with _named("", part):
+        found: Any = resolve(part.target)
+        made: Any = found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
+        return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _named(name: str, part: CustomPart) -> Iterator[None]:
+    """An error inside is one of this part."""
+    try:
+        yield
+    except RlhfsimError:
+        raise
+    except Exception as error:
+        where = f"custom.{name} " if name else ""
+        raise RlhfsimError(
+            "custom-part", f"{where}{part.target} failed: {type(error).__name__}: {error}", help=_HELP
+        ) from error
+
+
+def surrogate(loss: Mapping[str, Any], batch: PolicyBatch) -> tuple[Tensor, Metrics]:
+    """Terms (B, T) of the user's loss, and means of what it reports.
+
+    Raises:
+        RlhfsimError: it failed, or its terms have another shape.
+    """
+    part = CustomPart(target=loss["target"], options=loss["options"])
+    with _named("loss", part):
+        found = make(part, loss["folder"])(batch)
+        terms, reported = found if isinstance(found, tuple) else (found, {})
+        if terms.shape != batch.mask.shape:
+            raise ValueError(f"terms have shape {tuple(terms.shape)}, the mask {tuple(batch.mask.shape)}")
+        means = {name: mean_of(value.expand_as(terms), batch.mask) for name, value in reported.items()}
+    return torch.where(batch.mask > 0, terms, 0.0), means
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The parts of a run that its driver calls, with what they remember."""
+
+    custom: Custom = field(default_factory=Custom)
+    with_reference: bool = False
+    timed: Callable[[str, int], AbstractContextManager[Any]] = lambda name, step: nullcontext()
+    """Records what a part takes in an iteration."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """Name -> callable."""
+
+    def __post_init__(self) -> None:
+        """Make those that are named; the loss is made where it is computed."""
+        for name in ("advantages", "sampler", "filter", "logger"):
+            if (part := getattr(self.custom, name)) is not None:
+                self.made.setdefault(name, make(part))
+
+    def call(self, name: str, step: int, *args: Any) -> Any:
+        """What a part returns, timed.
+
+        Raises:
+            RlhfsimError: it failed.
+        """
+        with self.timed(name, step), _named(name, getattr(self.custom, name)):
+            return self.made[name](*args)
+
+    def filtered(self, samples: Sequence[Sample], step: int) -> list[Sample]:
+        """As many samples, those that the filter left out without their response.
+
+        Raises:
+            RlhfsimError: it failed, returned more, or something else.
+        """
+        if "filter" not in self.made:
+            return list(samples)
+        kept = list(self.call("filter", step, list(samples)))
+        if len(kept) > len(samples) or not all(isinstance(sample, Sample) for sample in kept):
+            text = f"custom.filter returned {len(kept)} of {len(samples)} samples, or something else"
+            raise RlhfsimError("custom-filter", text, help=_HELP)
+        ids = {sample.id for sample in kept}
+        if len(ids) < len(kept):
+            raise RlhfsimError("custom-filter", "custom.filter returned a sample twice", help=_HELP)
+        rest = [sample for sample in samples if sample.id not in ids][: len(samples) - len(kept)]
+        return kept + [emptied(sample, with_reference=self.with_reference) for sample in rest]
+
+    def learned(self, samples: Sequence[Sample]) -> None:
+        """An iteration has been trained on these: the sampler may follow."""
+        update = getattr(self.made.get("sampler"), "update", None)
+        if update is not None:
+            with _named("sampler", self.custom.sampler):  # type: ignore[arg-type]
+                update(list(samples))
+
+    def positions(self, batch: int, count: int, size: int | None) -> list[int]:
+        """Positions of the problems of a generation batch, by the sampler.
+
+        Raises:
+            RlhfsimError: it failed, or gave another number of them, or one beyond the data.
+        """
+        chosen = [int(at) for at in self.call("sampler", max(batch, 0), batch, count, size)]
+        if len(chosen) != count or any(at < 0 or (size is not None and at >= size) for at in chosen):
+            text = f"custom.sampler gave {len(chosen)} positions of {count} wanted, below {size or 'any'}"
+            raise RlhfsimError("custom-sampler", text, help=_HELP)
+        return chosen
+
+    def save(self, folder: Path) -> None:
+        """What the parts remember, into a checkpoint."""
+        for name, part in self.made.items():
+            if hasattr(part, "save"):
+                place = folder / FOLDER / name
+                place.mkdir(parents=True)
+                part.save(place)
+
+    def load(self, folder: Path) -> None:
+        """Undo `save`; a checkpoint of before the part leaves it as it was made."""
+        for name, part in self.made.items():
+            if hasattr(part, "load") and (place := folder / FOLDER / name).is_dir():
+                part.load(place)
+
+
+def for_workers(part: CustomPart) -> dict[str, Any]:
+    """A loss as its workers get it: they may have another working directory."""
+    return asdict(part) | {"folder": os.getcwd()}
+
+
+def priced(plan: Plan, custom: Custom) -> Plan:
+    """The plan with what the parts declare (`seconds_per_sample`) in its prediction; once.
+
+    They work between scoring and training, one sample after the other, on the driver; the loss in training.
+    """
+    before = plan.prediction
+    costs = {f"{FOLDER}.{name}": seconds for name, seconds in _declared(custom)}
+    phases = [
+        PredictedPhase(
+            name=name,
+            pool=CPU_POOL,
+            start_s=before.step_s,
+            seconds=(seconds := each * plan.workload.num_sequences),
+            low_s=seconds,
+            high_s=seconds,
+            bound_by=FOLDER,
+            by_resource_s={FOLDER: seconds},
+            rests_on=(),
+            critical=True,
+        )
+        for name, each in costs.items()
+        if name not in {phase.name for phase in before.phases}
+    ]
+    more = sum(phase.seconds for phase in phases)
+    if not more:
+        return plan
+    ratio = (before.step_s + more) / before.step_s
+    after = replace(
+        before,
+        step_s=before.step_s + more,
+        low_s=before.low_s + more,
+        high_s=before.high_s + more,
+        tokens_per_s_per_gpu=before.tokens_per_s_per_gpu / ratio,
+        usd_per_step=None if before.usd_per_step is None else before.usd_per_step * ratio,
+        kwh_per_step=before.kwh_per_step * ratio,
+        kg_co2e_per_step=before.kg_co2e_per_step * ratio,
+        phases=(*before.phases, *phases),
+    )
+    return replace(plan, prediction=after)
+
+
+def _declared(custom: Custom) -> Iterator[tuple[str, float]]:
+    for name in ("loss", "advantages", "sampler", "filter", "logger"):
+        if (part := getattr(custom, name)) is not None:
+            with _named(name, part):
+                make(part) if name != "logger" else None
+                yield name, float(getattr(resolve(part.target), "seconds_per_sample", 0.0))
