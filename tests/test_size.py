@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 31000,
     "rlhfsim/cli": 29500,
     "rlhfsim/desk": 11500,
-    "rlhfsim/frameworks": 88000,
+    "rlhfsim/frameworks": 88500,
     "rlhfsim/kernels": 11500,
     "rlhfsim/memory": 16500,
     "rlhfsim/present": 76500,

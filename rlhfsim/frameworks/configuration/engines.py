@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.specs.placement.speculation import Speculation
@@ -25,6 +25,14 @@ TURNS, PER_TURN = "environment.turns", "environment.seconds_per_turn"
 of a response and the seconds of one."""
 USUAL = 0.6
 """Stands for the share of drafted tokens that is accepted; listed as assumed."""
+
+MODULES_SHARE = 0.3
+"""Share of a GPU for the KV cache where the training modules generate; priced as an engine that sleeps."""
+
+
+def own_modules(zero: int) -> dict[str, Any]:
+    """Rollout by the training modules: weights that ZeRO-3 cuts are gathered for it and given back."""
+    return {"sleep": 2, "weight_path": "ipc"} if zero == 3 else {"weight_path": "none"}
 
 
 def speculation(s: FrameworkSettings, prefix: str) -> Speculation | None:

@@ -96,3 +96,13 @@ def uneven_updates(batch: int, update: int, *keys: str, then: str) -> Iterator[F
             remedy=f"{keys[0]}={max(n for n in range(1, max(1, min(update, batch)) + 1) if batch % n == 0)}",
             stops=True,
         )
+
+
+def without_engine(keys: tuple[str, ...], remedy: str) -> Finding:
+    """Generation by the training modules."""
+    return Finding(
+        what="without vLLM the training modules generate, one batch at a time until its longest response "
+        "ends; here a rollout by vLLM is priced",
+        keys=keys,
+        remedy=remedy,
+    )

@@ -25,6 +25,11 @@ from rlhfsim.frameworks.configuration.settings import Asked, FrameworkSettings
 
 READ_BY_FORMS = {*NAMED, "config_name", "config_path"}
 """Keys that name files, which are read."""
+NOT_READ = {
+    "ms-swift": r"\bswift (rlhf|sft|pt|rollout)\b|\bswift[/.](cli|llm)\b|(^|\s)--rlhf_type\b|^rlhf_type:",
+    "LLaMA-Factory": r"\bllamafactory\b|\bLLaMA-Factory\b|(^|\s)--finetuning_type\b|^finetuning_type:",
+}
+"""Frameworks that name their settings as others do and mean other defaults -> marks of theirs."""
 SEPARATORS = ("|", "||", "&", "&&", ";", ">", ">>", "2>&1")
 """Words that end a command."""
 
@@ -93,8 +98,9 @@ def recognised(said: Said) -> Configuration:
     """The framework that a configuration is written for.
 
     Raises:
-        RlhfsimError: it has no framework's marks, or those of several alike.
+        RlhfsimError: it has no framework's marks, or those of several alike, or of one that is not read.
     """
+    check_read(said)
     known = [configuration_named(name) for name in configuration_names()]
     started = [c for c in known if any(re.search(entry, said.text) for entry in c.entries)]
     counts = {c.name: own_keys(c, said) for c in started or known}
@@ -110,6 +116,26 @@ def recognised(said: Said) -> Configuration:
         place=Place(file=said.name),
         help=f"name it with --framework. Looked for: {looked}",
     )
+
+
+def check_read(said: Said) -> None:
+    """Refuse a configuration of a framework that is not read, by its name.
+
+    Raises:
+        RlhfsimError: it is one of `NOT_READ`.
+    """
+    title = next(
+        (title for title, marks in NOT_READ.items() if re.search(marks, said.text, re.MULTILINE)), None
+    )
+    if title is not None:
+        raise RlhfsimError(
+            "framework-not-read",
+            f"this is a configuration of {title}, whose keys are not read",
+            place=Place(file=said.name),
+            help=f"read are: {', '.join(configuration_named(n).title for n in configuration_names())}; ask "
+            "rlhfsim estimate with its layout, or name the framework whose keys and defaults it shares with "
+            "--framework",
+        )
 
 
 def own_keys(configuration: Configuration, said: Said) -> int:

@@ -16,6 +16,7 @@ from rlhfsim.frameworks.configuration.findings import (
     said_as,
     short_budget,
     uneven_updates,
+    without_engine,
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.openrlhf.keys import LIMITS, MARKS, OLD, TABLE
@@ -60,6 +61,9 @@ def _placement(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     shared, engine = run.rollout_gpus is None, run.rollout
     engines, sleep = (said_as(s, TABLE.names(f"rollout.{name}")) for name in ("dp", "sleep"))
     asleep = s.flag(*TABLE.names("rollout.sleep"))
+    if not s.count(*TABLE.names("rollout.dp")):
+        yield without_engine((engines,), f"--{engines} {run.gpus // 2 or 1}")
+        return
     if shared and engine.tp * engine.dp != run.gpus:
         yield Finding(
             what=f"{engine.dp} engines of {engine.tp} GPUs on {run.gpus} shared GPUs: OpenRLHF refuses it",

@@ -5,12 +5,14 @@ Arguments and defaults: openrlhf/cli/train_ppo_ray.py (0.11.2; 0.8.11 and 0.9.10
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rlhfsim.errors import RlhfsimError
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription
-from rlhfsim.frameworks.configuration.engines import dynamic_sampling
+from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, dynamic_sampling, own_modules
+from rlhfsim.frameworks.configuration.findings import said_as
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Setting, memory, predicted
 from rlhfsim.frameworks.fields import Fields, cut
@@ -72,6 +74,8 @@ MARKS = (
     "micro_train_batch_size",
 )
 """Beginnings of keys that no other framework has."""
+NOT_ON_RAY = "openrlhf.cli.train_ppo"
+"""Entry point until 0.5 whose roles share all GPUs and whose policy generates by its own modules."""
 FLAGS = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 """Role -> how its flags begin."""
 
@@ -132,7 +136,7 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
     }
     if s.flag(*names("train.colocate_critic_reward")) and ppo and not whole:
         pools["reward"] = "critic"
-    present = {"reference": True, "critic": ppo, "reward": reward}
+    present = {"reference": _kl(s), "critic": ppo, "reward": reward}
     offloaded = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
     scored = {} if read["packs"] else {"micro_batch": _scored_together(s, read)}
     roles = {}
@@ -141,6 +145,7 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
         own = s.whole(*nodes, default=1) * s.whole(*each, default=8) if pool else read["actor.gpus"]
         s.overruled(*names(*(f"{FLAGS[name]}.num_{unit}" for unit in ("nodes", "gpus_per_node"))))
         if present[name]:
+            _check_placed(s, name, own, (nodes, each))
             critic = name == "critic"
             roles[name] = RoleDescription(
                 layout=cut(read, own, **({} if critic else scored)),
@@ -150,6 +155,28 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
                 gpus=own if pool else 0,
             )
     return roles
+
+
+def _check_placed(s: FrameworkSettings, role: str, gpus: int, keys: Iterable[tuple[str, ...]]) -> None:
+    """Refuse a role that the estimator, the KL term or the reward needs and that is given no GPU."""
+    if gpus:
+        return
+    needed_by = {
+        "critic": ("estimator gae", "--advantage_estimator group_norm"),
+        "reference": ("the KL term", "--init_kl_coef 0"),
+        "reward": ("the reward", "--remote_rm_url URL"),
+    }
+    needs, remedy = needed_by[role]
+    raise RlhfsimError(
+        "role-without-gpus",
+        f"{' x '.join(said_as(s, names) for names in keys)} is 0, and {needs} needs a {role} model",
+        place=Place(file=s.name),
+        help=f"give it GPUs, or do without it: {remedy}",
+    )
+
+
+def _kl(s: FrameworkSettings) -> bool:
+    return s.share(*names("algo.kl.init_coef"), default=0.01) != 0
 
 
 def _scored_together(s: FrameworkSettings, read: Fields) -> int:
@@ -205,13 +232,6 @@ def _critic(s: FrameworkSettings, reward: str | None) -> str | None:
 
 
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
-    shared, engines = read["shared"], read["rollout.dp"]
-    if not engines and not shared:
-        raise RlhfsimError(
-            "no-rollout-engine",
-            "the arguments give no vLLM engines, and generation without them is not priced",
-            help="add --set vllm.num_engines=N",
-        )
     algorithm, reward, (prompt, response) = _algorithm(s), _reward(s), _longest(s)
     samples = read["workload.prompts"] * read["workload.samples"]
     return {
@@ -221,16 +241,29 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.reward.model": reward,
         "workload.mini_batches": max(1, round(samples / read["samples_of_update"])),
         "workload.packing": s.flag(*names("ds.packing_samples")) or read["packs"] or read["actor.cp"] > 1,
-        "workload.kl": s.share(*names("algo.kl.init_coef"), default=0.01) != 0,
+        "workload.kl": _kl(s),
         "workload.dynamic_sampling": _dynamic_sampling(s, read["workload.prompts"]),
         "limit.prompt": prompt,
         "limit.response": response,
         "backend": "deepspeed",
         "roles": _roles(s, read, ppo=algorithm == "ppo", reward=reward is not None),
         "actor.offload_between": read["leaves"],
-        "rollout.gpus": read["actor.gpus"] if shared else engines * read["rollout.tp"],
         "rollout.max_num_seqs": SEQUENCES,
-        "weight_path": "ipc" if shared else "broadcast",
+        **_generation(read),
+    }
+
+
+def _generation(read: Fields) -> dict[str, Any]:
+    """Where the rollout runs and how weights reach it; without engines it is the actor's own modules."""
+    shared, engines, gpus = read["shared"], read["rollout.dp"], read["actor.gpus"]
+    if engines:
+        own = gpus if shared else engines * read["rollout.tp"]
+        return {"rollout.gpus": own, "weight_path": "ipc" if shared else "broadcast"}
+    return {
+        "rollout.gpus": gpus,
+        "rollout.tp": 1,
+        "rollout.memory_utilization": MODULES_SHARE,
+        **own_modules(read["actor.zero"]),
     }
 
 
@@ -349,8 +382,10 @@ TABLE = Table(
     _rest,
     follows={
         "old": lambda s, read: any(s.find(key) is not None for key in OLD),
-        "together": lambda s, read: s.flag(*names("train.colocate_all")),
-        "shared": lambda s, read: read["together"] and not read["schedule.asynchronous"],
+        "together": lambda s, read: s.flag(*names("train.colocate_all")) or s.find(ENTRY_POINT) == NOT_ON_RAY,
+        "shared": lambda s, read: (
+            not read["rollout.dp"] or (read["together"] and not read["schedule.asynchronous"])
+        ),
     },
     releases=RELEASES,
 )

@@ -17,9 +17,10 @@ from rlhfsim.frameworks.configuration.described import (
     rollout_layout,
     training_layout,
 )
+from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, own_modules
 from rlhfsim.frameworks.configuration.forms import Said
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.trl.findings import findings
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings, SettingMissing
+from rlhfsim.frameworks.trl.findings import STAGES, findings
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -36,6 +37,9 @@ LIGER = Head(
     source="LigerFusedLinearGRPOLoss, chunk_size 1: logits of one response in BF16 and FP32, their "
     "log-softmax and gradients (linkedin/Liger-Kernel, src/liger_kernel/chunked_loss/grpo_loss.py)",
 )
+PROCESSES = ("num_processes", "n_gpus", "world_size")
+STAGE_NAMED = re.compile(r"(?:zero|ds_?z|z|stage)[-_]?([0-3])")
+"""How names of DeepSpeed's files say their stage: `ds_zero3.json`, `zero2_offload`, `ds_z3_config.json`."""
 LAUNCHED: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {"distributed_type": "NO"},
     "multi_gpu": {"distributed_type": "MULTI_GPU"},
@@ -58,16 +62,20 @@ def launched_by(said: Said) -> Mapping[str, Any]:
     rank = said.values.get("LoraConfig.r", 8 if "LoraConfig(" in said.text else None)
     if rank and said.values.get("peft_config"):
         trainer |= {"use_peft": True, "lora_r": rank}
-    return {**trainer, **({"num_processes": 8, **LAUNCHED[named]} if named in LAUNCHED else {})}
+    if named in LAUNCHED:
+        return {**trainer, "num_processes": 8, **LAUNCHED[named]}
+    stage = STAGE_NAMED.search(named.lower()) if not {*STAGES} & said.values.keys() else None
+    return {**trainer, **({"deepspeed_config.zero_stage": int(stage[1])} if stage else {})}
 
 
 # Arguments and defaults: trl/trainer/grpo_config.py (same commit) and transformers' TrainingArguments.
 # How many processes run stands in the launcher's configuration (accelerate: num_processes, zero_stage).
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
+    s.overruled("args", "processing_class", "callbacks", "num_gpus")
     if s.text("trainer", default="GRPOTrainer").startswith("PPO"):
         return _ppo(s)
-    gpus = s.whole("num_processes", "n_gpus", "world_size")
+    gpus = processes(s)
     samples = s.whole("num_generations", default=8)
     batch = s.whole("per_device_train_batch_size", default=8)
     accumulation, each = _accumulation(s), per_generation(s)
@@ -99,7 +107,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         rollout_gpus=rollout.gpus if server else None,
         layout=layout,
         rollout=rollout,
-        **(_modules(layout) if not s.flag("use_vllm") else {"sleep": asleep, "weight_path": path}),
+        **(own_modules(layout.zero) if not s.flag("use_vllm") else {"sleep": asleep, "weight_path": path}),
         software=_software(s),
     )
 
@@ -126,7 +134,7 @@ def _old_logprobs(s: FrameworkSettings, corrected: bool) -> OldLogprobs:
 # model starts from the reward model.
 def _ppo(s: FrameworkSettings) -> RunDescription:
     """The run that a PPOConfig describes."""
-    gpus = s.whole("num_processes", "n_gpus", "world_size")
+    gpus = processes(s)
     batch = s.whole("per_device_train_batch_size", default=8)
     layout = _layout(s, gpus, batch)
     scored = replace(layout, micro_batch=max(1, s.whole("local_rollout_forward_batch_size", default=64)))
@@ -149,8 +157,8 @@ def _ppo(s: FrameworkSettings) -> RunDescription:
         gpus_per_node=s.whole("gpus_per_node", default=_per_node(s, gpus)),
         layout=layout,
         roles={name: RoleDescription(layout=scored) for name in ("reference", "reward")},
-        rollout=rollout_layout(gpus, max_num_seqs=SEQUENCES, memory_utilization=0.3),
-        **_modules(layout),
+        rollout=rollout_layout(gpus, max_num_seqs=SEQUENCES, memory_utilization=MODULES_SHARE),
+        **own_modules(layout.zero),
     )
 
 
@@ -161,11 +169,6 @@ def _layout(s: FrameworkSettings, gpus: int, batch: int) -> Layout:
         micro_batch=max(1, batch),
         recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
     )
-
-
-def _modules(layout: Layout) -> dict[str, Any]:
-    """Rollout by the training modules: weights that ZeRO-3 cuts are gathered for it and given back."""
-    return {"sleep": 2, "weight_path": "ipc"} if layout.zero == 3 else {"weight_path": "none"}
 
 
 def _software(s: FrameworkSettings) -> Software | None:
@@ -219,9 +222,13 @@ def _sharding(s: FrameworkSettings) -> dict[str, Any]:
         whole = s.text("fsdp_config.fsdp_reshard_after_forward", default="true").lower()
         hosted = s.flag("fsdp_config.fsdp_offload_params")
         return {"zero": 3 if whole in ("true", "full_shard") else 2, **(ON_HOST if hosted else {})}
-    stage = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
+    stage = _stage(s)
     found = {
-        part: s.find(f"deepspeed_config.offload_{part}_device", f"zero_optimization.offload_{part}.device")
+        part: s.find(
+            f"deepspeed_config.offload_{part}_device",
+            f"zero_optimization.offload_{part}.device",
+            f"deepspeed.zero_optimization.offload_{part}.device",
+        )
         for part in ("optimizer", "param")
     }
     return {
@@ -229,6 +236,26 @@ def _sharding(s: FrameworkSettings) -> dict[str, Any]:
         "offload_optimizer": "cpu" if found["optimizer"] == "cpu" else "none",
         "offload_params": "cpu" if found["param"] == "cpu" and stage == 3 else "none",
     }
+
+
+def _stage(s: FrameworkSettings) -> int:
+    """ZeRO stage, as it is said, or as the file behind `deepspeed` is called; 0 without DeepSpeed."""
+    named, said = s.find("deepspeed"), s.find(*STAGES)
+    if said is None and named is not None:
+        stage = STAGE_NAMED.search(str(named).lower())
+        if stage is None:
+            raise SettingMissing(STAGES[0], s.name)
+        return int(stage[1])
+    return s.whole(*STAGES, default=0)
+
+
+def processes(s: FrameworkSettings) -> int:
+    """Processes, one a GPU: accelerate's number of all, or a node's of deepspeed or torchrun."""
+    each = s.count("nproc_per_node", "num_gpus")
+    nodes = s.count("nnodes", "num_nodes") or 1
+    if each and s.find(*PROCESSES) is None:
+        return each * nodes
+    return s.whole(*PROCESSES)
 
 
 def _colocated(s: FrameworkSettings, gpus: int) -> RolloutLayout:
@@ -269,9 +296,7 @@ def per_generation(s: FrameworkSettings) -> int:
     if given := s.count("steps_per_generation"):
         return given
     whole = s.count("generation_batch_size")
-    each = s.whole("per_device_train_batch_size", default=8) * s.whole(
-        "num_processes", "n_gpus", "world_size"
-    )
+    each = s.whole("per_device_train_batch_size", default=8) * processes(s)
     return max(1, whole // max(1, each)) if whole else _accumulation(s)
 
 

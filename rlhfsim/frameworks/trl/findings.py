@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.frameworks.configuration.findings import Finding, without_engine
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
+STAGES = (
+    "deepspeed_config.zero_stage",
+    "zero_stage",
+    "zero_optimization.stage",
+    "deepspeed.zero_optimization.stage",
+)
+"""Keys of the ZeRO stage: accelerate's, a command's, DeepSpeed's own file, and a dictionary in a script."""
 MODES = ("colocate", "server")
 
 
@@ -43,11 +50,12 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             stops=True,
         )
     if not s.flag("use_vllm"):
+        yield without_engine(("use_vllm",), "use_vllm=True")
+    named = s.find("deepspeed")
+    if isinstance(named, str) and s.find(*STAGES) is None:
         yield Finding(
-            what="without vLLM the training modules generate, one batch at a time until its longest response "
-            "ends; here a rollout by vLLM is priced",
-            keys=("use_vllm",),
-            remedy="use_vllm=True",
+            what=f"ZeRO stage {run.layout.zero} is taken from the name {named}, which is not among the files",
+            keys=("deepspeed",),
         )
 
 
