@@ -77,6 +77,7 @@ OWN = {
     "rlhfsim/cli/inputs.py": "words of options",
     "rlhfsim/cli/launch.py": "looks whether a plan was edited",
     "rlhfsim/cli/run_settings.py": "settings: executor/settings.py",
+    "executor/trainers.py": "keywords of a call, by the same settings",
     "rlhfsim/cli/whatif.py": "words of an option",
     "rlhfsim/specs/hardware/clusters.py": "a part of a scenario",
     "rlhfsim/specs/model/presets.py": "a shipped file",

@@ -37,7 +37,7 @@ BUDGET = {
     "rlhfsim/validation": 33500,
     "rlhfsim/weight_sync": 9500,
     "rlhfsim/what_if": 55500,
-    "executor": 20500,
+    "executor": 21500,
     "executor/algorithms": 14000,
     "executor/coordination": 35500,
     "executor/engines": 39000,
