@@ -60,7 +60,9 @@ def cluster_of(plan: Plan) -> Cluster:
         RlhfsimError: a profile is unknown here.
     """
     pools = tuple(
-        node_group(at_price(load_profile(h.profile), h.price), h.gpus, gpus_per_node=h.gpus_per_node)
+        node_group(
+            at_price(load_profile(h.profile), h.price), h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric
+        )
         for h in plan.hardware
     )
     return Cluster(node_groups=pools, oversubscription=plan.oversubscription, framework=plan.framework)

@@ -19,7 +19,7 @@ from rlhfsim.choice import Choice
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
 from rlhfsim.provenance import content_hash
-from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Price
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Fabric, Price
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
@@ -60,6 +60,8 @@ class PlannedHardware:
     """Hash of the profile's content: another hash is another prediction."""
     gpus: Count
     gpus_per_node: Count
+    fabric: Fabric | None = None
+    """What joins the nodes, where it was given."""
     price: Price | None = None
     """Rent of one GPU that the plan was priced with; None: not known, or not said."""
     market: str | None = None
@@ -362,7 +364,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
             help="write one with: rlhfsim design --out plan.json",
         )
     known = {key: value for key, value in source.data.items() if key != PREDICTED}
-    plan = convert(Plan, source, known | {"schema": SCHEMA})
+    plan = convert(Plan, source, _as_now(known) | {"schema": SCHEMA})
     _check_pools(plan, source)
     _check_roles(plan, source)
     if as_priced and not is_as_priced(source.data):
@@ -375,9 +377,19 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
     return plan
 
 
+def _as_now(data: dict[str, Any]) -> dict[str, Any]:
+    """A plan's data without what older files say of dispatch in `software`, which no search set."""
+    placement = data.get("placement")
+    if not isinstance(placement, dict) or not isinstance(placement.get("software"), dict):
+        return data
+    software = {k: v for k, v in placement["software"].items() if k not in ("token_once", "scheduled_ep")}
+    return data | {"placement": placement | {"software": software}}
+
+
 def is_edited(data: Mapping[str, Any]) -> bool:
     """Whether workload, placement or hardware in a plan's data are not those that it was priced with."""
-    hardware = [[pool[key] for key in ("profile_hash", "gpus", "gpus_per_node")] for pool in data["hardware"]]
+    names = ("profile_hash", "gpus", "gpus_per_node", "fabric")
+    hardware = [[pool[key] for key in names if pool.get(key) is not None] for pool in data["hardware"]]
     return content_hash(data["workload"], data["placement"], hardware) != str(data["input_hash"])
 
 

@@ -20,7 +20,7 @@ SPACE = {
     tokenize.ENDMARKER,
 }
 BUDGET = {
-    "rlhfsim": 11000,
+    "rlhfsim": 11200,
     "rlhfsim/calibration": 31000,
     "rlhfsim/cli": 29500,
     "rlhfsim/desk": 11500,
@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 16500,
     "rlhfsim/present": 76500,
     "rlhfsim/rollout": 15500,
-    "rlhfsim/search": 48500,
+    "rlhfsim/search": 48700,
     "rlhfsim/simulation": 23500,
     "rlhfsim/specs": 37500,
     "rlhfsim/step": 13000,

@@ -70,14 +70,15 @@ class Samples:
 
     def half(self) -> Mask:
         """True for the half of the shapes that the committed curve is fitted on."""
-        return _even(self.shape)
+        return even(self.shape)
 
     def families(self) -> Mask:
         """True for the families that stay in when whole families are held out."""
-        return _even(self.family)
+        return even(self.family)
 
 
-def _even(keys: list[str]) -> Mask:
+def even(keys: list[str]) -> Mask:
+    """True for the half of the keys that a fit sees."""
     digests = {key: hashlib.md5(key.encode()).digest()[-1] % 2 == 0 for key in set(keys)}
     return np.array([digests[key] for key in keys])
 
@@ -129,7 +130,7 @@ def read_curve(profile: str, name: str) -> Samples | None:
             if choice.whole and len(rows) < most / WHOLE:
                 continue
             for file in choice.less if len(rows) else ():
-                rows = _less(rows, _root() / SYSTEMS[profile] / "quantize" / framework, file)
+                rows = _less(rows, root() / SYSTEMS[profile] / "quantize" / framework, file)
             if len(rows):
                 return _samples(name, choice, rows, path)
     return None
@@ -145,7 +146,8 @@ def _less(rows: pd.DataFrame, folder: Path, file: str) -> pd.DataFrame:
     return rest[rest.latency > 0]
 
 
-def _root() -> Path:
+def root() -> Path:
+    """The folder of the package's tables, a subfolder a system."""
     spec = find_spec(MODULE)
     assert spec, f"{PACKAGE} is not installed"
     assert spec.origin
@@ -154,7 +156,7 @@ def _root() -> Path:
 
 def _versions(system: str, choice: Choice, framework: str) -> list[Path]:
     """Files of one framework, newest version first."""
-    folder = _root() / system / choice.folder / framework
+    folder = root() / system / choice.folder / framework
     found = folder.glob(f"*/{choice.file}_perf.parquet")
     return sorted(found, key=lambda path: _key(path.parent.name), reverse=True)
 
@@ -184,7 +186,7 @@ def _samples(name: str, choice: Choice, rows: pd.DataFrame, path: Path) -> Sampl
         shape=[str(key) for key in merged.index],
         family=[str(key) for key in merged["family"]],
         work=merged["work"].to_numpy(dtype=np.float64),
-        source=f"{package()}: {path.relative_to(_root()).as_posix()}",
+        source=f"{package()}: {path.relative_to(root()).as_posix()}",
     )
 
 

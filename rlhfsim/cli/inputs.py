@@ -28,7 +28,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Fabric
 from rlhfsim.specs.hardware.prices import MARKETS
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
@@ -139,6 +139,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
         option("--rollout-gpus", gpus, "GPUs of a second pool, for the rollout only."),
         option("--rollout-gpu", GPU, "Another GPU for that second pool."),
         oversubscription_option,
+        option("--fabric", OneOf("fabric", get_args(Fabric)), "What joins the nodes: infiniband, roce, efa."),
         rent_option(),
     )
 
@@ -195,7 +196,16 @@ def build_cluster(given: Mapping[str, Any]) -> Cluster:
         RlhfsimError: an unknown GPU, a bad profile, or a rollout pool without a size.
     """
     _needed(given, "gpus")
-    names = ("gpus", "gpu", "gpus_per_node", "rollout_gpu", "rollout_gpus", "oversubscription", "price")
+    names = (
+        "gpus",
+        "gpu",
+        "gpus_per_node",
+        "rollout_gpu",
+        "rollout_gpus",
+        "oversubscription",
+        "fabric",
+        "price",
+    )
     with on_command_line():
         return parse_cluster(**{name: given[name] for name in names})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from rlhfsim.cli.params import (
     COMMAND_LINE,
@@ -19,10 +19,10 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.fixed_layouts import check_layout
+from rlhfsim.search.layouts import EXCHANGE
 from rlhfsim.search.request import Request
-from rlhfsim.search.role_fields import PACKS, WHOLE
+from rlhfsim.search.role_fields import NAMES, PACKS, WHOLE, WORDS
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Recompute
 
 Fields = dict[str, int | str]
 OPTIONS = {
@@ -33,7 +33,7 @@ OPTIONS = {
     "reward": "--reward-layout",
 }
 """RolePlacement -> option; the plain names of the others already name models."""
-ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute")
+ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute", *EXCHANGE)
 ROLLOUT_FIELDS = ("tp", "pp", "ep")
 
 
@@ -70,8 +70,9 @@ def fixed_fields(role: str, text: str, option: str) -> Fields:
 
 
 def _value(option: str, name: str, value: str) -> int | str:
-    if name == "recompute":
-        return OneOf("recompute", get_args(Recompute)).read(value)
+    if name in NAMES:
+        word = OneOf(name, NAMES[name]).read(value)
+        return word == "yes" if name in WORDS else word
     low, high = WHOLE[name]
     return Whole(low, high).read(value, f"{option} {name}")
 

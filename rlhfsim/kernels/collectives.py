@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.kernels.device import Device, Group
+from rlhfsim.specs.placement.layout import Dispatcher
 
 Floats = NDArray[np.float64]
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -70,7 +71,7 @@ def all_to_all(device: Device, size: float, group: Group) -> float:
     if group.domains == 1:
         return _inside(device, "all_to_all", size, n)
     inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
-    between = (n - g) / n * size / _network(device)
+    between = (n - g) / n * size / (device.network_bandwidth * device[exchange_share(device, once=False)])
     return max(inside, between) + _latency(device, group, 1)
 
 
@@ -82,29 +83,55 @@ def dispatch(
     group: Group,
     *,
     skew: float = 1,
-    once: bool = True,
+    by: Dispatcher | None = None,
 ) -> float:
-    """Seconds to send `tokens` tokens of one GPU to the experts that they chose (or back).
+    """Seconds to send `tokens` tokens of one GPU to the experts that they chose; the mean of there and back.
 
-        sent = tokens token_bytes, to each other GPU (domain) at most once:
-        copies(n) = n (1 - (1 - 1/n)^k), of which (n-1)/n leave the GPU
+        alltoall   k copies of a token, by an all-to-all
+        deepep-ll  k copies, by one-sided writes
+        allgather  n tokens on each rank, by an all-gather; back by a reduce-scatter
+        others     a token once to each domain, and once to each GPU inside it:
+                   copies(n) = n (1 - (1 - 1/n)^k), of which (n-1)/n leave
 
-    A token travels once to each domain and once to each GPU inside it, as in DeepEP and
-    Megatron's flex dispatcher (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). `skew` is busiest
-    over mean rank. `once=False`: a copy per chosen expert, copies = k (plain all-to-all dispatcher).
+    DeepEP's normal kernels and HybridEP forward inside a domain (DeepSeek-V3, arXiv 2412.19437, section
+    3.2.2); a dispatcher that is not said (`by` None) is priced as those, at the rates of NCCL. `skew` is
+    busiest over mean rank.
     """
     n = group.ranks
     if n == 1 or tokens <= 0:
         return 0.0
     sent = tokens * token_bytes * skew
-    if group.domains == 1:
-        return all_to_all(device, sent * (_copies(n, top_k) if once else top_k), group)
-    if not once:
-        return all_to_all(device, sent * top_k, group)
-    away = _copies(group.domains, top_k) * (1 - 1 / group.domains)
-    inside = _copies(n, top_k) * (1 - 1 / group.per_domain)
-    fast = sent * inside / _bandwidth(device, "all_to_all")
-    return max(fast, sent * away / _network(device)) + _latency(device, group, 1)
+    match by:
+        case "alltoall":
+            return all_to_all(device, sent * top_k, group)
+        case "deepep-ll":
+            return float(one_sided(device, np.asarray(sent * top_k), group))
+        case "allgather":
+            whole = n * tokens * token_bytes
+            return (all_gather(device, whole, group) + reduce_scatter(device, whole, group)) / 2
+        case "deepep":
+            rate, start = _scale_up(device) * device["deepep_nvlink_efficiency"], device["deepep_latency"]
+            if group.domains == 1:
+                return sent * copies(n, top_k) * (n - 1) / n / rate + start
+        case _:
+            rate, start = _bandwidth(device, "all_to_all"), 0.0
+            if group.domains == 1:
+                return all_to_all(device, sent * copies(n, top_k), group)
+    away = copies(group.domains, top_k) * (1 - 1 / group.domains)
+    inside = copies(n, top_k) * (1 - 1 / group.per_domain)
+    network = device.network_bandwidth * device[exchange_share(device, once=True)]
+    return max(sent * inside / rate, sent * away / network) + _latency(device, group, 1) + start
+
+
+def exchange_share(device: Device, *, once: bool) -> str:
+    """Name of the share of the network that an exchange of tokens reaches on the fabric of these nodes.
+
+    EFA has one for kernels that send a token once (DeepEP and its ports) and one for NCCL's all-to-all.
+    """
+    if device.fabric is None:
+        return "nic_efficiency"
+    kind = "once" if once and device.fabric == "efa" else "all_to_all"
+    return f"{device.fabric}_{kind}_efficiency"
 
 
 def one_sided(device: Device, size: Floats, group: Group) -> Floats:
@@ -119,7 +146,8 @@ def one_sided(device: Device, size: Floats, group: Group) -> Floats:
     inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
     if group.domains == 1:
         return inside + device["nvlink_latency"]
-    return np.maximum(inside, (n - g) / n * size / _network(device)) + device["nic_latency"]
+    network = device.network_bandwidth * device[exchange_share(device, once=True)]
+    return np.maximum(inside, (n - g) / n * size / network) + device["nic_latency"]
 
 
 def p2p(device: Device, size: float, crosses_domain: bool) -> float:
@@ -169,7 +197,7 @@ def _latency(device: Device, group: Group, passes: int) -> float:
     return passes * (inside + hops * device["nic_latency"])
 
 
-def _copies(groups: int, top_k: int) -> float:
+def copies(groups: int, top_k: int) -> float:
     """Distinct groups among `top_k` uniform choices of `groups`."""
     return float(groups * (1 - (1 - 1 / groups) ** top_k))
 
@@ -178,9 +206,13 @@ def _network(device: Device) -> float:
     return device.network_bandwidth * device["nic_efficiency"]
 
 
+def _scale_up(device: Device) -> float:
+    return device.profile.scale_up.bandwidth.value
+
+
 def _bandwidth(device: Device, op: Op) -> float:
     name = "nvlink_all_to_all_efficiency" if op == "all_to_all" else "nvlink_efficiency"
-    return device.profile.scale_up.bandwidth.value * device[name]
+    return _scale_up(device) * device[name]
 
 
 @lru_cache(maxsize=65536)

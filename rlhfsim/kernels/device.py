@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlhfsim.kernels.curves import KernelCurves
-from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.hardware import Fabric, Profile
 from rlhfsim.specs.quantities import Coefficient
 
 
@@ -70,6 +70,8 @@ class Device:
     gpus_per_node: int
     network_bandwidth: float
     """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
+    fabric: Fabric | None = None
+    """What joins the nodes; None: not said."""
     _values: dict[str, float] = field(init=False, repr=False)
     _spreads: Spreads = field(init=False, repr=False)
     _inverses: Spreads = field(init=False, repr=False)

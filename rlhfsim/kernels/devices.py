@@ -9,7 +9,7 @@ from functools import lru_cache
 from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
-from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
+from rlhfsim.specs.hardware.hardware import Cluster, Fabric, NodeGroup, Profile
 from rlhfsim.specs.placement.backends import Backend
 
 
@@ -32,7 +32,8 @@ def device_of(
     `framework` software costs are the pooled ones.
     """
     known = DeviceKey(pool.profile)
-    return _device(known, domain_of(pool), pool.gpus_per_node, oversubscription, framework, backend)
+    fabric = pool.fabric or pool.profile.fabric
+    return _device(known, domain_of(pool), pool.gpus_per_node, oversubscription, fabric, framework, backend)
 
 
 def domain_of(pool: NodeGroup) -> int:
@@ -85,6 +86,7 @@ def _device(
     domain: int,
     gpus_per_node: int,
     oversubscription: float,
+    fabric: Fabric | None,
     framework: str | None,
     backend: Backend | None,
 ) -> Device:
@@ -95,6 +97,7 @@ def _device(
         domain=domain,
         gpus_per_node=gpus_per_node,
         network_bandwidth=profile.nic.value / oversubscription,
+        fabric=fabric,
     )
 
 

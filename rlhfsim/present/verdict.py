@@ -58,10 +58,23 @@ def assumed(plan: Plan) -> Iterator[str]:
         yield f"{answers}, on {tools.workers:,} CPU workers"
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
+    yield from _dispatcher(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
         runs = framework(plan.framework)
         if runs.engine != PRICED_ENGINE:
             yield f"{runs.engine}, with which {runs.title} generates, is priced as {PRICED_ENGINE}"
+
+
+def _dispatcher(plan: Plan) -> Iterator[str]:
+    """What the dispatcher of the experts leaves open, where the actor does not say which one it has."""
+    layout = plan.placement.actor.layout
+    if layout.ep == 1 or layout.dispatcher is not None:
+        return
+    trained = next((x for x in plan.prediction.phases if x.name == "actor.train"), None)
+    if trained is None:
+        return
+    low, high = (format(x, "s") for x in (trained.low_s, trained.high_s))
+    yield f"training takes {low} to {high}: name the dispatcher (--actor dispatcher=deepep)"
 
 
 def learning(plan: Plan) -> str:

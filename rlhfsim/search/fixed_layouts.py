@@ -13,6 +13,7 @@ from rlhfsim.frameworks.runs import ANY
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.layouts import (
     CONTEXTS,
+    EXCHANGE,
     divides_heads,
     interleaves,
     powers_of_two,
@@ -112,8 +113,10 @@ def _check_model(model: ModelSpec, fields: Fields) -> None:
             "pp-does-not-divide-layers",
             f"pipeline parallelism {pp}{times} does not divide the {layers} layers of {model.name}",
         )
-    if ep > 1 and model.moe is None:
-        raise RlhfsimError("ep-without-experts", f"expert parallelism {ep}, but {model.name} has no experts")
+    asked = next((name for name in EXCHANGE if name in fields), None)
+    if model.moe is None and (ep > 1 or asked):
+        what = f"expert parallelism {ep}" if ep > 1 else asked
+        raise RlhfsimError("ep-without-experts", f"{what}, but {model.name} has no experts")
     if ep > 1 and model.moe is not None and model.moe.num_experts % ep:
         raise RlhfsimError(
             "ep-does-not-divide-experts",

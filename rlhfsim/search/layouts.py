@@ -46,6 +46,8 @@ LARGE_MOE = 200 * BILLION
 """Parameters from which replicas of several scale-up domains compete."""
 ROOM = 0.8
 """Share of usable memory that weights take, above which a replica hardly runs."""
+EXCHANGE = ("dispatcher", "ep_overlap")
+"""How tokens reach their experts: given, never chosen."""
 SHARES = (0.25, 0.5, 0.75)
 """Of the optimizer states on the host, where they need not all go."""
 UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
@@ -120,6 +122,8 @@ def _shapes(
     trained: bool,
 ) -> Iterator[dict[str, Any]]:
     """Fields of layouts but those that say how large a micro-batch is."""
+    said = {**request.fix.get("actor", {}), **fixed}
+    exchange = {name: said[name] for name in EXCHANGE if name in said}
     tps = _values(fixed, "tp", powers_of_two(domain) if rules.tensor_parallel else (1,))
     pps = _values(fixed, "pp", _pipelines(model, gpus) if rules.pipeline_parallel else (1,))
     cps = _contexts(request, rules, fixed)
@@ -155,6 +159,7 @@ def _shapes(
                 "offload_fraction": share,
                 "offload_params": offload if rules.offloads_all else "none",
                 "sequence_parallel": rules.sequence_parallel,
+                **exchange,
             }
 
 

@@ -54,7 +54,9 @@ def plan_of(
         gpu_map=gpu_map(placement, cluster),
         prediction=priced,
         input_hash=content_hash(
-            workload, placement, [(h.profile_hash, h.gpus, h.gpus_per_node) for h in hardware]
+            workload,
+            placement,
+            [(h.profile_hash, h.gpus, h.gpus_per_node, *filter(None, [h.fabric])) for h in hardware],
         ),
     )
     return widened(plan, [pool.profile for pool in cluster.node_groups])
@@ -68,6 +70,7 @@ def _hardware(group: NodeGroup, price: float | None) -> PlannedHardware:
         profile_hash=_hash_of(DeviceKey(group.profile)),
         gpus=group.gpus,
         gpus_per_node=group.gpus_per_node,
+        fabric=group.fabric,
         price=rent,
         market=market_of(group.profile.name, rent),
     )

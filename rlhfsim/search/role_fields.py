@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.search.layouts import SHARES
+from rlhfsim.search.layouts import EXCHANGE, SHARES
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
-from rlhfsim.specs.placement.layout import Offload, Recompute
+from rlhfsim.specs.placement.layout import Dispatcher, Offload, Recompute
 from rlhfsim.specs.placement.placement import Residency
 
 Relation = Literal["=", "!=", "<=", ">="]
@@ -16,7 +16,20 @@ MAX_DEGREE = 65536
 PACKS = ("pack_tokens", "score_pack_tokens")
 MAX_PACK = 100_000_000
 """Tokens of a pack on a GPU."""
-ROLE_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "shards", "micro_batch", *PACKS, "recompute")
+ROLE_DEGREES = (
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "vp",
+    "zero",
+    "shards",
+    "micro_batch",
+    *PACKS,
+    "recompute",
+    *EXCHANGE,
+)
 """Fields of a layout that may be fixed to values which do not compete by themselves."""
 DEGREES = {"rollout": ("tp", "pp", "ep")}
 """Role -> its `ROLE_DEGREES`, where it has others."""
@@ -31,17 +44,20 @@ WHOLE: Mapping[str, tuple[int, int]] = {
 """Field -> range of its values; these may be bounded."""
 NAMES: Mapping[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute),
+    "dispatcher": get_args(Dispatcher),
+    "ep_overlap": ("no", "yes"),
     "residency": get_args(Residency),
     "offload_optimizer": get_args(Offload),
     "offload_between": ("no", "yes"),
     "offload_fraction": tuple(f"{share:g}" for share in (*SHARES, 1)),
 }
 """Field -> its values; these may be equal or not."""
-WORDS = {"offload_between": {"true": "yes", "1": "yes", "false": "no", "0": "no"}}
+_YES_OR_NO = {"true": "yes", "1": "yes", "false": "no", "0": "no"}
+WORDS = dict.fromkeys(("offload_between", "ep_overlap"), _YES_OR_NO)
 """Field -> other words for its values."""
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "rollout": ("tp", "pp", "dp", "ep", "sleep", "gpus"),
-    "actor": (*ROLE_DEGREES, *NAMES, "gpus"),
+    "actor": (*dict.fromkeys((*ROLE_DEGREES, *NAMES)), "gpus"),
 }
 """Role -> fields; the other roles have those of the actor."""
 
@@ -78,7 +94,7 @@ def _named(field: str, text: str) -> float | str:
     name = WORDS.get(field, {}).get(word, word)
     if name not in NAMES[field]:
         raise unknown_name(field.replace("_", " "), text[:40], NAMES[field])
-    if field == "offload_between":
+    if field in WORDS:
         return name == "yes"
     return float(name) if field == "offload_fraction" else name
 

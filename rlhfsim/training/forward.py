@@ -15,6 +15,7 @@ from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
+from rlhfsim.training.layer_time import ep_spread
 from rlhfsim.training.passes import contention, passes, slowed
 from rlhfsim.training.training import micro_batches, send_parts, work_of, work_parts
 from rlhfsim.training.unequal_lengths import late_parts, spread_of
@@ -55,7 +56,8 @@ def forward(
     times = stages.times(through.layer_forward, *through.ends_forward)
     busy = count * sum(times) / layout.pp
     total = (count - 1) * max(times) + sum(times)
-    parts = work_parts(device, layout, through.forward.times(count / layout.pp), busy)
+    shown = through.forward.times(count / layout.pp)
+    parts = work_parts(device, layout, shown, busy, ep_spread(device, model, work))
     if layout.pp > 1:
         parts.append(part("bubble", total - busy, "pipeline schedule"))
         parts += send_parts(device, model, layout, work, count, 1.0, back=False)

@@ -11,6 +11,7 @@ Not known here: clocks under a power cap, dropout, biases that are not fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from operator import add
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from rlhfsim.kernels.layers import Matrix
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.heads import Traffic
+from rlhfsim.specs.placement.layout import Dispatcher
 from rlhfsim.training.mixer_time import BF16, attention, hbm, index, scan
 from rlhfsim.training.work import Work
 
@@ -41,6 +43,10 @@ selective activation checkpointing as in torchtitan's `selective`, option `op`).
 EVERY_SECOND = 0.5
 SCAN_BACKWARD = 2.5
 """Backward over forward of a scan: as of attention, its products again and twice as many."""
+EP_SPREAD = (0.5, 1.5)
+"""P10 and P90 of exposed dispatch and combine over their price, where the dispatcher is known."""
+TRAINS_WITH: tuple[Dispatcher, ...] = ("alltoall", "deepep", "hybridep", "allgather")
+"""Dispatchers of training; low-latency kernels serve decoding."""
 TILE = 128.0
 """Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
 
@@ -263,9 +269,30 @@ def _expert_parallel(device: Device, model: ModelSpec, work: Work) -> float:
     ranks = group(work.ep, work.etp, device.domain)
     token = BF16 * model.expert_width
     once = collectives.dispatch(
-        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, once=work.token_once
+        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, by=work.dispatcher
     )
     return 2 * once
+
+
+@lru_cache(maxsize=8192)
+def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[float, float]:
+    """P10 and P90 of the exposed expert-parallel time over its price.
+
+    Half and one and a half of a price that is known, further where the rate of the network is less sure;
+    where dispatcher or overlap are not said, the interval reaches the cheapest choice, overlapped, and the
+    dearest one.
+    """
+    low, high = EP_SPREAD
+    if collectives.crosses(device, work.ep, work.etp):
+        share = collectives.exchange_share(device, once=work.dispatcher != "alltoall")
+        fast, slow = device.inverse_spread(share)
+        low, high = min(low, fast), max(high, slow)
+    if work.ep_overlap is None:
+        low = min(low, (1 - device["overlap_ep_scheduled"]) / (1 - device["overlap_ep"]))
+    if work.dispatcher is None and (one := _expert_parallel(device, model, work)) > 0:
+        choices = [_expert_parallel(device, model, replace(work, dispatcher=d)) / one for d in TRAINS_WITH]
+        low, high = low * min(1.0, *choices), max(high, *choices)
+    return low, high
 
 
 def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:

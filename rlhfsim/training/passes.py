@@ -66,7 +66,7 @@ def passes(
         if frozen:
             raw, least = _adapted(raw, roofline.adapter_time(device, model, work, kind=kind)), 2 * least
         behind = _backward(raw, software, recompute, frozen)
-        one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
+        one, two = (exposed(device, x, software, work.ep_overlap) for x in (raw.forward, behind))
         again = 2.0 if recompute == "full" else 1.0
         gather = _adapter_host(device, software) if frozen else 0.0
         seconds = launched(device, sum(one), least) + gather
@@ -133,7 +133,7 @@ def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool
     )
 
 
-def exposed(device: Device, one: Pass, software: Software) -> Pass:
+def exposed(device: Device, one: Pass, software: Software, ep_overlap: bool | None = None) -> Pass:
     """A pass with kernels at the speed of a whole step and collectives less what hides.
 
     kernels / (clock eta speed) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
@@ -143,7 +143,7 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
     eta = clock * device["training_kernel_efficiency"] * device[f"kernel_speed_{stack}"]
     core = clock * device["training_attention_efficiency"] * device[f"attention_speed_{stack}"]
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
-    hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
+    hidden = device["overlap_ep_scheduled" if ep_overlap else "overlap_ep"]
     return Pass(
         one.gemm / eta,
         one.attention / core,

@@ -18,13 +18,13 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.memory.states import PASSED, cut, passed
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
 from rlhfsim.training.gradient_exchange import Optimizer
-from rlhfsim.training.layer_time import Pass
+from rlhfsim.training.layer_time import EP_SPREAD, Pass, ep_spread
 from rlhfsim.training.passes import Passes, contention, passes, slowed
 from rlhfsim.training.unequal_lengths import Spread, late_parts, spread_of
 from rlhfsim.training.work import Work
@@ -161,6 +161,7 @@ def work_of(
         layout.sequence_parallel and layout.tp > 1,
         precision,
         software,
+        *((layout.dispatcher, layout.ep_overlap) if layout.ep > 1 else (None, None)),
         device["ep_hot_rank_factor"] if skewed else 1.0,
         flash2_slowdown(device) if software.flash2 else 1.0,
         device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
@@ -185,6 +186,8 @@ def _work(
     sequence_parallel: bool,
     precision: str,
     software: Software,
+    dispatcher: Dispatcher | None,
+    ep_overlap: bool | None,
     skew: float,
     slowdown: float,
     gain: float,
@@ -205,7 +208,8 @@ def _work(
         attention_slowdown=slowdown,
         flash=software.flash,
         fused_experts=software.fused_experts,
-        token_once=software.token_once,
+        dispatcher=dispatcher,
+        ep_overlap=ep_overlap,
         fp8_attention=software.fp8_attention,
     )
 
@@ -218,7 +222,7 @@ def _iteration(step: _Step, spread: Spread) -> tuple[Part, ...]:
     busy = m * sum(times) / p
     whole = pipeline.makespan(times, m, v)
     shown = through.forward.plus(through.backward).times(m / p)
-    parts = work_parts(device, layout, shown, busy)
+    parts = work_parts(device, layout, shown, busy, ep_spread(device, step.asked.model, step.work))
     bubble = part("bubble", whole - busy, "pipeline schedule")
     late = late_parts(device, sum(shown), m / p * through.launch, spread, whole / busy)
     return *parts, bubble, *late, *_stage_sends(step), *_exchange(step)
@@ -237,7 +241,9 @@ _UNTIMED: tuple[tuple[Resource, str], ...] = (
 """Those of the kernels that nobody timed: the scan of recurrent layers, the indexer of sparse attention."""
 
 
-def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
+def work_parts(
+    device: Device, layout: Layout, shown: Pass, busy: float, ep_spread: tuple[float, float] = EP_SPREAD
+) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
     timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.indexer), strict=True))
     parts = [
@@ -248,7 +254,7 @@ def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list
     if shown.tp > 0:
         parts.append(Part(_tier(device, layout.tp, 1), shown.tp, "overlap_tp", (0.6, 1.4)))
     if shown.ep > 0:
-        parts.append(Part(_tier(device, layout.ep, layout.etp), shown.ep, "overlap_ep", (0.5, 1.5)))
+        parts.append(Part(_tier(device, layout.ep, layout.etp), shown.ep, "overlap_ep", ep_spread))
     if shown.cp > 0:
         cp = _tier(device, layout.cp, layout.tp)
         parts.append(Part(cp, shown.cp, _link(cp), device.inverse_spread(_link(cp))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.placement.layout import Dispatcher
 
 
 @hashed_once
@@ -35,8 +36,10 @@ class Work(Hashed):
     """The attention core runs in FP8."""
     fused_experts: bool = False
     """Activation and quantisation of the experts happen inside their grouped GEMMs."""
-    token_once: bool = True
-    """Dispatch sends a token once to each GPU, not once per chosen expert."""
+    dispatcher: Dispatcher | None = None
+    """What brings tokens to their experts; None: not said."""
+    ep_overlap: bool | None = None
+    """It works while another micro-batch computes; None: not said."""
     skew: float = 1.0
     """Busiest over mean expert-parallel rank."""
 

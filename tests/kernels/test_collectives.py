@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.devices import device_of, domain_of
-from rlhfsim.specs.hardware.hardware import NodeGroup
+from rlhfsim.specs.hardware.hardware import Fabric, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, MB
 
@@ -171,13 +171,70 @@ def test_dispatch_inside_one_node_is_an_all_to_all_of_the_copies() -> None:
     sent = 1000 * 14336.0
     once = collectives.dispatch(d, 1000, 14336, 2, node)  # 4 (1 - (3/4)^2) = 1.75 copies
     assert once == collectives.all_to_all(d, 1.75 * sent, node)
-    assert collectives.dispatch(d, 1000, 14336, 2, node, once=False) == collectives.all_to_all(
+    assert collectives.dispatch(d, 1000, 14336, 2, node, by="alltoall") == collectives.all_to_all(
         d, 2 * sent, node
     )
     two = Group(ranks=16, per_domain=8)
-    assert collectives.dispatch(d, 1000, 14336, 2, two, once=False) == collectives.all_to_all(
+    assert collectives.dispatch(d, 1000, 14336, 2, two, by="alltoall") == collectives.all_to_all(
         d, 2 * sent, two
     )
+
+
+TWO, NODE = Group(ranks=16, per_domain=8), Group(ranks=8, per_domain=8)
+
+
+def test_deepep_inside_a_node_has_its_own_rate_and_start_by_hand() -> None:
+    """8 (1 - (7/8)^2) = 1.875 copies, an eighth of which stays."""
+    d = device()
+    rate = H100["nvlink"] * d["deepep_nvlink_efficiency"]
+    seconds = 1000 * 14336 * 1.875 * 7 / 8 / rate + d["deepep_latency"]
+    assert collectives.dispatch(d, 1000, 14336, 2, NODE, by="deepep") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
+def test_deepep_across_nodes_waits_for_the_slower_tier_by_hand(network: float) -> None:
+    d = replace(device(), network_bandwidth=network)
+    inside = 1000 * 14336 * 1.9375 * 7 / 8 / (H100["nvlink"] * d["deepep_nvlink_efficiency"])
+    between = 1000 * 14336 * 1.5 / 2 / (network * d["nic_efficiency"])
+    start = 7 * d["nvlink_latency"] + d["nic_latency"] + d["deepep_latency"]
+    seconds = collectives.dispatch(d, 1000, 14336, 2, TWO, by="deepep")
+    assert seconds == pytest.approx(max(inside, between) + start)
+
+
+def test_other_dispatchers_are_the_collectives_that_they_call() -> None:
+    d = device()
+    sent = 1000 * 14336.0
+    whole = 16 * sent
+    assert collectives.dispatch(d, 1000, 14336, 2, TWO, by="deepep-ll") == pytest.approx(
+        float(collectives.one_sided(d, np.array(2 * sent), TWO))
+    )
+    both = collectives.all_gather(d, whole, TWO) + collectives.reduce_scatter(d, whole, TWO)
+    assert collectives.dispatch(d, 1000, 14336, 2, TWO, by="allgather") == pytest.approx(both / 2)
+    for ranks in (NODE, TWO):
+        said = collectives.dispatch(d, 1000, 14336, 2, ranks, by="hybridep")
+        assert said == collectives.dispatch(d, 1000, 14336, 2, ranks)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "all_to_all", "once"),
+    [
+        ("infiniband", "infiniband_all_to_all_efficiency", "infiniband_all_to_all_efficiency"),
+        ("roce", "roce_all_to_all_efficiency", "roce_all_to_all_efficiency"),
+        ("efa", "efa_all_to_all_efficiency", "efa_once_efficiency"),
+    ],
+)
+def test_a_fabric_has_its_own_rate_for_tokens_and_for_nothing_else(
+    fabric: Fabric, all_to_all: str, once: str
+) -> None:
+    plain, d = device(), replace(device(), fabric=fabric)
+    slow = 8 / 16 * GB / (H100["nic"] * d[all_to_all]) + 7 * d["nvlink_latency"] + d["nic_latency"]
+    assert collectives.all_to_all(d, GB, TWO) == pytest.approx(slow)
+    single = 8 / 16 * GB / (H100["nic"] * d[once]) + d["nic_latency"]
+    assert float(collectives.one_sided(d, np.array(GB), TWO)) == pytest.approx(single)
+    sent = 8 * GB * 1.5 / 2 / (H100["nic"] * d[once]) + 7 * d["nvlink_latency"] + d["nic_latency"]
+    assert collectives.dispatch(d, 8 * GB, 1, 2, TWO) == pytest.approx(sent)
+    assert collectives.all_reduce(d, GB, TWO) == collectives.all_reduce(plain, GB, TWO)
+    assert collectives.all_to_all(d, GB, NODE) == collectives.all_to_all(plain, GB, NODE)
 
 
 def test_no_tokens_and_one_rank_take_no_dispatch() -> None:

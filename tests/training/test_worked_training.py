@@ -264,12 +264,30 @@ def test_dispatch_goes_there_and_back(device: Device) -> None:
     ranks = Group(ranks=8, per_domain=8)
     once = collectives.dispatch(device, 500.0, 2 * 2048.0, 8, ranks, skew=1.5)
     assert layer_time._expert_parallel(device, MOE, work) == pytest.approx(2 * once)
-    each = collectives.dispatch(device, 500.0, 2 * 2048.0, 8, ranks, skew=1.5, once=False)
-    assert layer_time._expert_parallel(device, MOE, replace(work, token_once=False)) == pytest.approx(
+    each = collectives.dispatch(device, 500.0, 2 * 2048.0, 8, ranks, skew=1.5, by="alltoall")
+    assert layer_time._expert_parallel(device, MOE, replace(work, dispatcher="alltoall")) == pytest.approx(
         2 * each
     )
     assert layer_time._expert_parallel(device, LLAMA, work) == 0
     assert layer_time._expert_parallel(device, MOE, replace(work, ep=1)) == 0
+
+
+def test_what_is_not_said_of_the_exchange_is_in_its_interval(device: Device) -> None:
+    """Half to one and a half of a known price; overlap unknown reaches (1 - 0.7) / (1 - 0.2), each dispatcher
+    its own price over that of one copy."""
+    work = Work(tokens=1000.0, length=1000.0, ep=16, dispatcher="deepep", ep_overlap=False)
+    assert layer_time.ep_spread(device, MOE, work) == (0.5, 1.5)
+    low, high = layer_time.ep_spread(device, MOE, replace(work, ep_overlap=None))
+    assert (low, high) == (pytest.approx(0.3 / 0.8), 1.5)
+    one = layer_time._expert_parallel(device, MOE, replace(work, dispatcher=None))
+    each = [
+        layer_time._expert_parallel(device, MOE, replace(work, dispatcher=d)) / one
+        for d in layer_time.TRAINS_WITH
+    ]
+    assert max(each) > 1.5
+    unknown = layer_time.ep_spread(device, MOE, replace(work, dispatcher=None))
+    assert unknown == pytest.approx((0.5 * min(1, *each), max(each)))
+    assert layer_time.ep_spread(device, MOE, replace(work, dispatcher=None, ep=1)) == (0.5, 1.5)
 
 
 def test_keys_and_values_go_round_the_ring(device: Device) -> None:
@@ -464,8 +482,9 @@ def test_exposed_parts_of_a_pass_by_hand(device: Device) -> None:
     assert shown == pytest.approx(
         (1 / (0.9 * 0.85 * 0.95), 2 / (0.9 * 0.7 * 0.65), 3, 0.7 * 4, 0.8 * 5, 4.5, 0.5, 0.25)
     )
-    other = Software(stack="eager", fused=False, user_buffers=True, scheduled_ep=True)
-    assert passes.exposed(device, one, other)[3:5] == pytest.approx((0.4 * 4, 0.3 * 5))
+    other = Software(stack="eager", fused=False, user_buffers=True)
+    assert passes.exposed(device, one, other, True)[3:5] == pytest.approx((0.4 * 4, 0.3 * 5))
+    assert passes.exposed(device, one, other, False).ep == shown.ep
     assert passes.exposed(device, one._replace(cp=1.0), other).cp == 0
 
 
@@ -779,6 +798,7 @@ def test_exposed_parts_by_resource_by_hand(device: Device) -> None:
         ("overhead", 4, "host_layer_time"),
     ]
     assert [p.spread for p in parts[5:7]] == [(0.6, 1.4), (0.5, 1.5)]
+    assert step.work_parts(device, layout, shown, 40.0, (0.1, 3.0))[6].spread == (0.1, 3.0)
     assert parts[7].spread == device.inverse_spread("nic_efficiency")
     bare = step.work_parts(device, Layout(dp=1), Pass(1.0, 0.0, 0.0, 0.0, 0.0, 0.0), 1.0)
     assert [p.seconds for p in bare] == [1]

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, NodeGroup, Profile
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.loading import Source, checked, convert
 from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
@@ -34,6 +34,8 @@ class NodeGroupText:
     gpus_per_node: Count | None = None
     nic: Annotated[BytesPerSecond, Positive] | None = None
     """Per GPU, one direction; replaces the profile's."""
+    fabric: Fabric | None = None
+    """What joins the nodes: infiniband, roce or efa; replaces the profile's."""
     price: UsdPerHour | None = None
     """Per GPU; replaces the profile's."""
     storage: Annotated[BytesPerSecond, Positive] | None = None
@@ -85,6 +87,7 @@ def _node_group(
             nodes=text.nodes,
             gpus_per_node=text.gpus_per_node,
             nic=text.nic,
+            fabric=text.fabric,
             price=text.price,
         )
     except RlhfsimError as error:

@@ -93,6 +93,7 @@ class Node:
     """Draw of the server without its GPUs; unknown when absent."""
 
 
+Fabric = Literal["infiniband", "roce", "efa"]
 SHARES = ("_efficiency", "_fraction", "_share", "_write")
 """Ends of the names of efficiencies and shares."""
 AT_MOST_ONE = ("overlap_", "sm_share_")
@@ -148,6 +149,8 @@ class Profile:
     """Share of the node's network that one GPU has, one direction."""
     node: Node
     tdp: Power
+    fabric: Fabric | None = None
+    """What joins its nodes, which decides how fast tokens reach experts of other nodes; None: not said."""
     price: Price | None = None
     coefficients: dict[str, CoefficientText] = field(default_factory=dict)
     """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
@@ -191,6 +194,8 @@ class NodeGroup:
     profile: Profile
     gpus: Count
     gpus_per_node: Count
+    fabric: Fabric | None = None
+    """What joins these nodes; None: what the profile says."""
 
     @property
     def nodes(self) -> int:

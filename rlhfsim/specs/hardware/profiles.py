@@ -20,7 +20,7 @@ import yaml
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, NodeGroup, Price, Profile
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Fabric, NodeGroup, Price, Profile
 from rlhfsim.specs.hardware.prices import given, market_price, price_of
 from rlhfsim.specs.hardware.profile_files import COMMON, aliases, find_profile, folders, profile_names
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
@@ -228,14 +228,16 @@ def parse_cluster(
     rollout_gpu: str | Path | Profile | None = None,
     oversubscription: float = 1.0,
     nic: float | None = None,
+    fabric: Fabric | None = None,
     price: float | str | None = None,
 ) -> Cluster:
     """A cluster of one pool, or of a training pool (first) and a rollout pool.
 
     `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
-    `nic` (byte/s per GPU) and `price` (USD per GPU-hour, or a market) replace those of every profile.
+    `nic` (byte/s per GPU), `fabric` and `price` (USD per GPU-hour, or a market) replace the profiles'.
     """
-    first = node_group(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
+    own: dict[str, Any] = {"nic": nic, "fabric": fabric, "price": price}
+    first = node_group(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, **own)
     if rollout_gpus is None and rollout_gpu is not None:
         raise RlhfsimError(
             "missing-value",
@@ -246,7 +248,7 @@ def parse_cluster(
     if rollout_gpus is not None:
         second = gpu if rollout_gpu is None else rollout_gpu
         shared = gpus_per_node if rollout_gpu is None else None
-        pools.append(node_group(second, rollout_gpus, gpus_per_node=shared, nic=nic, price=price))
+        pools.append(node_group(second, rollout_gpus, gpus_per_node=shared, **own))
     return Cluster(node_groups=tuple(pools), oversubscription=oversubscription)
 
 
@@ -257,9 +259,10 @@ def node_group(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     nic: float | None = None,
+    fabric: Fabric | None = None,
     price: float | str | None = None,
 ) -> NodeGroup:
-    """Nodes of one profile; `nic` and `price` replace the profile's."""
+    """Nodes of one profile; `nic`, `fabric` and `price` replace the profile's."""
     profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
     per_node = profile.node.gpus if gpus_per_node is None else gpus_per_node
     _positive("gpus_per_node", per_node)
@@ -276,7 +279,8 @@ def node_group(
             f"{count} GPUs do not make {nodes} nodes of {per_node}",
             help=f"give gpus: {nodes * per_node}, or leave one of the two out",
         )
-    return NodeGroup(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
+    priced = _priced(profile, nic, price)
+    return NodeGroup(profile=priced, gpus=count, gpus_per_node=per_node, fabric=fabric)
 
 
 def _priced(profile: Profile, nic: float | None, price: float | str | None) -> Profile:

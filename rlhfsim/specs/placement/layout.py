@@ -17,6 +17,9 @@ Degree = Annotated[int, Field(ge=1, le=65536)]
 PackTokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
+Dispatcher = Literal["alltoall", "deepep", "deepep-ll", "hybridep", "allgather"]
+"""What brings tokens to their experts and back: NCCL's all-to-all (a copy for each chosen expert), DeepEP's
+normal or low-latency kernels, HybridEP, or all tokens on all ranks."""
 
 
 @hashed_once
@@ -32,6 +35,11 @@ class Layout(Hashed):
     ep: Degree = 1
     etp: Degree = 1
     """Tensor parallelism inside one expert (Megatron's expert-tensor-parallel)."""
+    dispatcher: Dispatcher | None = None
+    """None: not said; priced as one copy of a token for each GPU, with an interval that holds the others."""
+    ep_overlap: bool | None = None
+    """Tokens of one micro-batch travel while another computes (`overlap_moe_expert_parallel_comm` of
+    Megatron-Core); None: not said, priced as off."""
     vp: Degree = 1
     """Virtual pipeline stages (interleaved 1F1B) per GPU."""
     zero: Annotated[int, Field(ge=0, le=3)] = 1
@@ -104,6 +112,7 @@ class Layout(Hashed):
         parts = [f"TP{self.tp}", f"PP{self.pp}" if self.pp > 1 else "", f"CP{self.cp}" if self.cp > 1 else ""]
         parts += [
             f"EP{self.ep}" if self.ep > 1 else "",
+            self.dispatcher or "",
             f"DP{self.dp}",
             f"ZeRO-{self.zero}" if self.zero else "",
             f"HSDP{self.shards}" if self.shards else "",

@@ -48,14 +48,10 @@ class Software(Hashed):
     """Modules repeated in the backward besides `Layout.recompute`: keys of `layer_time.MODULES`."""
     fused_experts: bool = False
     """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
-    token_once: bool = True
-    """Dispatch sends a token once per domain and GPU (DeepEP, HybridEP); else once per expert."""
     fp8_attention: bool = False
     """The attention core runs in FP8."""
     user_buffers: bool = False
     """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
-    scheduled_ep: bool = False
-    """All-to-all of one micro-batch runs beside the compute of another (two-batch overlap)."""
     head: Head | None = None
     """Where the logits of all tokens stand at once; the framework's when absent."""
     gradient_bytes: Bytes | None = None

@@ -91,9 +91,9 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
     Raises:
         Skip: a column that decides the time is blank, or the model cannot be expressed.
     """
-    model, layout = model_of(row), layout_of(row)
+    software, exchange, stated = software_of(row)
+    model, layout = model_of(row), replace(layout_of(row), **exchange)
     group = nodes_of(row, layout, lookup)
-    software, stated = software_of(row)
     trained = RolePlacement(pool="all", layout=layout)
     return TrainingJob(
         setting=CallSetting(
@@ -326,37 +326,39 @@ def _habits(row: Row) -> Mapping[str, Any] | None:
     return next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
 
 
-def software_of(row: Row) -> tuple[Software, tuple[str, ...]]:
-    """What the training stack does, and where that is stated."""
+def software_of(row: Row) -> tuple[Software, dict[str, Any], tuple[str, ...]]:
+    """What the training stack does, fields of the layout on which tokens travel, and where that is stated."""
     framework, known = row.text("framework") or "", _habits(row)
     software, stated = Software(stack="eager", fused=False), "eager PyTorch modules (default)"
     if known:
         software, stated = Software(**known["software"]), known["source"]
     if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
-    software, recipe = recipe_of(row, software)
+    software, exchange, recipe = recipe_of(row, software)
     for phrase in _known_software()["said"]:
         if re.search(phrase["words"], row.text("notes") or ""):
-            software = replace(software, **phrase["software"])
+            software = replace(software, **phrase.get("software", {}))
+            exchange = {**exchange, **phrase.get("layout", {})}
     software = replace(software, recomputed=recomputed(row.text("recompute"), framework))
-    return software, (stated, recipe) if recipe else (stated,)
+    return software, exchange, (stated, recipe) if recipe else (stated,)
 
 
-def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
+def recipe_of(row: Row, software: Software) -> tuple[Software, dict[str, Any], str]:
     """The software of a row as its release's recipe sets it (`training_software.yaml`)."""
     framework, text = row.text("framework") or "", row.text("precision") or ""
     release = re.search(r"\((\d\d\.\d\d(?:\.\d\d)?)", framework)
     if not release or "Megatron-Bridge" not in framework:
-        return software, ""
+        return software, {}, ""
     model, gpu = row.text("model") or "", row.text("gpu_type") or ""
     if "tokendrop" in model:
-        return replace(software, graphs="partial"), "token drop: fixed capacity, no host waits"
+        return replace(software, graphs="partial"), {}, "token drop: fixed capacity, no host waits"
     known = _known_software()
     for recipe in known["recipes"]:
         fits = model.startswith(tuple(recipe["models"])) and gpu in recipe["gpus"]
         if fits and recipe.get("precision", "") in text and release[1] >= recipe["since"]:
-            return replace(software, **recipe["software"]), known["recipes_source"] + recipe["source"]
-    return software, "recipe: no CUDA graphs"
+            stated = known["recipes_source"] + recipe["source"]
+            return replace(software, **recipe["software"]), recipe.get("layout", {}), stated
+    return software, {}, "recipe: no CUDA graphs"
 
 
 def measured(row: Row, training: TrainingJob) -> tuple[float, str]:
