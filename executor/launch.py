@@ -24,6 +24,7 @@ from executor.evaluation import Evaluator
 from executor.resolve import Job, located, model_config, model_folder
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
+from executor.rewards.operations import RuleCounts
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Run, RunListener, TraceWatch
 from executor.samples import Completion, Sample, Scored
@@ -298,7 +299,7 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> RuleRewards:
         asked = dict(zip(prompts, prompter.text.decode(list(prompts.values())), strict=True))
         answers = prompter.text.decode([s.response[s.sampled] for s in samples])  # not its environment's
         return [
-            (asked[id(s.prompt)], text, s.answer, s.meta or {})
+            (asked[id(s.prompt)], text, s.answer, s.meta or {}, s.id)
             for s, text in zip(samples, answers, strict=True)
         ]
 
@@ -313,6 +314,10 @@ class _Alternating:
 
     def ahead(self, completion: Completion) -> None:
         """Nothing to begin."""
+
+    def taken(self) -> Mapping[str, RuleCounts]:
+        """Nothing happened."""
+        return {}
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from executor.coordination.worker_groups import WorkerGroups
 from executor.evaluation import Evaluated, Evaluator
 from executor.resolve import Job
 from executor.rewards.ahead import RuleRewards
+from executor.rewards.operations import rows_of
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
@@ -230,6 +231,7 @@ class Run:
                     found = self._evaluated(workers, done, trackers)
                     evaluations[done] = found.value
                     row |= found.row()
+                row |= self._rules_row()
                 self._saver.look()
                 if self._saver.failures:
                     row["checkpoint/failed"] = float(self._saver.failures)
@@ -252,6 +254,14 @@ class Run:
         trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+
+    def _rules_row(self) -> dict[str, float]:
+        """How the rules fared; what failed is also said."""
+        counts = self.rules.taken()
+        for name, of in counts.items():
+            if (line := of.words(name)) is not None:
+                self.listener.phase(line)
+        return rows_of(counts)
 
     def _planned_memory(self) -> dict[str, float]:
         if not (self.job.gpu or self.job.fakes):

@@ -44,6 +44,8 @@ SLOW = 1.25
 """Times the upper end of the predicted interval."""
 REWARD_DROP = 0.75
 """Standard deviations of rewards inside a batch."""
+FAILING, FAILED = 0.1, 3
+"""Share of a rule's tries, and how many at least, that fail in two steps."""
 KEPT = 0.6
 """Times the share of groups that the plan counts on: two thirds more is generated than was priced."""
 CLIPPED = 0.3
@@ -176,6 +178,20 @@ def truncated_responses(history: History, plan: Expected) -> str | None:
     return f"{now.mean():.0%} of the responses of the last {STEPS} steps were cut"
 
 
+def failing_rule(history: History, plan: Expected) -> str | None:
+    """A reward rule fails often, whatever further tries make good, or is no longer asked."""
+    names = [key.split("/")[1] for key in history[-1] if key.startswith("rules/") and key.endswith("/tries")]
+    for name in names:
+        failed, skipped, tries = (
+            sum(row.get(f"rules/{name}/{count}", 0.0) for row in history[-2:])
+            for count in ("failed_tries", "skipped", "tries")
+        )
+        if failed + skipped >= FAILED and failed + skipped > FAILING * (tries + skipped):
+            gone = f", and {skipped:.0f} samples were not asked for" if skipped else ""
+            return f"{failed:.0f} of the last {tries:.0f} tries of rule {name} failed{gone}"
+    return None
+
+
 # --- rollout ----------------------------------------------------------------------------------------
 
 
@@ -264,6 +280,12 @@ DETECTORS: tuple[tuple[Detector, str, str], ...] = (
         "entropy-collapsed",
         "raise algorithm.clip_high or algorithm.entropy_coefficient, lower the learning rate; "
         "harmless where the task is solved",
+    ),
+    (
+        failing_rule,
+        "reward-rule-failing",
+        "look at what it calls (the run's log names samples and reasons): a judge that is overloaded "
+        "(judge.concurrency, timeout_s), a function that raises",
     ),
     (truncated_responses, "responses-truncated", "raise sampling.max_tokens, or reward short answers"),
     (

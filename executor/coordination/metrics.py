@@ -4,6 +4,7 @@
     reward/<rule>, reward/model            means before their weights, where rewards are a sum
     reward/dropped                         samples whose reward failed: they teach nothing
     reward/critical_share                  share of the step in which rules are all that works
+    rules/<rule>/{samples,tries,failed,...}, latency/<rule>/{p50,p99}_s   how a rule fared: operations.py
     sampling/{generated,equal,surplus}_groups   dynamic sampling: all, those that taught nothing, those beyond
                                            the step (in synchronous schedules)
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
 
+from executor.rewards.operations import RuleCounts
 from executor.rewards.rules import Plain, Scorer
 from executor.samples import Completion, Sample, Scored, Tokens
 from rlhfsim.errors import RlhfsimError
@@ -22,6 +23,9 @@ class RuleRewards(Protocol):
     def ahead(self, completion: Completion) -> None:
         """A response has arrived, whose sample will be asked for."""
 
+    def taken(self) -> Mapping[str, RuleCounts]:
+        """What happened to each rule since this was last called."""
+
 
 class NoRules:
     """Of a run that scores nothing."""
@@ -32,6 +36,10 @@ class NoRules:
 
     def ahead(self, completion: Completion) -> None:
         """Nothing to begin."""
+
+    def taken(self) -> Mapping[str, RuleCounts]:
+        """Nothing happened."""
+        return {}
 
 
 class EarlyRules:
@@ -62,6 +70,10 @@ class EarlyRules:
         rest = [s for s, scoring in zip(samples, started, strict=True) if scoring is None]
         scored = iter(self._scorer.score(self._texts(rest)))
         return [next(scored) if scoring is None else scoring.result()[0] for scoring in started]
+
+    def taken(self) -> Mapping[str, RuleCounts]:
+        """As the scorer counts."""
+        return self._scorer.taken()
 
     def _of(self, sample: Sample) -> Future[list[Scored]] | None:
         """Its scoring; None where none was begun, or that of another response (a self-check's)."""

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from executor.rewards.answers import LOOKED_AT
+from executor.rewards.operations import Tried
 from executor.settings import Judge
 from rlhfsim.cache import PRIVATE, Cache
 from rlhfsim.errors import RlhfsimError
@@ -42,10 +43,12 @@ _AGAIN = (408, 409, 425, 429)
 class JudgeError(Exception):
     """No score."""
 
-    def __init__(self, what: str, *, again: bool = True, wait_s: float | None = None) -> None:
+    def __init__(
+        self, what: str, *, again: bool = True, wait_s: float | None = None, timed_out: bool = False
+    ) -> None:
         """`again`: another try may help; `wait_s`: what the server asks for."""
         super().__init__(what)
-        self.again, self.wait_s = again, wait_s
+        self.again, self.wait_s, self.timed_out = again, wait_s, timed_out
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -68,8 +71,12 @@ class RemoteJudge:
         self._opener = urllib.request.build_opener(_NoRedirect)
         self._closing = threading.Event()
 
-    def score(self, texts: Mapping[str, str], timeout_s: float, retries: int) -> float:
+    def score(
+        self, texts: Mapping[str, str], timeout_s: float, retries: int, tried: Tried = lambda *_, **__: None
+    ) -> float:
         """The score of a sample (its prompt, response and answer), 0 to 1 by the settings' range.
+
+        `tried` is told of every request.
 
         Raises:
             JudgeError: none came, whatever was tried.
@@ -85,9 +92,12 @@ class RemoteJudge:
                 reply = self._ask(body, timeout_s)
                 value = self._read(reply)
                 self._keep(name, reply)
+                tried(None)
                 return value
             except JudgeError as error:
-                if not error.again or attempt == retries:
+                last = not error.again or attempt == retries
+                tried(error, timed_out=error.timed_out, again=not last)
+                if last:
                     raise
                 wait = error.wait_s if error.wait_s is not None else FIRST_WAIT_S * 2**attempt
                 wait *= float(jitter.uniform(1.0, 1.5))
@@ -127,11 +137,11 @@ class RemoteJudge:
             with error:
                 raise self._refused(error) from None
         except TimeoutError:
-            raise JudgeError(f"no reply within {timeout_s:g} s") from None
+            raise JudgeError(f"no reply within {timeout_s:g} s", timed_out=True) from None
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
-                raise JudgeError(f"no reply within {timeout_s:g} s") from None
+                raise JudgeError(f"no reply within {timeout_s:g} s", timed_out=True) from None
             raise JudgeError(f"{type(error).__name__}: {self._without_key(str(reason))}") from None
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise JudgeError("the reply is no chat completion") from None

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from executor.rewards.answers import digits_share, is_right
 from executor.rewards.calls import Caller, CallError, CallTimeout
 from executor.rewards.judge import JudgeError, RemoteJudge
+from executor.rewards.operations import RuleCounts, RuleWatch, Tried
 from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Scored
 from executor.settings import OnError, RewardRule
@@ -42,8 +43,8 @@ FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
 _MATCHES, _IS_EQUAL = "executor.rewards.calls:matches", "executor.rewards.expressions:is_equal"
 
 
-Plain = tuple[str, str, str, Mapping[str, Any]]
-"""(prompt, response, answer, meta)"""
+Plain = tuple[str, str, str, Mapping[str, Any]] | tuple[str, str, str, Mapping[str, Any], int]
+"""(prompt, response, answer, meta), and the number of the sample in the run."""
 
 
 class SampleText(NamedTuple):
@@ -53,6 +54,8 @@ class SampleText(NamedTuple):
     response: str
     answer: str
     meta: Mapping[str, Any]
+    number: int | None = None
+    """Of the sample in the run."""
 
 
 class Scorer:
@@ -71,6 +74,7 @@ class Scorer:
         self._workers = workers or len(os.sched_getaffinity(0))
         coded = [rule for rule in rules if rule.kind == "code"]
         modules = sorted({name for rule in coded for name in rule.modules})
+        self._watches = [RuleWatch() for _ in rules]
         self._sandbox = Sandbox(self._workers, modules=modules) if coded else None
         self._refused: set[str] = set()
         self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
@@ -95,7 +99,8 @@ class Scorer:
         if not self.rules:
             return [Scored(total=0.0, by_rule={}) for _ in samples]
         texts = [SampleText(*sample) for sample in samples]
-        columns = [list(column) for column in [self._column(rule, texts) for rule in self.rules]]
+        watched = zip(self.rules, self._watches, strict=True)
+        columns = [list(column) for column in [self._column(*pair, texts) for pair in watched]]
         return [self._scored(values) for values in zip(*columns, strict=True)]
 
     def probe(self, samples: Sequence[Plain]) -> None:
@@ -105,12 +110,16 @@ class Scorer:
             RlhfsimError: as `score`.
         """
         texts = [SampleText(*sample) for sample in samples]
-        for rule in self.rules:
-            if rule.on_error == "stop" or not self._scores_any(rule, texts):
-                list(self._column(self._variant(rule, "stop"), texts))
+        for rule, watch in zip(self.rules, self._watches, strict=True):
+            if rule.on_error == "stop" or not self._scores_any(rule, watch, texts):
+                list(self._column(self._variant(rule, "stop"), watch, texts))
 
-    def _scores_any(self, rule: RewardRule, samples: Sequence[SampleText]) -> bool:
-        return any(map(math.isfinite, self._column(self._variant(rule, "drop"), samples)))
+    def taken(self) -> dict[str, RuleCounts]:
+        """What happened to each rule since this was last called."""
+        return {name: watch.taken() for name, watch in zip(self.names, self._watches, strict=True)}
+
+    def _scores_any(self, rule: RewardRule, watch: RuleWatch, samples: Sequence[SampleText]) -> bool:
+        return any(map(math.isfinite, self._column(self._variant(rule, "drop"), watch, samples)))
 
     def _variant(self, rule: RewardRule, on_error: OnError) -> RewardRule:
         """The rule with another answer to errors; its judge is the same."""
@@ -147,7 +156,7 @@ class Scorer:
         by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
         return Scored(total=total if math.isfinite(total) else None, by_rule=by_rule)
 
-    def _column(self, rule: RewardRule, samples: Sequence[SampleText]) -> Iterable[float]:
+    def _column(self, rule: RewardRule, watch: RuleWatch, samples: Sequence[SampleText]) -> Iterable[float]:
         """One rule's value of every sample; those of workers are on their way."""
         match rule.kind:
             case "answer":
@@ -156,59 +165,85 @@ class Scorer:
                 return [digits_share(s.response) for s in samples]
             case "format":
                 return self._each(
-                    samples, lambda _, s: self._judged(rule, _MATCHES, rule.pattern, s.response)
+                    samples, lambda _, s: self._judged(rule, watch, s, _MATCHES, rule.pattern, s.response)
                 )
             case "math":
-                return self._each(samples, lambda _, s: self._math(rule, s))
+                return self._each(samples, lambda _, s: self._math(rule, watch, s))
             case "code":
-                return self._each(samples, lambda i, s: self._code(rule, i, s))
+                return self._each(samples, lambda i, s: self._code(rule, watch, i, s))
             case "function":
-                return self._each(samples, lambda i, s: self._function(rule, i, s))
+                return self._each(samples, lambda i, s: self._function(rule, watch, i, s))
             case "judge":
                 judge, threads = self._judges[rule]
-                return threads.map(lambda s: self._judge(rule, judge, s), samples)
+                return threads.map(lambda s: self._judge(rule, watch, judge, s), samples)
 
     def _each(
         self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]
     ) -> Iterable[float]:
         return self._samples.map(value, range(len(samples)), samples)
 
-    def _judged(self, rule: RewardRule, target: str, *args: Any) -> float:
+    def _judged(
+        self, rule: RewardRule, watch: RuleWatch, sample: SampleText, target: str, *args: Any
+    ) -> float:
         """What a function of ours says of a response; 0 where the response makes it run past the limit."""
         try:
-            return float(self._call(target, rule.limit_s, *args))
+            with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
+                return self._timed(tried, rule, target, *args)
         except CallTimeout:
             _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.limit_s)
             return 0.0
 
-    def _math(self, rule: RewardRule, sample: SampleText) -> float:
+    def _timed(self, tried: Tried, rule: RewardRule, target: str, *args: Any) -> float:
+        try:
+            value = float(self._call(target, rule.limit_s, *args))
+        except CallTimeout as error:
+            tried(error, timed_out=True)
+            raise
+        tried(None)
+        return value
+
+    def _math(self, rule: RewardRule, watch: RuleWatch, sample: SampleText) -> float:
         if is_right(sample.response, sample.answer):
             return 1.0
-        return self._judged(rule, _IS_EQUAL, sample.response, sample.answer)
+        return self._judged(rule, watch, sample, _IS_EQUAL, sample.response, sample.answer)
 
-    def _function(self, rule: RewardRule, index: int, sample: SampleText) -> float:
+    def _function(self, rule: RewardRule, watch: RuleWatch, index: int, sample: SampleText) -> float:
         """The user's value; where all tries fail what `on_error` says, NaN for a sample to be dropped."""
+        try:
+            with watch.sample(sample.prompt, dropped=rule.on_error == "drop", number=sample.number) as tried:
+                return self._first_value(rule, tried, index, sample)
+        except RlhfsimError as error:
+            return _instead(rule, error)
+
+    def _first_value(self, rule: RewardRule, tried: Tried, index: int, sample: SampleText) -> float:
         for left in reversed(range(rule.tries)):
             try:
-                return self._asked(rule, index, sample)
+                value = self._asked(rule, index, sample)
+                tried(None)
+                return value
             except RlhfsimError as error:
+                late = error.code == "reward-timeout"
+                tried(error, timed_out=late, again=left > 0)
                 if left == 0:
-                    return _instead(rule, error)
+                    raise
                 _log.warning("%s", error)
         raise AssertionError("the last try returns or raises")
 
-    def _judge(self, rule: RewardRule, judge: RemoteJudge, sample: SampleText) -> float:
+    def _judge(self, rule: RewardRule, watch: RuleWatch, judge: RemoteJudge, sample: SampleText) -> float:
         """The remote judge's score; where it has none what `on_error` says."""
         texts = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
         try:
-            return judge.score(texts, rule.limit_s, rule.tries - 1)
-        except JudgeError as error:
-            failed = RlhfsimError(
-                "reward-judge",
-                f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
-                help="see url, timeout_s and retries of the rule; "
-                "on_error: drop or zero lets a run go on while others are scored",
-            )
+            with watch.sample(sample.prompt, dropped=rule.on_error == "drop", number=sample.number) as tried:
+                try:
+                    return judge.score(texts, rule.limit_s, rule.tries - 1, tried)
+                except JudgeError as error:
+                    raise RlhfsimError(
+                        "reward-judge",
+                        f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
+                        help="see url, timeout_s and retries of the rule; "
+                        "on_error: drop or zero lets a run go on while others are scored",
+                    ) from None
+        except RlhfsimError as failed:
             return _instead(rule, failed)
 
     def _asked(self, rule: RewardRule, index: int, sample: SampleText) -> float:
@@ -225,10 +260,15 @@ class Scorer:
             raise _failed("reward-function", rule.target, index, sample, f"it returned {value}")
         return value
 
-    def _code(self, rule: RewardRule, index: int, sample: SampleText) -> float:
+    def _code(self, rule: RewardRule, watch: RuleWatch, index: int, sample: SampleText) -> float:
+        with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
+            return self._tested(rule, tried, index, sample)
+
+    def _tested(self, rule: RewardRule, tried: Tried, index: int, sample: SampleText) -> float:
         assert self._sandbox, "made at the start"
         for program, output in _programs(rule, index, sample):
             outcome = self._sandbox.run(program)
+            tried(None, timed_out=outcome.status == "timeout")
             if "rewards[].modules" in outcome.error and outcome.error not in self._refused:
                 self._refused.add(outcome.error)
                 _log.warning("a program fails: %s", outcome.error)
