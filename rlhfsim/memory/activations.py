@@ -1,18 +1,21 @@
 """Bytes of activations of a call on one GPU: layers and micro-batches in flight, recomputation, the loss.
 
 Everything is per token of the micro-batch on one GPU (after context parallelism) unless a name
-says otherwise. Not known here: offloaded activations.
+says otherwise. Tokens and micro-batches may be arrays, of layouts that differ in nothing that
+`LIKE` lists; sizes then are arrays too. Not known here: offloaded activations.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.layer_tensors import BackwardPhase, LayerTensors, layer_tensors, norm_bytes, one_layer
-from rlhfsim.memory.logits import BF16, FP32, head_gradient, head_peak
+from rlhfsim.memory.logits import BF16, FP32, Size, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
@@ -24,24 +27,24 @@ from rlhfsim.specs.placement.layout import Layout
 class Activations(NamedTuple):
     """Bytes of activations of one call on one GPU."""
 
-    saved: float
+    saved: Size
     """Kept for backward over all layers and micro-batches in flight."""
-    working: float
+    working: Size
     """The layer that runs: temporaries, gradients, and its tensors while it is recomputed."""
-    logits: float
+    logits: Size
     """Final norm, logits and loss on the last stage."""
 
     @property
-    def peak(self) -> float:
+    def peak(self) -> Size:
         """Saved tensors plus the larger of logits (at the loss) and working set (in backward)."""
-        return self.saved + max(self.working, self.logits)
+        return self.saved + np.maximum(self.working, self.logits)
 
-    def beside(self, buffers: float) -> float:
+    def beside(self, buffers: Size) -> Size:
         """What `buffers` of the backward pass add to the peak: none of them is there at the loss."""
-        return max(0.0, self.working + buffers - max(self.working, self.logits))
+        return np.maximum(0.0, self.working + buffers - np.maximum(self.working, self.logits))
 
 
-def in_flight(pp: int, vp: int, micro_batches: int, stage: Stage) -> float:
+def in_flight(pp: int, vp: int, micro_batches: Size, stage: Stage) -> Size:
     """Micro-batches whose activations a stage holds under 1F1B.
 
         first stage: min(p, m), interleaved p (1 + (p-1)/(p v))      last stage: 1
@@ -50,13 +53,14 @@ def in_flight(pp: int, vp: int, micro_batches: int, stage: Stage) -> float:
     """
     if stage != "first":
         return 1.0 if vp == 1 else 1.0 + (pp - 1) / (pp * vp)
-    if vp == 1 or micro_batches < pp:
-        return float(min(pp, micro_batches))
-    return min(pp * (1 + (pp - 1) / (pp * vp)), float(micro_batches))
+    most = pp * (1 + (pp - 1) / (pp * vp)) if vp > 1 else pp
+    return np.minimum(np.where(np.less(micro_batches, pp), pp, most), micro_batches)
 
 
 _SHAPE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute")
 """Fields of a layout that decide the bytes of a token."""
+LIKE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute", "cp", "vp")
+"""Fields of a layout that decide its activations, beside tokens and micro-batches."""
 
 
 def training_activations(
@@ -64,8 +68,8 @@ def training_activations(
     layout: Layout,
     backend: Backend,
     *,
-    tokens: float,
-    micro_batches: int,
+    tokens: Size,
+    micro_batches: Size,
     stage: Stage = "only",
     imbalance: float = 1.0,
     fp8: bool = False,
@@ -91,10 +95,10 @@ def training_activations(
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
     # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
     gradients = backend == "deepspeed" and not frozen
-    working = max(local * token + (fixed if gradients else 0.0) for token, fixed in phases)
+    working = reduce(np.maximum, (local * token + (fixed if gradients else 0.0) for token, fixed in phases))
     if gradients and model.tied_embeddings and stage == "only" and not model.value_head:
         working += head_gradient(model, layout)  # complete only after the embedding's own
-    logits = 0.0
+    logits: Size = 0.0
     if stage != "first":
         norm = norm_bytes(model, 1.0, fused=False)
         logits = head_peak(model, layout, backend, local, head, norm=norm, gradients=gradients)
@@ -149,7 +153,7 @@ def forward_activations(
     layout: Layout,
     backend: Backend,
     *,
-    tokens: float,
+    tokens: Size,
     imbalance: float = 1.0,
     score_length: float = 0.0,
     head: Head | None = None,

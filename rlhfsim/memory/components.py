@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.kv_cache import EngineBytes
 from rlhfsim.memory.risk import Item, moments
-from rlhfsim.memory.role_bytes import Extra, RoleBytes, RoleKind, kept_states
-from rlhfsim.memory.states import States
+from rlhfsim.memory.role_bytes import Extra, RoleBytes, RoleKind, RoleMemory, kept_states
+from rlhfsim.memory.states import Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,8 @@ ROLE = np.dtype([(name, _PARTS.get(name, float)) for name in RoleBytes._fields])
 """A row of `RoleBytes`."""
 ENGINE = np.dtype([(name, bool if name == "recreated" else float) for name in EngineBytes._fields])
 """A row of `EngineBytes`."""
-STAGES = 2
+ENDS: tuple[Stage, ...] = ("first", "last")
+STAGES = len(ENDS)
 """First and last pipeline stage, the second axis of the search's options."""
 
 RoleState = Literal["idle", "forward", "train", "sync"]
@@ -77,6 +79,28 @@ class SyncBytes:
 
 
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
+
+
+def stage_rows(memory: RoleMemory, layouts: Sequence[Layout], *, swapped: bool) -> Rows:
+    """Rows (layout, stage) of what a role holds in each layout; what it keeps between calls is left open."""
+    rows = np.zeros((len(layouts), STAGES), dtype=ROLE)
+    if memory.borrowed or not layouts:
+        return rows
+    for column, stage in zip(rows.T, ENDS, strict=True):
+        held = memory.each(layouts, stage, swapped=swapped)
+        for name, part in held._asdict().items():
+            if isinstance(part, States | Extra):
+                for field, size in part._asdict().items():
+                    column[name][field] = size
+            else:
+                column[name] = part
+    return rows
+
+
+def training_bytes(rows: Rows) -> Floats:
+    """GPU bytes at the peak of a training call, see `RoleBytes.training`."""
+    parts = [rows["states"][name] for name in STATES] + [rows["train"][name] for name in Extra._fields]
+    return np.asarray(sum(parts) + rows["framework"] + rows["nccl"])
 
 
 def rested(rows: Rows, roles: Sequence[RolePlacement], kind: RoleKind) -> Rows:

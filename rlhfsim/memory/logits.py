@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import numpy as np
+
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
@@ -9,18 +13,20 @@ from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout
 
 BF16, FP32 = 2.0, 4.0
+Size: TypeAlias = Any
+"""A float, or an array of floats, one a layout."""
 
 
 def head_peak(
     model: ModelSpec,
     layout: Layout,
     backend: Backend,
-    tokens: float,
+    tokens: Size,
     head: Head | None,
     *,
     norm: float | None = None,
     gradients: bool = False,
-) -> float:
+) -> Size:
     """Bytes between the last layer and the gradient of its output.
 
     `head`: of a framework that holds the logits of all tokens; without it the executor's chunks, and all of
@@ -37,17 +43,18 @@ def head_peak(
     return tokens * model.hidden * states + logits
 
 
-def _chunk(model: ModelSpec, tokens: float) -> float:
+def _chunk(model: ModelSpec, tokens: Size) -> Size:
     """FP32 logits of the executor's largest chunk of tokens; tensor parallelism leaves the head whole.
 
     In a scoring call twice: their exponentials.
     """
     if model.value_head:
         return FP32 * tokens
-    return FP32 * model.vocab * min(tokens, max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES / (FP32 * model.vocab)))
+    most = max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES / (FP32 * model.vocab))
+    return FP32 * model.vocab * np.minimum(tokens, most)
 
 
-def _chunk_backward(model: ModelSpec, layout: Layout, tokens: float, gradients: bool) -> float:
+def _chunk_backward(model: ModelSpec, layout: Layout, tokens: Size, gradients: bool) -> Size:
     """The head's backward pass, chunk after chunk.
 
         one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
@@ -58,8 +65,8 @@ def _chunk_backward(model: ModelSpec, layout: Layout, tokens: float, gradients: 
     """
     chunk = _chunk(model, tokens)
     gradient = head_gradient(model, layout) if gradients and not model.value_head else 0.0
-    others = gradient if FP32 * model.vocab * tokens > chunk else 0.0
-    return max(5 * chunk + others, chunk + gradient + others)
+    others = np.where(FP32 * model.vocab * tokens > chunk, gradient, 0.0)
+    return np.maximum(5 * chunk + others, chunk + gradient + others)
 
 
 def head_gradient(model: ModelSpec, layout: Layout) -> float:
@@ -67,9 +74,9 @@ def head_gradient(model: ModelSpec, layout: Layout) -> float:
     return BF16 * model.vocab * model.embedding_width / layout.tp
 
 
-def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, head: Head, *, training: bool) -> float:
+def logits_bytes(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, training: bool) -> Size:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
     cut = 1 if head.whole else layout.tp
     width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / cut
-    at_once = min(tokens, head.tokens or tokens)
+    at_once = np.minimum(tokens, head.tokens or tokens)
     return at_once * width * (head.train_bytes if training else head.score_bytes)

@@ -9,16 +9,20 @@ to be emptied at every switch), and copies during start and checkpointing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
+from rlhfsim.memory.logits import Size
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -53,15 +57,15 @@ def software_of(
 class Extra(NamedTuple):
     """Bytes that a running call adds to its role's states."""
 
-    gathered: float = 0.0
-    buffers: float = 0.0
-    activations: float = 0.0
-    logits: float = 0.0
-    fragmentation: float = 0.0
+    gathered: Size = 0.0
+    buffers: Size = 0.0
+    activations: Size = 0.0
+    logits: Size = 0.0
+    fragmentation: Size = 0.0
 
 
 class RoleBytes(NamedTuple):
-    """One trained or scoring role on one GPU of one pipeline stage."""
+    """One trained or scoring role on one GPU of one pipeline stage; of many layouts sizes are arrays."""
 
     states: States
     """During a training call (a frozen role: weights only)."""
@@ -71,11 +75,11 @@ class RoleBytes(NamedTuple):
     train: Extra
     framework: float
     """CUDA context of its process; 0 where it shares another's."""
-    nccl: float
+    nccl: Size
     recreated: bool
 
     @property
-    def training(self) -> float:
+    def training(self) -> Size:
         """GPU bytes at the peak of its training call."""
         return self.states.total + sum(self.train) + self.framework + self.nccl
 
@@ -123,34 +127,76 @@ class RoleMemory(NamedTuple):
         """What the role holds on a GPU of `stage`."""
         if self.borrowed:
             return NOTHING
-        if placed.residency == "swapped":
-            return self._swapped(placed, stage)
-        imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
-        standing, score, train = _calls(self.kind, placed.layout, stage, self.batch, imbalance, self.waste)
-        return RoleBytes(
-            standing.states,
-            kept_states(standing.states, placed, self.kind),
-            score,
-            train,
-            self.framework,
-            self.nccl * standing.communicators,
-            placed.residency == "recreated",
-        )
+        held = _alone(self, placed.layout, stage, placed.residency == "swapped")
+        kept = kept_states(held.states, placed, self.kind)
+        return held._replace(kept=kept, recreated=placed.residency == "recreated")
 
-    def _swapped(self, placed: RolePlacement, stage: Stage) -> RoleBytes:
-        """A reference in place of the actor: the actor's modules run, no bytes of its own lie on the GPU.
+    def each(self, layouts: Sequence[Layout], stage: Stage, *, swapped: bool = False) -> RoleBytes:
+        """What the role holds on a GPU of `stage` in each layout: arrays, one entry a layout.
 
-        On the host one shard as the actor stores it (FP32 under FSDP2) all the time, and as much of the
-        actor's while the reference runs (`States.host` of the call). Source: NeMo-RL, use_reference_model
-        of dtensor_policy_worker_v2.py (01a0e455b) and megatron_policy_worker.py (7ea279ab, line 1971:
-        non-blocking copies to the CPU, which PyTorch pins), both in page-locked memory; slime,
-        `_switch_model` and utils/tensor_backper.py (which keeps the actor's too).
+        What is kept between calls is left open. `swapped`: a reference in place of the actor, whose modules
+        run; no bytes of its own lie on the GPU. On the host one shard as the actor stores it (FP32 under
+        FSDP2) all the time, and as much of the actor's while the reference runs (`States.host` of the call).
+        Source: NeMo-RL, use_reference_model of dtensor_policy_worker_v2.py (01a0e455b) and
+        megatron_policy_worker.py (7ea279ab, line 1971: non-blocking copies to the CPU, which PyTorch pins),
+        both in page-locked memory; slime, `_switch_model` and utils/tensor_backper.py (which keeps the
+        actor's too).
         """
-        imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
-        actor = self.kind._replace(trained=True)
-        standing, score, _ = _calls(actor, placed.layout, stage, self.batch, imbalance, self.waste)
-        host = States(host=standing.states.weights)
-        return RoleBytes(host, host, score, Extra(), 0.0, 0.0, False)
+        kind = self.kind._replace(trained=True) if swapped else self.kind
+        standing = _stood(kind, layouts, stage)
+        forward, backward = self._activations(kind, layouts, stage, standing.layers)
+        score = _extra(standing.gathered, 0.0, forward, self.waste)
+        if swapped:
+            return RoleBytes(States(host=standing.states.weights), States(), score, Extra(), 0.0, 0.0, False)
+        train = _training(kind, standing, backward, self.waste) if kind.trained else Extra()
+        nccl = self.nccl * standing.communicators
+        return RoleBytes(standing.states, States(), score, train, self.framework, nccl, False)
+
+    def standing_bytes(self, layouts: Sequence[Layout]) -> Size:
+        """GPU bytes of a training call without activations and buffers, on the fullest pipeline stage."""
+        ends: tuple[Stage, ...] = ("first", "last")
+        held = [_stood(self.kind, layouts, stage) for stage in ends]
+        totals = (x.states.total + self.nccl * x.communicators + self.framework for x in held)
+        return reduce(np.maximum, totals)
+
+    def _activations(
+        self, kind: RoleKind, layouts: Sequence[Layout], stage: Stage, layers: Size
+    ) -> tuple[Activations, Activations]:
+        """Of scoring, and of training where the role is trained: by groups of layouts that are alike."""
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, layout in enumerate(layouts):
+            groups[*activations.LIKE(layout), layout.ep > 1].append(i)
+        tokens, micro_batches = self.batch.each(layouts)
+        found = np.zeros((2, 3, len(layouts)))
+        for rows in groups.values():
+            layout = layouts[rows[0]]
+            passed = _passed(
+                kind,
+                layout,
+                stage if layout.pp > 1 else "only",
+                *tokens[:, rows],
+                micro_batches=micro_batches[rows],
+                longest=self.batch.max_tokens,
+                imbalance=self.imbalance if layout.ep > 1 else 1.0,
+            )
+            for held, call in zip(found, passed, strict=False):
+                held[:, rows] = np.stack(np.broadcast_arrays(*call))
+            if kind.trained and (share := _share_kept(kind, layout, layers[rows[0]])) != 1.0:
+                found[1, 0, rows] *= share
+        return Activations(*found[0]), Activations(*found[1])
+
+
+@lru_cache(maxsize=4096)
+def _alone(memory: RoleMemory, layout: Layout, stage: Stage, swapped: bool) -> RoleBytes:
+    """What a role holds in one layout, as numbers."""
+    held = memory.each([layout], stage, swapped=swapped)
+
+    def numbers(sizes: Sequence[Size]) -> list[float]:
+        return [float(np.max(size)) for size in sizes]
+
+    score, train = Extra(*numbers(held.score)), Extra(*numbers(held.train))
+    states, nccl = States(*numbers(held.states)), float(np.max(held.nccl))
+    return RoleBytes(states, States(), score, train, held.framework, nccl, False)
 
 
 def role_memory(
@@ -222,21 +268,21 @@ def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
 
 
 class _Standing(NamedTuple):
-    """What a role holds and needs on a GPU whatever the micro-batch."""
+    """What a role holds and needs on a GPU whatever the micro-batch; of many layouts sizes are arrays."""
 
     states: States
-    gathered: float
+    gathered: Size
     """ZeRO-3/FSDP weights of running layers."""
-    buffers: float
+    buffers: Size
     """Gradients before reduction."""
-    step: float
+    step: Size
     """Of the optimizer step alone."""
-    communicators: int
-    layers: int
+    communicators: Size
+    layers: Size
     """Of this stage."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     """States and buffers of a role under every layout with these fields."""
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
@@ -286,49 +332,65 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     )
 
 
-def _calls(
-    kind: RoleKind, layout: Layout, stage: Stage, batch: BatchLengths, imbalance: float, waste: float
-) -> tuple[_Standing, Extra, Extra]:
-    """What stands, and what scoring and training add, whatever happens between the calls.
+def _stood(kind: RoleKind, layouts: Sequence[Layout], stage: Stage) -> _Standing:
+    """The same for many layouts; those that differ in the micro-batch alone follow each other."""
+    last: object = None
+    row: tuple[Any, ...] = ()
+    rows = list[tuple[Any, ...]]()
+    for layout in layouts:
+        if (cut := memory.cut(layout)) != last:
+            one = _standing(kind, cut, stage if layout.pp > 1 else "only")
+            last, row = cut, (*one.states, *one[1:])
+        rows.append(row)
+    columns: Any = np.array(rows).T
+    count = len(States._fields)
+    return _Standing(States(*columns[:count]), *columns[count:])
 
-    `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
-    allocator reserves for each byte of tensors that come and go.
-    """
-    standing = _standing(kind, memory.cut(layout), stage)
-    forward, backward = _activations(kind, memory.passed(layout), stage, batch, imbalance, standing.layers)
-    score = _extra(standing.gathered, 0.0, forward, waste)
-    if backward is None:
-        return standing, score, Extra()
+
+def _training(kind: RoleKind, standing: _Standing, backward: Activations, waste: float) -> Extra:
+    """What training adds; with short batches the optimizer step is the peak."""
     buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
-    if standing.step > standing.gathered + buffers + backward.peak:
-        return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
-    return standing, score, _extra(standing.gathered, buffers, backward, waste)
+    call = _extra(standing.gathered, buffers, backward, waste)
+    stepping = standing.step > standing.gathered + buffers + backward.peak
+    alone = Extra(buffers=standing.step)
+    return Extra(*(np.where(stepping, a, b) for a, b in zip(alone, call, strict=True)))
 
 
-@lru_cache(maxsize=4096)
-def _activations(
-    kind: RoleKind, fields: tuple[Any, ...], stage: Stage, batch: BatchLengths, imbalance: float, layers: int
-) -> tuple[Activations, Activations | None]:
-    """Of scoring, and of training where the role is trained, wherever its states lie."""
-    software, layout = kind.software, Layout(**dict(zip(memory.PASSED, fields, strict=True)))
-    score_length = 0.0 if software.flash else batch.max_tokens
+def _passed(
+    kind: RoleKind,
+    layout: Layout,
+    stage: Stage,
+    scored: Size,
+    trained: Size,
+    *,
+    micro_batches: Size,
+    longest: float,
+    imbalance: float,
+) -> tuple[Activations, ...]:
+    """Activations of scoring micro-batches of `scored` tokens, and of training ones of `trained` tokens where
+    the role is trained, wherever its states lie.
+
+    `longest`: tokens of the longest sequence; `imbalance`: tokens of the fullest expert rank over the mean.
+    """
+    software = kind.software
+    score_length = 0.0 if software.flash else longest
     forward = activations.forward_activations(
         kind.model,
         layout,
         kind.backend,
-        tokens=batch.tokens(layout, scoring=True),
+        tokens=scored,
         imbalance=imbalance,
         score_length=score_length,
         head=software.head,
     )
     if not kind.trained:
-        return forward, None
+        return (forward,)
     backward = activations.training_activations(
         kind.model,
         layout,
         kind.backend,
-        tokens=batch.tokens(layout),
-        micro_batches=batch.micro_batches(layout),
+        tokens=trained,
+        micro_batches=micro_batches,
         stage=stage,
         imbalance=imbalance,
         score_length=score_length,
@@ -337,8 +399,6 @@ def _activations(
         frozen=kind.lora is not None,
         compiled=software.stack == "compiled",
     )
-    if (share := _share_kept(kind, layout, layers)) != 1.0:
-        backward = backward._replace(saved=backward.saved * share)
     return forward, backward
 
 
@@ -381,8 +441,8 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
     return 1.0 - dropped / total
 
 
-def _extra(gathered: float, buffers: float, held: Activations, waste: float) -> Extra:
+def _extra(gathered: Size, buffers: Size, held: Activations, waste: float) -> Extra:
     """A call's bytes with fragmentation; logits count where they are the peak."""
-    logits = held.logits if held.logits > held.working else 0.0
+    logits = np.where(held.logits > held.working, held.logits, 0.0)
     rest = held.peak - logits
     return Extra(gathered, buffers, rest, logits, (gathered + buffers + rest + logits) * waste)

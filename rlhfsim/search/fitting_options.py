@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
-from rlhfsim.memory.components import NO_SYNC, ROLE, STAGES, Rows, host_of, rested, role_sums
+from rlhfsim.memory.components import NO_SYNC, Rows, host_of, rested, role_sums, stage_rows, training_bytes
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, RoleMemory, role_memory, software_of
-from rlhfsim.memory.states import stages
+from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
 from rlhfsim.search.columns import Floats
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
@@ -30,14 +30,8 @@ def fitting_options(
 ) -> tuple[tuple[RolePlacement, ...], Rows, Floats]:
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
     pool, memory = request.cluster.node_groups[key.hardware], _memory(request, models, key)
-    usable, roles = pool.profile.usable_memory.value, list[RolePlacement]()
-    parts, counts = list[list[RoleBytes]](), list[int]()
-    for variants, ends in _hopeful(memory, shapes, variants_of, usable if key.role in TRAINED else np.inf):
-        roles += variants
-        parts.append(ends)
-        counts.append(len(variants))
-    layouts = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
-    rows = rested(np.repeat(layouts, counts, axis=0), roles, memory.kind)
+    usable = pool.profile.usable_memory.value
+    rows, roles = _rows(memory, shapes, variants_of, usable if key.role in TRAINED else np.inf)
     host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
     states = role_sums(pool.profile, rows, NO_SYNC)
     fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
@@ -59,27 +53,20 @@ def _memory(request: Request, models: Models, key: PriceKey) -> RoleMemory:
     )
 
 
-def _hopeful(
+def _rows(
     memory: RoleMemory, shapes: Sequence[Sequence[Layout]], variants_of: Variants, usable: float
-) -> Iterator[tuple[tuple[RolePlacement, ...], list[RoleBytes]]]:
-    """What a role may do between its calls in each layout, and its bytes on the first and the last stage.
+) -> tuple[Rows, list[RolePlacement]]:
+    """Rows (option, stage) of what a role holds in each layout, and its options.
 
-    Where training takes more than `usable` bytes whatever happens between the calls, larger micro-batches of
-    the same shape take more still.
+    Left out are layouts in which training takes more than `usable` bytes whatever happens between the calls.
     """
-    for shape in shapes:
-        for variants in filter(None, map(variants_of, shape)):
-            ends = _ends(memory, variants[0], usable)
-            if ends is None:
-                break
-            yield variants, ends
-
-
-def _ends(memory: RoleMemory, role: RolePlacement, usable: float) -> list[RoleBytes] | None:
-    """What a role holds on the first and the last stage; None where training takes more than `usable`."""
-    views = list[RoleBytes]()
-    for stage in stages(role.layout):
-        views.append(memory.of(role, stage))
-        if views[-1].training > usable:
-            return None
-    return [views[0], views[-1]]
+    if usable < np.inf and shapes:
+        least = memory.standing_bytes([shape[0] for shape in shapes])
+        shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
+    layouts = list(chain.from_iterable(shapes))
+    swapped = bool(layouts) and any(role.residency == "swapped" for role in variants_of(layouts[0]))
+    rows = stage_rows(memory, layouts, swapped=swapped)
+    hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
+    variants = [variants_of(layouts[i]) for i in hopeful]
+    roles = list(chain.from_iterable(variants))
+    return rested(np.repeat(rows[hopeful], list(map(len, variants)), axis=0), roles, memory.kind), roles

@@ -8,7 +8,7 @@ so it is priced once for each pool size (`search.pricer`) and serves every skele
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -65,6 +65,15 @@ class LeastOfRole(NamedTuple):
     """Whether it has a forward call at all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the options of some roles must be to compete."""
+
+    roles: frozenset[str]
+    holds: Callable[[AnyRolePlacement], bool]
+    """Asked once for every option of a table, however many wishes have this very function."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class OptionTable:
     """The options of one role that fit by themselves; arrays have one row an option."""
@@ -93,6 +102,7 @@ class OptionTable:
     they share nothing."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
     _least: LeastOfRole | None = field(default=None, init=False, repr=False)
+    _held: dict[object, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.options)
@@ -143,6 +153,15 @@ class OptionTable:
                 else role_sums(profile, self.bytes, sync)
             )
         return self._states[name]
+
+    def that(self, wishes: Iterable[Callable[[AnyRolePlacement], bool]]) -> OptionTable:
+        """The table with those options alone that all of the wishes hold for; `legal` stays."""
+        left = np.ones(len(self), dtype=np.bool_)
+        for holds in wishes:
+            if holds not in self._held:
+                self._held[holds] = np.fromiter(map(holds, self.options), np.bool_, len(self))
+            left &= self._held[holds]
+        return self if left.all() else self.only(np.flatnonzero(left))
 
     def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""

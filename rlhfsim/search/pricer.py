@@ -29,6 +29,7 @@ from rlhfsim.search.options import (
     OptionTable,
     PriceKey,
     Variants,
+    Wish,
     agreed,
     broken_limit,
     role_variants,
@@ -72,8 +73,8 @@ class Pricer:
         self.doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
         self.calls = dataflow(request.workload)
         self._tables: dict[PriceKey, OptionTable] = {}
-        self._whole: tuple[Pricer, Callable[[str, AnyRolePlacement], bool]] | None = None
-        """Where the tables are taken from, and which of their options."""
+        self._whole: tuple[Pricer, Sequence[Wish]] | None = None
+        """Where the tables are taken from, and what their options must be."""
         self.cache = cache or process_cache()
         self._shared = self.cache.of(request, models)
         self._runs: dict[object, dict[object, float]] = {}
@@ -85,10 +86,8 @@ class Pricer:
     def table(self, key: PriceKey) -> OptionTable:
         """The options of a role that fit alone, fastest first."""
         if key not in self._tables and self._whole:
-            whole, competes = self._whole
-            table = whole.table(key)
-            rows = [i for i, option in enumerate(table.options) if competes(key.role, option)]
-            self._tables[key] = table.only(np.array(rows, np.int64))
+            whole, wishes = self._whole
+            self._tables[key] = whole.table(key).that(w.holds for w in wishes if key.role in w.roles)
         if key not in self._tables:
             shared = self._shared.tables(key)
             if key not in shared:
@@ -108,10 +107,10 @@ class Pricer:
         other._tables = tables
         return other
 
-    def only(self, competes: Callable[[str, AnyRolePlacement], bool]) -> Pricer:
-        """The same prices for some of the options of each role; `legal` and `refused` stay."""
+    def only(self, wishes: Sequence[Wish]) -> Pricer:
+        """The same prices for the options that all wishes hold for; `legal` and `refused` stay."""
         other = Pricer(self.request, self.models, self.cache)
-        other._whole = self, competes
+        other._whole = self, wishes
         return other
 
     def tables(self, role: str) -> list[OptionTable]:
@@ -232,10 +231,11 @@ class Pricer:
     def _variants_of(self, key: PriceKey) -> Variants:
         """What a role may do between its calls: that depends on where its states lie, and on limits."""
         request, role = self.request, key.role
+        limited = any(limit.role == role for limit in request.limits)
 
         def variants(layout: Layout) -> tuple[RolePlacement, ...]:
             every = role_variants(request, role, layout, beside_actor=key.beside_actor, shares=key.shares)
-            return tuple(s for s in every if not broken_limit(request, role, s))
+            return tuple(s for s in every if not (limited and broken_limit(request, role, s)))
 
         return variants
 

@@ -86,15 +86,22 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
     return [at for at in points if at is not None]
 
 
-def _designed(quantity: Quantity, chosen: Placement, request: Request, factor: float) -> BreakEven | None:
-    """The best plan and the best one of the chosen kind at a crossing; None where they are as fast."""
-    there = Question(request=quantity.changed(request, factor), rivals=False)
+def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> BreakEven | None:
+    """The best plan and the best one of the chosen kind at a crossing; None where they are as fast.
+
+    Looked at is what may be faster than the rival is there.
+    """
+    asked, chosen = rivals[0].request, rivals[0].placement
+    assert chosen is not None
+    overtaking = min(quantity.seconds(rivals, factor)[1:])
+    below = overtaking * (1 + CLEAR) if asked.objective == "time" else math.inf
+    there = Question(request=quantity.changed(asked, factor), rivals=False, below=below)
     if (met := good(there)) is None or label(met.placement) == label(chosen):
         return None
-    best = answer(there).best
-    assert best is not None
+    best = answer(there).best or met
     same = replace(
         there,
+        below=math.inf,
         request=replace(there.request, architecture=chosen.architecture),
         only=lambda partition: partition.role_placement == chosen.role_placement,
     )
@@ -118,9 +125,7 @@ def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | N
     That the order changes once on the way is assumed; where it changes back and forth, one crossing is found.
     """
     factor = None if clock.over() else _crossing(quantity, rivals)
-    chosen = rivals[0].placement
-    assert chosen is not None
-    return None if factor is None or clock.over() else _designed(quantity, chosen, rivals[0].request, factor)
+    return None if factor is None or clock.over() else _designed(quantity, rivals, factor)
 
 
 def _crossing(quantity: Quantity, rivals: Sequence[Question]) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
-from rlhfsim.search.options import AnyRolePlacement
+from rlhfsim.search.options import Wish
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, Limit, Request, switched
@@ -53,8 +53,8 @@ class Question:
     """Ways to share the GPUs that may compete, where the request cannot say so."""
     sizes: tuple[int, ...] | None = None
     """GPUs of each pool."""
-    option: Callable[[str, AnyRolePlacement], bool] | None = None
-    """Options of a role that may compete, where the request cannot say so; asked with prices only."""
+    wishes: tuple[Wish, ...] = ()
+    """What options of a role must be to compete, where the request cannot say so; asked with prices only."""
     below: float = math.inf
     """What an answer must beat."""
     rivals: bool = True
@@ -172,7 +172,7 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
     return Search(
         request,
         question.models,
-        pricer.only(question.option) if pricer and question.option else pricer,
+        pricer.only(question.wishes) if pricer and question.wishes else pricer,
         below=question.below,
         only=question.only,
         sizes=question.sizes,

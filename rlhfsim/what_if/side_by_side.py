@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, Runs, framework, frameworks
@@ -41,12 +42,13 @@ def leader(request: Request) -> Request | None:
 
     A framework of which fewer runs were compared leads only by more than the model's error.
     """
-    best: tuple[float, Request] | None = None
+    best, below = None, inf
+    timed = request.objective != "memory"  # else bounds are bytes
     for asked in _production(request):
-        found = good(Question(request=asked, rivals=False))
-        if found is not None and (best is None or found.seconds < best[0] * (1 - model_error())):
-            best = found.seconds, asked
-    return best and best[1]
+        found = good(Question(request=asked, rivals=False, below=below if timed else inf))
+        if found is not None and found.seconds < below:
+            best, below = asked, found.seconds * (1 - model_error())
+    return best
 
 
 def beside(request: Request, like: Placement) -> Plan | None:

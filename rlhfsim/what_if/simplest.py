@@ -17,7 +17,7 @@ from itertools import chain, combinations
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
-from rlhfsim.search.options import AnyRolePlacement
+from rlhfsim.search.options import AnyRolePlacement, Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import FP32_SUMS, Request, switched
 from rlhfsim.search.space import ROLES, Partition
@@ -45,44 +45,45 @@ RISKS = (SAFE, 0.02, 0.05)
 
 # --- rules ------------------------------------------------------------------------------------------
 
-Option = Callable[[str, AnyRolePlacement], bool]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One more wish for simplicity."""
 
     partition: Callable[[Partition], bool] = lambda partition: True
-    option: Option = lambda name, role: True
+    wish: Wish | None = None
 
     def obeyed(self, placement: Placement) -> bool:
         """Whether a plan has it already."""
-        partition = skeleton_of(placement).partition
-        return self.partition(partition) and all(self.option(n, r) for n, r in placement.roles.items())
+        wish, partition = self.wish, skeleton_of(placement).partition
+        held = (r for n, r in placement.roles.items() if wish is not None and n in wish.roles)
+        return self.partition(partition) and all(wish is None or wish.holds(role) for role in held)
 
     def ask(self, question: Question) -> Question:
         """The question with it."""
-        only, option = question.only, question.option
+        only = question.only
         return replace(
             question,
             only=lambda partition: self.partition(partition) and (only is None or only(partition)),
-            option=lambda name, role: self.option(name, role) and (option is None or option(name, role)),
+            wishes=question.wishes if self.wish is None else (*question.wishes, self.wish),
         )
 
 
-def _of(roles: Collection[str], simple: Option) -> Rule:
+def _of(roles: Collection[str], simple: Callable[[AnyRolePlacement], bool]) -> Rule:
     """Some roles are simple."""
-    return Rule(option=lambda name, role: name not in roles or simple(name, role))
+    return Rule(wish=Wish(roles=frozenset(roles), holds=simple))
 
 
 def _fewest(placement: Placement, complicated: Callable[[AnyRolePlacement], bool]) -> Iterator[list[Rule]]:
     """As few complicated roles as can be: none, one, ..., those of the plan."""
+
+    def simple(role: AnyRolePlacement) -> bool:
+        return not complicated(role)
+
     names = [name for name in DEMANDING if name in placement.roles]
     own = [name for name in names if complicated(placement.roles[name])]
     fewer = chain.from_iterable(combinations(names, count) for count in range(len(own)))
-    yield [
-        _of(set(names) - set(allowed), lambda name, role: not complicated(role)) for allowed in (*fewer, own)
-    ]
+    yield [_of(set(names) - set(allowed), simple) for allowed in (*fewer, own)]
 
 
 def _pools(placement: Placement) -> Iterator[list[Rule]]:
@@ -96,19 +97,20 @@ def _meshes(placement: Placement) -> Iterator[list[Rule]]:
     """All roles are cut like one of them; where that is too much, as many as can be like the actor."""
     names = [name for name in ROLES if name in placement.roles and name != "rollout"]
 
-    def like(mesh: object, roles: Collection[str]) -> Rule:
-        return _of(roles, lambda name, role: cut(role) == mesh)
+    def like(mesh: object) -> Callable[[AnyRolePlacement], bool]:
+        return lambda role: cut(role) == mesh
 
     cuts = [cut(placement.roles[name]) for name in names]
-    yield [like(one, names) for one in sorted(set(cuts), key=lambda one: -cuts.count(one))]
-    yield from ([like(cuts[0], [name])] for name in names)
+    yield [_of(names, like(one)) for one in sorted(set(cuts), key=lambda one: -cuts.count(one))]
+    as_actor = like(cuts[0])
+    yield from ([_of([name], as_actor)] for name in names)
 
 
 def _stages(placement: Placement) -> Iterator[list[Rule]]:
     """Trained roles share a ZeRO stage, that of one of them."""
 
     def at(stage: int) -> Rule:
-        return _of(TRAINED, lambda name, role: getattr(role.layout, "zero", None) == stage)
+        return _of(TRAINED, lambda role: getattr(role.layout, "zero", None) == stage)
 
     yield [at(stage) for stage in sorted(zero_stages(placement))]
 
@@ -161,7 +163,7 @@ def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> t
 
 
 def _sums_at_most(most: int, request: Request) -> Rule:
-    return Rule(option=lambda name, role: bf16_sums(request, name, role) <= most)
+    return _of(TRAINED, lambda role: bf16_sums(request, "actor", role) <= most)
 
 
 def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate, Question]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_components
+from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_components, stage_rows
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
@@ -417,3 +418,23 @@ def test_only_a_reference_is_swapped_and_only_where_the_actor_lies(changes, code
     with pytest.raises(RlhfsimError) as refused:
         replace(plan, **{role: replace(getattr(plan, role), **fields) for role, fields in changes.items()})
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize("backend", ["deepspeed", "megatron", "fsdp2"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_many_layouts_at_once_hold_what_each_alone_holds(backend: Any, *, swapped: bool) -> None:
+    work = replace(GRPO, model="qwen3-30b-a3b", response_len=LogNormal(mean=800, sigma=0.6, max=4096))
+    role = "reference" if swapped else "actor"
+    profile = CLUSTER.node_group.profile
+    memory = role_memory(models_of(work), role, work, backend=backend, profile=profile)
+    shapes = [{"dp": 16}, {"dp": 4, "pp": 4}, {"dp": 4, "tp": 2, "pp": 2}, {"dp": 8, "cp": 2, "zero": 3}]
+    shapes += [{"dp": 4, "tp": 4, "ep": 8}, {"dp": 2, "pp": 8, "vp": 2, "recompute": "full"}]
+    sizes = [{"micro_batch": 1}, {"micro_batch": 4}, {"pack_tokens": 8192}, {"pack_tokens": 9000}]
+    layouts = [Layout(**shape, **size) for shape in shapes for size in sizes]
+    residency = "swapped" if swapped else "resident"
+    rows = stage_rows(memory, layouts, swapped=swapped)
+    for layout, both in zip(layouts, rows, strict=True):
+        for stage, row in zip(("first", "last"), both, strict=True):
+            alone = memory.of(RolePlacement(pool="all", layout=layout, residency=residency), stage)
+            for name in ("states", "score", "train", "framework", "nccl"):
+                assert row[name].item() == getattr(alone, name), (layout, name)

@@ -13,6 +13,7 @@ import pytest
 import rlhfsim
 from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.complexity import complexity
+from rlhfsim.search.options import Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.specs.model.roles import models_of
@@ -122,7 +123,8 @@ def test_less_risk_is_asked_of_the_same_prices_with_the_same_answer() -> None:
 def test_options_that_may_not_compete_are_not_in_the_answer() -> None:
     best, prices = answered(REQUEST)
     stage = 1 if best.placement.actor.layout.zero == 3 else 3
-    barred = Question(request=REQUEST, option=lambda name, role: name != "actor" or role.layout.zero == stage)
+    wish = Wish(roles=frozenset({"actor"}), holds=lambda role: role.layout.zero == stage)
+    barred = Question(request=REQUEST, wishes=(wish,))
     found = answer(barred, prices)
     assert found.best is not None
     assert found.best.placement.actor.layout.zero == stage

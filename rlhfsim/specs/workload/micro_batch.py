@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
+
+Floats = NDArray[np.float64]
 
 
 @hashed_once
@@ -35,16 +41,24 @@ class BatchLengths(Hashed):
         are packed. A sequence longer than its pack comes alone; a pack holds no more than a rank has for one
         optimizer step (in passes without gradients: than all ranks have).
         """
-        if pack := layout.pack(scoring=scoring):
-            sequences = self.sequences if scoring else -(-self.sequences // layout.dp)
-            most = min(self._typical(sequences), self.sequences * self.mean_tokens)
-            return max(self.max_tokens, min(pack, most))
-        sequences = layout.micro_batch
-        return min(sequences * self.max_tokens, max(self.max_tokens, self._typical(sequences)))
+        return float(self.each([layout])[0][0 if scoring else 1, 0])
 
-    def _typical(self, sequences: int) -> float:
+    def each(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
+        """Of many layouts: (2, n) tokens of scoring and of training, and (n,) micro-batches of training."""
+        packs = [(x.pack(scoring=True) or 0, x.pack(scoring=False) or 0) for x in layouts]
+        pack = np.array(packs, dtype=float).T
+        dp, size = np.array([(x.dp, x.micro_batch) for x in layouts], dtype=float).T
+        alone = np.minimum(size * self.max_tokens, np.maximum(self.max_tokens, self._typical(size)))
+        ranks = np.stack([np.full(len(layouts), float(self.sequences)), np.ceil(self.sequences / dp)])
+        most = np.minimum(self._typical(ranks), self.sequences * self.mean_tokens)
+        packed = np.maximum(self.max_tokens, np.minimum(pack, most))
+        each = np.where(pack[1] > 0, pack[1] / self.mean_tokens, size)
+        micro_batches = np.ceil(self.sequences / (dp * np.maximum(1.0, each)) - 1e-9)
+        return np.where(pack > 0, packed, alone), np.maximum(1, micro_batches)
+
+    def _typical(self, sequences: Floats) -> Floats:
         """b mean + 4 sqrt(b) sd."""
-        return sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
+        return sequences * self.mean_tokens + 4 * np.sqrt(sequences) * self.deviation
 
     def micro_batches(self, layout: Layout) -> int:
         """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
