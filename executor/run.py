@@ -239,7 +239,7 @@ class Run:
                 self._data.add(learned.groups)
                 trackers.log(learned.step, row)
                 if self.samples.due(done):
-                    trackers.show(learned.step, self.samples.add("training", learned.step, learned.samples))
+                    trackers.show(done, self.samples.add("training", learned.step, learned.samples))
                 self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
                 self._detect(detectors, rows)
                 stopping = done == steps.stop or stop.number is not None

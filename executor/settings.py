@@ -268,6 +268,8 @@ class Algorithm:
     correction_cap: Positive = 2.0
     correction_level: Literal["token", "sequence"] = "token"
     """Whether a token is weighted by its own ratio or by that of its whole response."""
+    deviation_epsilon: NonNegative = 1e-6
+    """Added to the standard deviation of a group's rewards; verl and NeMo-RL 1e-6, TRL 1e-4."""
     reward_scale: Positive = 1.0
     """Rewards are multiplied by it, then clipped; penalties follow."""
     reward_clip: Positive | None = 10.0

@@ -23,8 +23,6 @@ from rlhfsim.errors import RlhfsimError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-STD_EPSILON = 1e-6
-"""Added to the standard deviation of a group; as verl and NeMo-RL have it."""
 VARIANCE_EPSILON = 1e-8
 """Added to the variance when whitening."""
 
@@ -48,7 +46,12 @@ def advantages(
         case "returns":
             return _reinforce(samples, settings, max_tokens)
     scores = np.array([_score(algorithm, sample, settings, max_tokens) for sample in samples])
-    return _grouped(algorithm, _BASELINES[kind], samples, scores)
+    baselines: dict[str, Callable[[Array], Array]] = {
+        "group_normalised": lambda rewards: group_normalised(rewards, settings.deviation_epsilon),
+        "group_centred": group_centred,
+        "leave_one_out": leave_one_out,
+    }
+    return _grouped(algorithm, baselines[kind], samples, scores)
 
 
 def estimated(
@@ -134,13 +137,13 @@ def whiten(rows: Sequence[Array]) -> list[Array]:
     return [(row - flat.mean()) / scale for row in rows]
 
 
-def group_normalised(rewards: Array) -> Array:
-    """GRPO: (r - mean) / (std + epsilon) over the group, (G,), with the unbiased std.
+def group_normalised(rewards: Array, epsilon: float = 1e-6) -> Array:
+    """GRPO: (r - mean) / (std + epsilon) over the group, (G,), with the unbiased std; 0 where none differs.
 
     Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2.
     """
-    std = float(rewards.std(ddof=1))
-    return group_centred(rewards) / (std + STD_EPSILON)
+    centred = group_centred(rewards)
+    return centred / (float(rewards.std(ddof=1)) + epsilon) if centred.any() else centred
 
 
 def group_centred(rewards: Array) -> Array:
@@ -158,13 +161,6 @@ def leave_one_out(rewards: Array) -> Array:
     """
     count = len(rewards)
     return group_centred(rewards) * (count / (count - 1))
-
-
-_BASELINES = {
-    "group_normalised": group_normalised,
-    "group_centred": group_centred,
-    "leave_one_out": leave_one_out,
-}
 
 
 def token_rewards(

@@ -6,7 +6,7 @@ advantages  samples, rewards as they are learned from -> a number or (R,) array 
 sampler     batch, count, size -> `count` positions of problems (`size` of them; None: endless); the same
             where a batch is asked for twice
 filter      scored samples -> those to learn from, at most as many; in the place of others nothing is learned
-logger      step, row -> None
+logger      iterations done, metrics of the last -> None
 
 All get their `options` as keyword arguments: a function at each call, a class when it is made. An object that
 remembers has `save(folder)` and `load(folder)`, which are part of every checkpoint; a sampler may have

@@ -18,7 +18,7 @@ Array = TypeVar("Array", "Tensor", Floats)
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are cut here before `exp`: an output-only cut leaves inf * 0 = nan in the gradient."""
 KL_LIMIT = 10.0
-"""Most that one token may count."""
+"""Most that one token may count by k3."""
 
 
 def kl(log_ratio: Array, estimator: Estimator, exp: Callable[[Array], Array]) -> Array:
@@ -28,14 +28,14 @@ def kl(log_ratio: Array, estimator: Estimator, exp: Callable[[Array], Array]) ->
 
     k1 and k3 are unbiased, k3 is never negative and varies least while p and q are near; k2 is biased, but
     its gradient is that of the KL. The gradient of k1 averages to zero on samples of p: as a loss it only
-    adds noise. `exp` is torch.exp or numpy.exp. The input is cut at +-20, the output at +-10.
+    adds noise. `exp` is torch.exp or numpy.exp. Of k3 the input is cut at +-20, the output at +-10.
     """
-    cut = log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match estimator:
         case "k1":
-            estimate = cut
+            return log_ratio
         case "k2":
-            estimate = 0.5 * cut * cut
+            return 0.5 * log_ratio * log_ratio
         case "k3":
-            estimate = exp(-cut) - 1.0 + cut
-    return estimate.clip(-KL_LIMIT, KL_LIMIT)
+            cut = log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            estimate: Array = exp(-cut) - 1.0 + cut
+            return estimate.clip(-KL_LIMIT, KL_LIMIT)

@@ -98,7 +98,7 @@ def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
 def non_finite(history: History, plan: Expected) -> str | None:
     """A metric of the newest step is nan or infinite."""
     bad = [f"{name} is {value}" for name, value in history[-1].items() if not math.isfinite(value)]
-    return f"{', '.join(bad[:4])} in step {_step(history)}" if bad else None
+    return f"{', '.join(bad[:4])} in iteration {_step(history) + 1}" if bad else None
 
 
 def exploding(history: History, plan: Expected) -> str | None:
@@ -155,8 +155,8 @@ def falling_reward(history: History, plan: Expected) -> str | None:
     fall = float(smooth.max() - smooth[-STEPS:].max())
     if fall <= max(REWARD_DROP * inside, 4 * between, 0.25 * span, 1e-6):
         return None
-    best = _step(history) - len(smooth) + 1 + int(smooth.argmax())
-    return f"reward/mean fell from {smooth.max():.3g} (step {best}) to {smooth[-1]:.3g}"
+    best = _step(history) - len(smooth) + 2 + int(smooth.argmax())
+    return f"reward/mean fell from {smooth.max():.3g} (iteration {best}) to {smooth[-1]:.3g}"
 
 
 def entropy_collapse(history: History, plan: Expected) -> str | None:

@@ -1,6 +1,7 @@
 """Where metrics go: metrics.jsonl always; TensorBoard, Weights & Biases and MLflow where settings ask.
 
-Each line of metrics.jsonl is one iteration: {"step": 3, "reward/mean": 0.5, ...}. JSON has no nan and no
+Each line of metrics.jsonl is one iteration: {"step": 3, "iteration": 4, "reward/mean": 0.5, ...}: the trace's
+step, which counts from 0, and the iterations done, as screen and trackers count. JSON has no nan and no
 infinity: such a value is null there and its name stands in "non_finite" with the word.
 """
 
@@ -24,7 +25,7 @@ from rlhfsim.extras import need
 from rlhfsim.outputs import write_atomically
 
 logger = logging.getLogger(__name__)
-STEP = "step"
+STEP, ITERATION = "step", "iteration"
 NON_FINITE = "non_finite"
 _REFUSED_BY_MLFLOW = re.compile(r"[^\w\-. :/]")
 """In names of metrics, such as pass@4 and format#2."""
@@ -37,9 +38,9 @@ class Sink(NamedTuple):
 
     name: str
     log: Callable[[int, Mapping[str, float]], None]
-    """Takes the metrics of an iteration."""
+    """Takes how many iterations are done, and the metrics of the last."""
     show: Callable[[int, Sequence[Line]], None]
-    """Takes samples, see sample_log.py."""
+    """Takes how many iterations are done, and samples, see sample_log.py."""
     close: Callable[[], None]
     """Everything is out when it returns."""
 
@@ -61,7 +62,7 @@ class MetricsFile:
             RlhfsimError: the disk is full.
         """
         try:
-            self._file.write(_line({STEP: step, **row}))
+            self._file.write(_line({STEP: step, ITERATION: step + 1, **row}))
             self._file.flush()
         except OSError as error:
             raise RlhfsimError(
@@ -106,9 +107,9 @@ def _library(module: str, off: str) -> Any:
 
 
 def _tensorboard(folder: Path, first_step: int) -> Sink:
-    """Event files; what is there from `first_step` on is hidden: a resumed run writes it again."""
+    """Event files; what is there after `first_step` iterations is hidden: a resumed run writes it again."""
     module = _library("tensorboardX", "tracking.tensorboard: false")
-    writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
+    writer = module.SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
 
     def log(step: int, row: Mapping[str, float]) -> None:
         for name, value in row.items():
@@ -206,13 +207,13 @@ class Trackers:
         self._others = list(others)
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Write the row everywhere."""
+        """Write the row of a step (from 0) everywhere; others than the file count iterations done."""
         self._file.log(step, row)
-        self._each(lambda sink: sink.log(step, row))
+        self._each(lambda sink: sink.log(step + 1, row))
 
-    def show(self, step: int, lines: Sequence[Line]) -> None:
+    def show(self, done: int, lines: Sequence[Line]) -> None:
         """Show samples everywhere but in the file of the metrics."""
-        self._each(lambda sink: sink.show(step, lines))
+        self._each(lambda sink: sink.show(done, lines))
 
     def close(self) -> None:
         """Close all."""

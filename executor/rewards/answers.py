@@ -17,6 +17,8 @@ LOOKED_AT = 20_000
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d{1,3}(?!\w))?")
 _IN_GROUPS = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{2,3})*,\d{3})(?:\.|[eE]|$)")
 """A number without thousands separators, or with them where they belong (in India also after two digits)."""
+_APART = re.compile(r"(?:^|[=:({\[,$#]|\b(?:is|are|be|equals|gives))\s*-\s+$", re.IGNORECASE)
+"""Before a number whose minus stands apart from it; after a number or a variable it is a difference."""
 _PART_AFTER = re.compile(r"(?:[/^_]|[}^_]\{|\\(?!boxed)[a-z]+\{)\s*$|\d\s*:\s*$|[\w)\]}][+*]$")
 """Before a number that is part of an expression."""
 _LATEX_COMMA = re.compile(r"(?<=\d)(?:\{,\}|\\!,|,\\!|\\!,\\!)(?=\d)")
@@ -71,7 +73,7 @@ def digits_share(response: str) -> float:
 def _normal(text: str) -> Decimal | str:
     """The number that the whole text is, or the text with single spaces."""
     text = " ".join(_unwrapped(text).split())
-    bare = _CURRENCY.sub("", text).strip()
+    bare = re.sub(r"^([-+])\s+", r"\1", _CURRENCY.sub("", text).strip())
     number = _decimal(bare) if _NUMBER.fullmatch(bare) else None
     return text if number is None else number
 
@@ -84,9 +86,10 @@ def _unwrapped(text: str) -> str:
 def _last_number(text: str) -> Decimal | None:
     """None: there is none, or it is part of an expression."""
     numbers = list(_NUMBER.finditer(text))
-    if not numbers or _PART_AFTER.search(text[: numbers[-1].start()][-12:]):
+    if not numbers or _PART_AFTER.search(before := text[: numbers[-1].start()][-12:]):
         return None
-    return _decimal(numbers[-1][0])
+    value = _decimal(numbers[-1][0])
+    return -value if value is not None and _APART.search(before) else value
 
 
 def _decimal(text: str) -> Decimal | None:

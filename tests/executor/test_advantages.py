@@ -195,3 +195,12 @@ def test_a_dropped_sample_teaches_nothing_and_the_others_as_if_it_had_never_been
     for mine, other in zip([learnt[0], learnt[1], learnt[3]], without, strict=True):
         assert mine.advantages is not None
         np.testing.assert_array_equal(mine.advantages, other.advantages)
+
+
+def test_the_epsilon_of_the_deviation_is_a_setting() -> None:
+    rewards = np.array([0.0, 1e-4])
+    small, large = group_normalised(rewards), group_normalised(rewards, 1e-4)
+    deviation = rewards.std(ddof=1)
+    np.testing.assert_allclose(large, small * (deviation + 1e-6) / (deviation + 1e-4))
+    none = group_normalised(np.array([0.3, 0.3]), 0.0)
+    np.testing.assert_array_equal(none, [0.0, 0.0])

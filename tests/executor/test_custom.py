@@ -205,7 +205,7 @@ def test_a_logger_gets_every_row_and_one_that_fails_is_left_out(
         "class L:\n"
         " def __init__(self, path): self.path = path\n"
         " def __call__(self, step, row):\n"
-        "  if step == 1: raise OSError('gone')\n"
+        "  if step == 2: raise OSError('gone')\n"
         "  open(self.path, 'a').write(json.dumps([step, row]) + '\\n')\n"
     )
     part = CustomPart(target=f"{name}:L", options={"path": str(tmp_path / "log")})
@@ -215,7 +215,7 @@ def test_a_logger_gets_every_row_and_one_that_fails_is_left_out(
     )
     for step in range(3):
         trackers.log(step, {"reward/mean": 0.5})
-    assert [json.loads(line) for line in (tmp_path / "log").open()] == [[0, {"reward/mean": 0.5}]]
+    assert [json.loads(line) for line in (tmp_path / "log").open()] == [[1, {"reward/mean": 0.5}]]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 

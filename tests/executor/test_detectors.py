@@ -165,7 +165,7 @@ def test_only_numbers_that_are_none_stop_the_run() -> None:
     assert {f.severity for f in findings(history, PLAN)} == {"warn"}
     (stop,) = findings(with_last(history, 1, kl__mean=math.nan), PLAN)
     assert stop.severity == "stop"
-    assert "kl/mean is nan in step 119" in stop.what
+    assert "kl/mean is nan in iteration 120" in stop.what
 
 
 def test_fields_that_a_run_lacks_raise_nothing() -> None:

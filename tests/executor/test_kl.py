@@ -35,9 +35,18 @@ def test_k2_has_the_gradient_of_the_divergence_and_k1_none_on_average() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_kl_is_the_same_for_tensors_and_arrays_and_never_beyond_its_limit() -> None:
-    values = np.array([-1e6, -3.0, 0.0, 2.0, 1e6], dtype=np.float32)
-    for name in ("k1", "k2", "k3"):
+def test_kl_is_the_same_for_tensors_and_arrays_and_k3_alone_has_a_limit() -> None:
+    """As verl 0.9.1 has it, see kl_penalty_forward."""
+    values = np.array([-1e4, -15.0, -3.0, 0.0, 2.0, 15.0, 1e4], dtype=np.float32)
+    for name, largest in (("k1", 1e4), ("k2", 0.5e8), ("k3", KL_LIMIT)):
         array = kl(values, name, np.exp)
         np.testing.assert_allclose(array, kl(torch.from_numpy(values), name, torch.exp).numpy(), rtol=1e-6)
-        assert np.abs(array).max() == KL_LIMIT
+        assert np.abs(array).max() == largest
+
+
+def test_k1_and_k2_of_far_tokens_equal_verls() -> None:
+    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    policy, reference = torch.tensor([-30.0, -1.0, -0.5]), torch.tensor([-0.5, -28.0, -1.0])
+    for name in ("k1", "k2", "k3"):
+        expected = core.kl_penalty_forward(policy, reference, name)
+        torch.testing.assert_close(kl(policy - reference, name, torch.exp), expected)

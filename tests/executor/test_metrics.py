@@ -217,7 +217,7 @@ def test_a_row_has_all_parts_and_what_the_samples_say_comes_first() -> None:
 def test_lines_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "m.jsonl")
     file.log(0, {"reward/mean": 0.5})
-    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 0, "reward/mean": 0.5}]
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 0, "iteration": 1, "reward/mean": 0.5}]
     file.close()
 
 
@@ -284,7 +284,7 @@ def test_tensorboard_files_hold_every_metric(tmp_path: Path) -> None:
         event = Event.FromString(data[12 : 12 + size])
         found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
         data = data[16 + size :]
-    assert found == {"reward/mean": (3, 0.5), "kl/max": (3, 2.0)}
+    assert found == {"reward/mean": (4, 0.5), "kl/max": (4, 2.0)}
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,8 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
             ("experiment", "e"),
             ("start", started),
             *fresh,
-            ("wandb", 4, {"a": 1.0}),
-            ("mlflow", 4, {"a": 1.0}),
+            ("wandb", 5, {"a": 1.0}),
+            ("mlflow", 5, {"a": 1.0}),
             ("wandb", 4, {"samples/training": [["training", "2", 1.0]]}),
             ("samples/training-000004.jsonl", json.dumps(line) + "\n"),
             ("wandb end",),
@@ -405,7 +405,7 @@ def test_mlflow_gets_names_that_it_takes_and_a_restarted_run_goes_on(
         trackers = open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", first_step=step)
         trackers.log(step, {"evaluation/pass@4": 0.5 + step, "reward/format#2": 1.0})
     assert mlflow.metrics == {"evaluation/pass_4": 1.5, "reward/format_2": 1.0}
-    assert [set(row) - {"step"} for row in read_metrics(tmp_path / "m.jsonl")] == [
+    assert [set(row) - {"step", "iteration"} for row in read_metrics(tmp_path / "m.jsonl")] == [
         {"evaluation/pass@4", "reward/format#2"}
     ] * 2
 

@@ -412,3 +412,24 @@ def test_closing_leaves_no_process() -> None:
         scorer.score([_text("x = 1", tests="assert x")])
         assert children() > before
     assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        ("The answer is - 72", "-72", True),
+        ("The answer is - 72", "72", False),
+        ("x = - 72.", "-72", True),
+        ("- 72", "-72", True),
+        (r"\boxed{- 72}", "-72", True),
+        ("#### - 72", "-72", True),
+        ("so 100 - 72", "-72", False),
+        ("72", "#### - 72", False),
+        ("-72", "#### - 72", True),
+        ("total: -  1,072", "-1072", True),
+    ],
+)
+def test_a_minus_apart_from_its_number_counts_unless_it_is_a_difference(
+    response: str, answer: str, right: bool
+) -> None:
+    assert is_right(response, answer) is right
