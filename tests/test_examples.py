@@ -16,7 +16,8 @@ import yaml
 from rlhfsim.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = {p.name: p for p in (ROOT / "Dockerfile", *sorted((ROOT / "docs/examples").iterdir()))}
+LAUNCHES = sorted(p for p in (ROOT / "docs/examples").iterdir() if p.suffix != ".py")
+EXAMPLES = {p.name: p for p in (ROOT / "Dockerfile", *LAUNCHES)}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 

@@ -101,7 +101,7 @@ def rlhfsim(line: str, *, rc: tuple[int, ...] = (0,)) -> str:
         timeout=600,
     )
     assert ended.returncode in rc, f"{line}\n{ended.stdout[-1000:]}{ended.stderr[-3000:]}"
-    return ended.stdout
+    return " ".join(ended.stdout.split())
 
 
 @pytest.mark.slow

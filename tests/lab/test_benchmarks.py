@@ -16,7 +16,7 @@ SMALL: dict[str, str] = {
     "coordination": "--step-seconds 1",
     "design_questions": "--only 8b --time-limit 2s",
     "design_speed": "--runs 1",
-    "many_ranks": "--ranks 4 --samples 16 --tokens 8 --iterations 2",
+    "many_ranks": "--ranks 4 --samples 16 --tokens 8 --hosts 1",
     "packing_speed": "--samples 4",
     "parts_speed": "",
     "sandbox_speed": "--seconds 0.2 --workers 1",
