@@ -199,7 +199,8 @@ def on_disk(asked: Plan) -> Plan:
 
 def filled(text: str) -> str:
     """A value in place of each variable of a script."""
-    names = ("MODEL", "TRAIN_FILES", "VAL_FILES", "REWARD_MODEL", "PROMPTS")
+    names = ("MODEL", "TRAIN_FILES", "VAL_FILES", "REWARD_MODEL", "PROMPTS", "INPUT_KEY", "LABEL_KEY")
+    text = re.sub(r'"\$\{(CRITIC_)?LR\}"', "1e-6", text)
     for name in names:
         text = text.replace(f'"${{{name}}}"', str(MODEL["path"]))
     return text.replace('"${REWARD}"', "http://127.0.0.1:1/reward")
@@ -214,7 +215,7 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     if found.framework == "verl":
         return [filled(hydra(setting)) for setting in settings]
     if found.framework == "skyrl":
-        asked = [skyrl_argument(setting).replace('"', "") for setting in settings]
+        asked = [filled(skyrl_argument(setting)).replace('"', "") for setting in settings]
         return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]
     if found.framework == "openrlhf":
         return [word for setting in settings for word in filled(argument(setting)).split(" ")]

@@ -135,6 +135,7 @@ GIVEN = {
     "MODEL": "m",
     "DATASET": "d",
     "REWARD": "r",
+    "LR": "1e-6",
 }
 
 

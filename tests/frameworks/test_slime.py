@@ -71,7 +71,9 @@ PLAIN = {"tp": 2, "dp": 4, "zero": 1} | PACKS
 
 
 def right(kind: str, value: Value) -> bool:
-    """Whether a value is of the type of its flag."""
+    """Whether a value is of the type of its flag; the launch ends at once where a variable is not set."""
+    if str(value).startswith("${"):
+        return kind not in ("flag", "none")
     if kind == "flag":
         return value is True
     if kind in ("int", "float"):

@@ -25,14 +25,17 @@ from rlhfsim.frameworks.export import (
     title_of,
 )
 from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
 GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
 NEEDS = {
+    **TRAINING_NEEDS,
     "NEMO_RL": "folder of the NeMo-RL repository",
     "MODEL": "folder or Hugging Face name of the policy",
+    "DATASET": "data set that NeMo-RL registers, such as OpenMathInstruct-2",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
 BASES = {"megatron": "math_1B_megatron.yaml", "fsdp2": "math_1B.yaml"}
@@ -58,7 +61,9 @@ def write(plan: Plan) -> Written:
         *value,
         Section(title="rollout", settings=tuple(_rollout(plan, rollout))),
     )
-    return Written(sections=sections, unsaid=tuple(of_rollouts(plan, rollout)))
+    return Written(
+        sections=with_training_keys(plan, sections, "nemo-rl"), unsaid=tuple(of_rollouts(plan, rollout))
+    )
 
 
 def _loop(plan: Plan) -> str:
@@ -86,7 +91,7 @@ def _preferences(plan: Plan) -> Written:
         Section(title="batch and lengths", settings=batch),
         Section(title="training", settings=tuple(_training(plan))),
     )
-    return Written(sections=sections, unsaid=tuple(of_preferences(plan)))
+    return Written(sections=with_training_keys(plan, sections, "nemo-rl"), unsaid=tuple(of_preferences(plan)))
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:

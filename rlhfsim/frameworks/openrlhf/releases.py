@@ -10,6 +10,13 @@ from collections.abc import Mapping
 from rlhfsim.frameworks.releases import Release
 
 _UNDERSCORES = {
+    "--actor.adam.lr": "--actor_learning_rate",
+    "--actor.lr_": "--lr_",
+    "--ckpt.": "--",
+    "--critic.adam.lr": "--critic_learning_rate",
+    "--data.": "--",
+    "--eval.": "--eval_",
+    "--logger.": "--",
     "--actor.gradient_checkpointing_enable": "--gradient_checkpointing",
     "--actor.model_name_or_path": "--pretrain",
     "--actor.num_": "--actor_num_",

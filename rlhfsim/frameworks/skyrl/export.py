@@ -8,11 +8,13 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Written, script, the_rollout, title_of
 from rlhfsim.frameworks.skyrl.keys import TABLE
 from rlhfsim.frameworks.skyrl.unsaid import unsaid, updates
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
 from rlhfsim.plan import Plan
 
 STEP_BY_STEP = "examples.train.async.main_async"
 CONTINUOUS = "examples.train.fully_async.main_fully_async"
 NEEDS = {
+    **TRAINING_NEEDS,
     "SKYRL": "folder of the SkyRL repository",
     "MODEL": "folder or Hugging Face name of the policy",
     "TRAIN_DATA": "Parquet file of training prompts",
@@ -39,7 +41,9 @@ def write(plan: Plan) -> Written:
     _check_sharing(plan)
     updates(plan)
     _check_micro_batches(plan)
-    return Written(sections=TABLE.write(plan), unsaid=tuple(unsaid(plan, rollout)))
+    return Written(
+        sections=with_training_keys(plan, TABLE.write(plan), "skyrl"), unsaid=tuple(unsaid(plan, rollout))
+    )
 
 
 def _check_sharing(plan: Plan) -> None:

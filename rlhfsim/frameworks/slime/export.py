@@ -22,6 +22,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
 from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.units import format
@@ -42,6 +43,7 @@ SHAPES = {
 }
 """Model -> the file of slime's scripts/models with its shape, which slime compares with its config.json."""
 NEEDS = {
+    **TRAINING_NEEDS,
     "SLIME": "folder of the slime repository",
     "MEGATRON": "folder of the Megatron-LM repository",
     "MODEL": "folder of the policy as on Hugging Face",
@@ -66,7 +68,9 @@ def write(plan: Plan) -> Written:
     """
     rollout = the_rollout(plan, "slime")
     _check(plan)
-    return Written(sections=TABLE.write(plan), unsaid=tuple(_unsaid(plan, rollout)))
+    return Written(
+        sections=with_training_keys(plan, TABLE.write(plan), "slime"), unsaid=tuple(_unsaid(plan, rollout))
+    )
 
 
 def _check(plan: Plan) -> None:

@@ -28,6 +28,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -40,6 +41,7 @@ COMMANDS = dict.fromkeys(LOSSES, "grpo") | {"rloo": "rloo", "dpo": "dpo", "kto":
 ACCELERATE = "accelerate"
 """Title of the section that becomes accelerate.yaml."""
 NEEDS = {
+    **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",
     "DATASET": "data set of prompts",
     "REWARD": "reward function, module.name",
@@ -72,7 +74,7 @@ def write(plan: Plan) -> Written:
     if rollout is not None:
         sections.append(Section(title="algorithm", settings=tuple(_algorithm(plan))))
         sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
-    return Written(sections=tuple(sections), unsaid=tuple(_unsaid(plan)))
+    return Written(sections=with_training_keys(plan, sections, "trl"), unsaid=tuple(_unsaid(plan)))
 
 
 def command(plan: Plan) -> str:
@@ -269,6 +271,8 @@ def _lines(written: Written) -> Iterator[str]:
             continue
         yield comment(f"--- {section.title}")
         for setting in section.settings:
+            if str(setting.value).startswith("${"):
+                continue  # given by the launch script
             if setting.why:
                 yield comment(setting.why)
             yield yaml.safe_dump({setting.key: setting.value}).strip()
@@ -289,7 +293,8 @@ def _script(plan: Plan, kind: str) -> str:
         lines += ["# The rollout's engine first, on its own GPUs (CUDA_VISIBLE_DEVICES): bash server.sh", ""]
     lines.append(f"exec trl {kind} --config {kind}.yaml --accelerate_config accelerate.yaml \\")
     reward = ' --reward_funcs "${REWARD}"' if plan.workload.generates else ""
-    lines.append(f'    --model_name_or_path "${{MODEL}}" --dataset_name "${{DATASET}}"{reward} "$@"')
+    lines.append('    --model_name_or_path "${MODEL}" --dataset_name "${DATASET}" \\')
+    lines.append(f'    --learning_rate "${{LR}}"{reward} "$@"')
     return bash(title_of(plan, "TRL 1.16.0"), NEEDS, "\n".join(lines))
 
 

@@ -27,6 +27,7 @@ from rlhfsim.frameworks.export import (
     title_of,
 )
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.frameworks.verl.reward_model import reward_settings, reward_unsaid
 from rlhfsim.plan import Plan
@@ -48,6 +49,7 @@ ESTIMATORS = {
 }
 GROUPS = ("tp", "pp", "cp", "ep", "etp")
 NEEDS = {
+    **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",
     "TRAIN_FILES": "Parquet file of training prompts",
     "VAL_FILES": "Parquet file of validation prompts",
@@ -78,7 +80,7 @@ def write(plan: Plan) -> Written:
             Section(title="reward model", settings=tuple(reward_settings(plan, plan.placement.reward)))
         )
     sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
-    return Written(sections=tuple(sections), unsaid=tuple(_unsaid(plan)))
+    return Written(sections=with_training_keys(plan, sections, "verl"), unsaid=tuple(_unsaid(plan)))
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:

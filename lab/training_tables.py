@@ -1,0 +1,29 @@
+"""Writes the tables of what decides training into the pages of the frameworks: python -m lab.training_tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhfsim.frameworks.export import exporters
+from rlhfsim.frameworks.training_keys import training_table
+
+DOCS = Path(__file__).parents[1] / "docs/frameworks"
+HEAD = "## What decides training"
+TEXT = (
+    "No price depends on it, so every export writes it or ends at once where it is not set; the values written "
+    "are yours to choose."
+)
+
+
+def main() -> None:
+    """Replace the section of each page, or append it."""
+    for name in exporters():
+        page = DOCS / f"{name}.md"
+        before, _, after = page.read_text().partition(f"\n{HEAD}\n")
+        rest = after[after.find("\n## ") :] if "\n## " in after else ""
+        section = "\n".join([HEAD, "", TEXT, "", *training_table(name), ""])
+        page.write_text(f"{before.rstrip()}\n\n{section}{rest}")
+
+
+if __name__ == "__main__":
+    main()
