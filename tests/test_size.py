@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 31000,
     "rlhfsim/cli": 29500,
     "rlhfsim/desk": 11500,
-    "rlhfsim/frameworks": 89500,
+    "rlhfsim/frameworks": 90000,
     "rlhfsim/kernels": 11500,
     "rlhfsim/memory": 17200,
     "rlhfsim/present": 76500,

@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
-from rlhfsim.frameworks.export import Section, Setting, Value
+from rlhfsim.frameworks.dapo import TITLE as DAPO_TITLE
+from rlhfsim.frameworks.dapo import dapo_settings, dapo_unsaid
+from rlhfsim.frameworks.export import Section, Setting, Unsaid, Value, Written
 from rlhfsim.frameworks.fields import PlanFields
 from rlhfsim.frameworks.table import bare, holds
 from rlhfsim.plan import Plan
@@ -73,16 +75,20 @@ def training_keys(framework: str) -> tuple[TrainingKey, ...]:
     )
 
 
-def with_training_keys(plan: Plan, sections: Iterable[Section], framework: str) -> tuple[Section, ...]:
-    """Sections, and that of what decides training without keys that they have already."""
-    before, given = tuple(sections), PlanFields(plan, {})
+def written_for(plan: Plan, framework: str, sections: Iterable[Section], unsaid: Iterable[Unsaid]) -> Written:
+    """What is written of a plan, with what decides training: keys that are there already stay as they are."""
+    dapo = Section(title=DAPO_TITLE, settings=tuple(dapo_settings(plan, framework)))
+    before, given = (*sections, *([dapo] if dapo.settings else [])), PlanFields(plan, {})
     known = {bare(setting.key) for section in before for setting in section.settings}
     settings = tuple(
         Setting(key=row.key, value=row.value, why=f"{row.decides}; {framework}'s own default is {row.own}")
         for row in training_keys(framework)
         if row.key and bare(row.key) not in known and holds(row.when, given)
     )
-    return (*before, Section(title=TITLE, settings=settings))
+    return Written(
+        sections=(*before, Section(title=TITLE, settings=settings)),
+        unsaid=(*unsaid, *dapo_unsaid(plan, framework)),
+    )
 
 
 def training_table(framework: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from rlhfsim.frameworks.areal.keys import TABLE
 from rlhfsim.frameworks.areal.unsaid import unsaid_of
 from rlhfsim.frameworks.export import Exporter, Written, the_rollout, title_of
 from rlhfsim.frameworks.launch_script import bash
-from rlhfsim.frameworks.training_keys import with_training_keys
+from rlhfsim.frameworks.training_keys import written_for
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 
@@ -28,9 +28,7 @@ def write(plan: Plan) -> Written:
         RlhfsimError: a sharing of GPUs, or half-filled nodes, that AReaL has no key for.
     """
     rollout = the_rollout(plan, "AReaL's PPOTrainer")
-    return Written(
-        sections=with_training_keys(plan, TABLE.write(plan), "areal"), unsaid=tuple(unsaid_of(plan, rollout))
-    )
+    return written_for(plan, "areal", TABLE.write(plan), unsaid_of(plan, rollout))
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:

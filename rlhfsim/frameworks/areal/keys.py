@@ -47,6 +47,7 @@ NORMS = {
     "ppo": None,
     "reinforce++": None,
     "grpo": {"mean_level": "group", "std_level": "group"},
+    "dapo": {"mean_level": "group", "std_level": "group"},
     "dr-grpo": {"mean_level": "group", "std_level": None},
     "rloo": {"mean_level": "group", "mean_leave1out": True, "std_level": None},
 }

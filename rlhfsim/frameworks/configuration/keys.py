@@ -43,7 +43,7 @@ NO_EFFECT = re.compile(
         |(\w+_)?alpha|(adv|reward)_norm|normalize_\w+|scale_rewards|loss_reduction|reward_shaping|kl|scheduling_spec
         |(train|valid)_dataset\.type|scheduler\.type|compute_environment|downcast_bf16|machine_rank|same_network
         |main_training_function|rdzv_backend|main_process_\w+|fsdp_state_dict_type|fsdp_cpu_ram_efficient_loading
-        |zero3_init_flag|num_epoch|deterministic\w*|disable_dropout|\w*dropout
+        |zero3_init_flag|overlong_\w+|apply_overlong\w*|token_level_loss|calculate_per_token_loss|num_epoch|deterministic\w*|disable_dropout|\w*dropout
     )(\.|$)""",
     re.VERBOSE,
 )

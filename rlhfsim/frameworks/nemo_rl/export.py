@@ -25,7 +25,7 @@ from rlhfsim.frameworks.export import (
     title_of,
 )
 from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -61,9 +61,7 @@ def write(plan: Plan) -> Written:
         *value,
         Section(title="rollout", settings=tuple(_rollout(plan, rollout))),
     )
-    return Written(
-        sections=with_training_keys(plan, sections, "nemo-rl"), unsaid=tuple(of_rollouts(plan, rollout))
-    )
+    return written_for(plan, "nemo-rl", sections, of_rollouts(plan, rollout))
 
 
 def _loop(plan: Plan) -> str:
@@ -91,7 +89,7 @@ def _preferences(plan: Plan) -> Written:
         Section(title="batch and lengths", settings=batch),
         Section(title="training", settings=tuple(_training(plan))),
     )
-    return Written(sections=with_training_keys(plan, sections, "nemo-rl"), unsaid=tuple(of_preferences(plan)))
+    return written_for(plan, "nemo-rl", sections, of_preferences(plan))
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:

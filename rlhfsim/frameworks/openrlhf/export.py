@@ -19,7 +19,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -43,9 +43,7 @@ def write(plan: Plan) -> Written:
         RlhfsimError: no rollout, or roles that share GPUs as OpenRLHF cannot say.
     """
     rollout = the_rollout(plan, "train_ppo_ray")
-    return Written(
-        sections=with_training_keys(plan, TABLE.write(plan), "openrlhf"), unsaid=tuple(_unsaid(plan, rollout))
-    )
+    return written_for(plan, "openrlhf", TABLE.write(plan), _unsaid(plan, rollout))
 
 
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:

@@ -43,6 +43,7 @@ ESTIMATORS: dict[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "group_norm",
     "dr-grpo": "dr_grpo",
+    "dapo": "group_norm",
     "rloo": "rloo",
     "reinforce++": "reinforce",
 }

@@ -11,6 +11,7 @@ from rlhfsim.frameworks.releases import Release
 
 _UNDERSCORES = {
     "--actor.adam.lr": "--actor_learning_rate",
+    "--actor.eps_clip_low_high": "--eps_clip_low_high",
     "--actor.lr_": "--lr_",
     "--ckpt.": "--",
     "--critic.adam.lr": "--critic_learning_rate",
@@ -38,6 +39,7 @@ _UNDERSCORES = {
     "--reward.model_name_or_path": "--reward_pretrain",
     "--reward.num_": "--reward_num_",
     "--reward.offload": "--ref_reward_offload",
+    "--reward.overlong_": "--overlong_",
     "--reward.remote_url": "--remote_rm_url",
     "--rollout.": "--",
     "--rollout.batch_size": "--rollout_batch_size",

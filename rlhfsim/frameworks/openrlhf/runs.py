@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
@@ -13,6 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART
 RUNS = Runs(
     name="openrlhf",
     title="OpenRLHF",
+    algorithms=(*COMMON, "dapo"),
     trainers={
         "deepspeed": replace(
             BACKENDS["deepspeed"], pipeline_parallel=False, zero_stages_pp=(), tp_with_pp="no"

@@ -8,7 +8,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Written, script, the_rollout, title_of
 from rlhfsim.frameworks.skyrl.keys import TABLE
 from rlhfsim.frameworks.skyrl.unsaid import unsaid, updates
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 
 STEP_BY_STEP = "examples.train.async.main_async"
@@ -41,9 +41,7 @@ def write(plan: Plan) -> Written:
     _check_sharing(plan)
     updates(plan)
     _check_micro_batches(plan)
-    return Written(
-        sections=with_training_keys(plan, TABLE.write(plan), "skyrl"), unsaid=tuple(unsaid(plan, rollout))
-    )
+    return written_for(plan, "skyrl", TABLE.write(plan), unsaid(plan, rollout))
 
 
 def _check_sharing(plan: Plan) -> None:

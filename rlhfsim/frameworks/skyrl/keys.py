@@ -38,6 +38,7 @@ ESTIMATORS: dict[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
     "dr-grpo": "grpo",
+    "dapo": "grpo",
     "rloo": "rloo",
     "reinforce++": "reinforce++",
 }

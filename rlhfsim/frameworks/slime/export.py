@@ -22,7 +22,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
 from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.units import format
@@ -68,9 +68,7 @@ def write(plan: Plan) -> Written:
     """
     rollout = the_rollout(plan, "slime")
     _check(plan)
-    return Written(
-        sections=with_training_keys(plan, TABLE.write(plan), "slime"), unsaid=tuple(_unsaid(plan, rollout))
-    )
+    return written_for(plan, "slime", TABLE.write(plan), _unsaid(plan, rollout))
 
 
 def _check(plan: Plan) -> None:

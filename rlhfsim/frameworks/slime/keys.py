@@ -42,6 +42,7 @@ ESTIMATORS: dict[Algorithm, str] = {
     "ppo": "ppo",
     "grpo": "grpo",
     "dr-grpo": "grpo",
+    "dapo": "grpo",
     "reinforce++": "reinforce_plus_plus",
 }
 OTHERS: dict[str, Algorithm] = {

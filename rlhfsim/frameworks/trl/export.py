@@ -28,7 +28,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -74,7 +74,7 @@ def write(plan: Plan) -> Written:
     if rollout is not None:
         sections.append(Section(title="algorithm", settings=tuple(_algorithm(plan))))
         sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
-    return Written(sections=with_training_keys(plan, sections, "trl"), unsaid=tuple(_unsaid(plan)))
+    return written_for(plan, "trl", sections, _unsaid(plan))
 
 
 def command(plan: Plan) -> str:

@@ -27,7 +27,7 @@ from rlhfsim.frameworks.export import (
     title_of,
 )
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
-from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, with_training_keys
+from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.frameworks.verl.reward_model import reward_settings, reward_unsaid
 from rlhfsim.plan import Plan
@@ -80,7 +80,7 @@ def write(plan: Plan) -> Written:
             Section(title="reward model", settings=tuple(reward_settings(plan, plan.placement.reward)))
         )
     sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
-    return Written(sections=with_training_keys(plan, sections, "verl"), unsaid=tuple(_unsaid(plan)))
+    return written_for(plan, "verl", sections, _unsaid(plan))
 
 
 def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
