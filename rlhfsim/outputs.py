@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from rlhfsim.errors import Place, RlhfsimError, shown
 
@@ -73,6 +74,25 @@ def write_new(path: Path, content: str) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+@contextmanager
+def growing(path: Path, kind: str) -> Iterator[IO[str]]:
+    """A text file that others may read while it grows, as `PATH.part`; it takes its name when it is whole.
+
+    What came before an error stays in the part, which the next run begins anew.
+
+    Raises:
+        RlhfsimError: it cannot be written, or one of the two is no output of this kind (of `MARKS`).
+    """
+    part = path.with_name(f"{path.name}.part")
+    for one in (path, part):
+        check_file(one, kind)
+    with _told(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(part, flags, 0o666), "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(part, os.path.realpath(path))
 
 
 def write_folder(out: Path, files: Mapping[str, str | bytes]) -> None:

@@ -36,7 +36,7 @@ BUDGET = {
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 33500,
     "rlhfsim/weight_sync": 9500,
-    "rlhfsim/what_if": 55500,
+    "rlhfsim/what_if": 56700,
     "executor": 22000,
     "executor/algorithms": 14000,
     "executor/coordination": 36000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         click.echo(shown(_interrupted(state, folder)), err=True)
         ctx.exit(INTERRUPTED)
     for path in files:
-        answer.write(path)
+        if not (path == given["csv"] and answer.written):
+            answer.write(path)
     emit(
         given["as_json"],
         answer.to_dict,
@@ -150,6 +152,7 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
             progress=tell,
             most_s=None if given["yes"] or address is not None else MOST_S * (given["jobs"] or cores()),
             command=shlex.join(["rlhfsim", *sys.argv[1:]]),
+            table=given["csv"],
         )
 
 
@@ -210,19 +213,20 @@ def _need_libraries(given: Mapping[str, Any]) -> None:
 @contextmanager
 def _progress(state: _Done) -> Iterator[Any]:
     """A bar on standard error while designs are searched; silent where that is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    each, left = TextColumn("{task.fields[each]}"), TimeRemainingColumn(elapsed_when_finished=True)
+    columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), each, left
     before = signal.signal(signal.SIGINT, state.stop)
     # without a thread of its own: searches are forked
     with Progress(*columns, console=console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("designs", total=None)
+        task, began = bar.add_task("designs", total=None, each=""), time.monotonic()
 
         def tell(done: int, wanted: int) -> None:
             state.done, state.wanted = done, wanted
             if state.interrupted:
                 raise KeyboardInterrupt
-            bar.update(task, completed=done, total=wanted)
+            bar.update(task, completed=done, total=wanted, each=f"{done / (time.monotonic() - began):.2g}/s")
             bar.refresh()
 
         try:

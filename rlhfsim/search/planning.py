@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from functools import lru_cache
 from typing import Any
 
 from rlhfsim.choice import AskedBound, AskedLimit, RunnerUp, Searched
-from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.plan import Plan, PlannedHardware, PlannedModel, RoleGpus
 from rlhfsim.provenance import content_hash, installed_version
 from rlhfsim.search.candidates import Candidate
@@ -67,19 +65,13 @@ def _hardware(group: NodeGroup, price: float | None) -> PlannedHardware:
     rent = group.profile.price if price is None else Price(**given_price(price))
     return PlannedHardware(
         profile=group.profile.name,
-        profile_hash=_hash_of(DeviceKey(group.profile)),
+        profile_hash=profile_hash(group.profile),
         gpus=group.gpus,
         gpus_per_node=group.gpus_per_node,
         fabric=group.fabric,
         price=rent,
         market=market_of(group.profile.name, rent),
     )
-
-
-@lru_cache(maxsize=64)
-def _hash_of(key: DeviceKey) -> str:
-    """Of a profile, computed once for all plans on it."""
-    return profile_hash(key.profile)
 
 
 def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:

@@ -182,9 +182,9 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"grid": {"run.steps": []}}, "bad-value", "run.steps", ""),
     (
         {"grid": {"run.steps": list(range(1, 50)), "workload.seed": list(range(50))}},
-        "grid-too-large",
+        "many-points",
         "grid",
-        "2,000",
+        "--csv",
     ),
     ({}, "nothing-varied", "title", "give points"),
     ({"tornado": {"vary": {"run.stepz": [1, 2]}}}, "unknown-path", "run.stepz", "run.steps"),

@@ -70,8 +70,32 @@ def profile_yaml(profile: Profile) -> str:
 
 
 def profile_hash(profile: Profile) -> str:
-    """SHA-256 of what predicts time and memory: neither layout, comments, units nor price change it."""
-    data = asdict(replace(profile, price=None))
+    """SHA-256 of what predicts time and memory: neither layout, comments, units nor price change it.
+
+    Computed once for profiles that differ in the price alone, which share the rest.
+    """
+    return _hash_of(_Priceless(profile))
+
+
+class _Priceless:
+    """A profile hashed by the identity of everything but its price: profiles hold dicts."""
+
+    __slots__ = ("parts", "profile")
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.parts = tuple(id(getattr(profile, f.name)) for f in fields(Profile) if f.name != "price")
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Priceless) and other.parts == self.parts
+
+
+@lru_cache(maxsize=64)
+def _hash_of(key: _Priceless) -> str:
+    data = asdict(replace(key.profile, price=None))
     if data["calibration"] is None:  # a profile that was never calibrated keeps its hash
         del data["calibration"]
     if not data["biases"]:

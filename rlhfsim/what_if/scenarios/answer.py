@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +19,10 @@ from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.break_evens import BreakEvenQuestion
 from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, Store, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
-from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Cases, PointQuestion
+from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, MAX_POINTS, Cases, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
 from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
+from rlhfsim.what_if.scenarios.sweep import SAMPLE, swept
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 from rlhfsim.what_if.scenarios.workers import local
 
@@ -43,9 +45,15 @@ class ScenarioQuestions:
 
 
 def asked(
-    given: str | Path | Mapping[str, Any], settings: Mapping[str, Any] | None = None, only: Sequence[str] = ()
+    given: str | Path | Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+    *,
+    table: bool = False,
 ) -> ScenarioQuestions:
     """A scenario as questions; `only` keeps points by name (`*` matches), and drops what is not about them.
+
+    Of more than `MAX_POINTS` points none is made yet: they are for a `table` that grows.
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line.
@@ -53,7 +61,12 @@ def asked(
     source, text = read_scenario(given)
     document = document_of(source)
     cases = Cases(document, source, settings)
-    points = cases.points()
+    if cases.count > MAX_POINTS:
+        _check_many(cases, only, table=table)
+        return ScenarioQuestions(
+            cases=cases, points=(), inputs=(), break_evens=(), name=source.name, text=text
+        )
+    points = tuple(cases.points())
     by_name = {case.name: case for case in (cases.base, *points)}
     break_evens = [BreakEvenQuestion(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
     inputs = ends(cases)
@@ -74,6 +87,21 @@ def asked(
     )
 
 
+def _check_many(cases: Cases, only: Sequence[str], *, table: bool) -> None:
+    """Many points are written as a table of all of them, and nothing else is asked with them."""
+    document, many = cases.document, f"above {MAX_POINTS:,} points"
+    reason, help = None, f"leave it out, or ask it in a scenario of at most {MAX_POINTS:,} points"
+    if not table:
+        reason, help = "must be written as they come", "give --csv points.csv, or fewer values"
+    elif only:
+        reason = "are not chosen by --only"
+    elif document.break_even or document.tornado:
+        reason = "are asked without break_even and tornado"
+    if reason is not None:
+        place = cases.source.place(("grid",) if document.grid else ("points",))
+        raise RlhfsimError("many-points", f"{cases.count:,} points {reason} ({many})", place=place, help=help)
+
+
 def _kept(points: Sequence[PointQuestion], only: Sequence[str]) -> tuple[PointQuestion, ...]:
     for wanted in only:
         if not any(fnmatchcase(case.name, wanted) for case in points):
@@ -92,23 +120,31 @@ def whatif(
     progress: Progress | None = None,
     most_s: float | None = None,
     command: str = "",
+    table: Path | None = None,
 ) -> WhatIf:
     """A scenario answered: every point designed anew, compared, and held against `requirements`.
 
-    `most_s`: seconds that all searches together may take; None: any time.
+    Of more than `MAX_POINTS` points all are written to `table` (.csv) as they come, and the answer has those
+    that no other point beats (see `scenarios.sweep`). `most_s`: seconds that all searches together may take;
+    None: any time.
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line, before anything is searched; or searches that
             take longer.
     """
     begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    questions = asked(given, settings, only)
+    questions = asked(given, settings, only, table=table is not None)
+    many = questions.cases.count > MAX_POINTS
     for case in questions.everything:
         # a curve that cannot be read, or a run without a length, is told before the first search
         check_steps(requirements, steps_of(case), "give run.steps in the scenario, or --set run.steps=1000")
     designs = Designs(runner or local(), store, progress, most_s)
-    designs.ensure(list(_requests(questions)))
-    results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
+    counts = Counter[str]()
+    if many and table is not None:
+        results, counts = _swept(questions.cases, table, designs, requirements, progress)
+    else:
+        designs.ensure(list(_requests(questions)))
+        results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)
@@ -122,7 +158,8 @@ def whatif(
         tornado=bars,
         break_evens=evens,
         assumptions=document.assumptions,
-        notes=tuple(_notes(questions, results)),
+        notes=(*_counted(counts, table), *_notes(questions, results)),
+        written=counts["points"] or None,
         provenance=WhatIfProvenance(
             rlhfsim_version=installed_version("rlhfsim"),
             model_hash=model_hash(),
@@ -136,6 +173,38 @@ def whatif(
             from_cache=designs.from_cache,
         ),
     )
+
+
+def _swept(
+    cases: Cases,
+    table: Path,
+    designs: Designs,
+    requirements: Sequence[Requirement],
+    progress: Progress | None,
+) -> tuple[list[PointResult], Counter[str]]:
+    """The base and the best of many points; a few are designed first, which say how long all will take."""
+    designs.ensure([cases.base.request])
+    designs.check_time([case.request for case in cases.few(SAMPLE)], cases.count)
+    done = 0
+
+    def told(points: int) -> None:
+        nonlocal done
+        done = points
+        if progress is not None:
+            progress(done, cases.count)
+
+    designs.progress = lambda *_: told(done)
+    return swept(cases.base, cases.points(), cases.paths, table, designs, requirements, told)
+
+
+def _counted(counts: Counter[str], table: Path | None) -> Iterator[str]:
+    """What of many points is not here."""
+    if counts:
+        others = f", {counts['of other work']:,} of other work" if counts["of other work"] else ""
+        yield (
+            f"{counts['points']:,} points, {counts['fitting']:,} with a plan that fits{others}: all are in "
+            f"{table}; here are those of the base's work that no other beats in time and money"
+        )
 
 
 def _requests(questions: ScenarioQuestions) -> Iterator[Any]:

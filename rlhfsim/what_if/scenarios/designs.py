@@ -228,17 +228,28 @@ class Designs:
         self._tell()
         if self.most_s is not None and len(missing) > MANY:
             few = [list(missing)[i * (len(missing) - 1) // (FEW - 1)] for i in range(FEW)]
-            self._search({key: missing.pop(key) for key in few})
-            self._check_time(few, len(missing), self.most_s)
+            self.check_time([missing.pop(key) for key in few], len(missing))
         self._search(missing)
 
-    def _check_time(self, few: Sequence[str], left: int, most_s: float) -> None:
-        each = sum(self.known[key].seconds for key in few) / len(few)
-        if each * left > most_s:
+    def forget(self, but: int) -> None:
+        """All but the designs that were asked for last."""
+        for key in list(self.known)[: max(0, len(self.known) - but)]:
+            del self.known[key]
+
+    def check_time(self, few: Sequence[Request], left: int) -> None:
+        """Search a few requests, which say how long those that are left will take.
+
+        Raises:
+            RlhfsimError: longer than `most_s`.
+        """
+        keys = {search_key(request): request for request in few}
+        self._search({key: request for key, request in keys.items() if not self._recalled(key)})
+        each = sum(self.known[key].seconds for key in keys) / len(keys) if keys else 0.0
+        if self.most_s is not None and each * left > self.most_s:
             raise RlhfsimError(
                 "long-search",
                 f"{left:,} designs are left to search, about {format(each * left, 's')} of one core "
-                f"(the first {len(few)} took {format(each, 's')} each)",
+                f"(the first {len(keys)} took {format(each, 's')} each)",
                 help="--yes searches them all; or ask for fewer: --only NAME, or request.time_limit",
             )
 

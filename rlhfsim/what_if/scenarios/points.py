@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache, lru_cache
-from itertools import product
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -30,7 +30,7 @@ IN_PROFILE = {
 }
 """Fields of a node group that its profile has where the scenario is silent."""
 MAX_POINTS = 2000
-"""Points of one scenario; more is a slip."""
+"""Points whose plans are kept in memory; more are answered as a table that grows (`scenarios.sweep`)."""
 BITS = 8
 """Of a byte."""
 COMMAND_LINE = Place(file="command line")
@@ -149,48 +149,63 @@ class Cases:
             located = located.with_patch(keys(path), number, where[path], under.base)
         return self._case(name, {**under.changes, **given}, located)
 
-    def points(self) -> tuple[PointQuestion, ...]:
-        """Named points, then every combination of the grid.
+    @property
+    def count(self) -> int:
+        """Points of the scenario, the base left out."""
+        grid = self.document.grid
+        return len(self.document.points) + (prod(map(len, grid.values())) if grid else 0)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Everything that some point sets."""
+        named = (path for point in self.document.points for path in point.set)
+        return tuple(dict.fromkeys([*named, *self.document.grid]))
+
+    def points(self) -> Iterator[PointQuestion]:
+        """Named points, then every combination of the grid, each made when it is asked for.
 
         Raises:
-            RlhfsimError: too many points, a name that stands twice, or a point that cannot be asked.
+            RlhfsimError: a name that stands twice, or a point that cannot be asked.
         """
-        points = (*self._named(), *self._grid())
-        names = [BASE, *(case.name for case in points)]
-        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-        if twice is not None:
-            named = [point.name for point in self.document.points]
-            raise RlhfsimError(
-                "name-twice",
-                f"two points are named {twice!r}",
-                place=self.source.place(
-                    ("points", named.index(twice), "name") if twice in named else ("grid",)
-                ),
-                help="give each its own name; the base is named base",
-            )
-        return points
+        names = {BASE}
+        for case in chain(self._named(), self._grid()):
+            if case.name in names:
+                raise self._twice(case.name)
+            names.add(case.name)
+            yield case
+
+    def _twice(self, name: str) -> RlhfsimError:
+        named = [point.name for point in self.document.points]
+        return RlhfsimError(
+            "name-twice",
+            f"two points are named {name!r}",
+            place=self.source.place(("points", named.index(name), "name") if name in named else ("grid",)),
+            help="give each its own name; the base is named base",
+        )
 
     def _named(self) -> Iterator[PointQuestion]:
         for i, point in enumerate(self.document.points):
             where = {path: self.source.place(("points", i, "set", path)) for path in point.set}
             yield self.patched(point.name, point.set, where)
 
-    def _grid(self) -> Iterator[PointQuestion]:
+    def few(self, count: int) -> list[PointQuestion]:
+        """Some combinations of the grid, the first and the last among them: others take about as long."""
+        last = prod(map(len, self.document.grid.values())) - 1
+        return list(self._grid({round(i * last / (count - 1)) for i in range(count)})) if last > 0 else []
+
+    def _grid(self, rows: Iterable[int] | None = None) -> Iterator[PointQuestion]:
+        """Combinations by their number, the last path varies fastest; None: all."""
         grid = self.document.grid
         if not grid:
             return
-        count = prod(len(values) for values in grid.values())
-        if count > MAX_POINTS:
-            raise RlhfsimError(
-                "grid-too-large",
-                f"the grid has {count:,} points",
-                place=self.source.place(("grid",)),
-                help=f"at most {MAX_POINTS:,}; give fewer values, or split the scenario",
-            )
-        short = short_names(tuple(grid))
+        short, count = short_names(tuple(grid)), prod(map(len, grid.values()))
         where = {path: self.source.place(("grid", path)) for path in grid}
-        for values in product(*grid.values()):
-            given = dict(zip(grid, values, strict=True))
+        for row in range(count) if rows is None else sorted(rows):
+            given = {}
+            for path, values in reversed(grid.items()):
+                row, i = divmod(row, len(values))
+                given[path] = values[i]
+            given = {path: given[path] for path in grid}
             yield self.patched(
                 ", ".join(f"{short[p]} {worded(p, v)}" for p, v in given.items()), given, where
             )

@@ -230,6 +230,8 @@ class WhatIf:
     assumptions: tuple[str, ...] = ()
     """What the scenario takes for granted, in the words of its author."""
     notes: tuple[str, ...] = ()
+    written: int | None = None
+    """Of many points those that were written to a table; `points` has the best of them."""
     provenance: WhatIfProvenance
 
     @property

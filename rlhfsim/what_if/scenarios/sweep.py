@@ -1,0 +1,76 @@
+"""A scenario of many points as a table of CSV that grows; what is in memory does not grow with them.
+
+Points are made, designed and written in batches of neighbours. What an ended run has designed is recalled
+from its store, and the table of the next run is the same, byte by byte.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from rlhfsim.outputs import csv_cell, growing
+from rlhfsim.search.requirements import Requirement
+from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.scenarios.points import PointQuestion
+from rlhfsim.what_if.scenarios.result import PointResult, row
+from rlhfsim.what_if.scenarios.sensitivity import marked, other_work
+from rlhfsim.what_if.scenarios.whole_run import result
+
+BATCH = 100
+"""Points that are designed side by side."""
+KEPT = 500
+"""Designs that are kept in memory: equal questions are mostly near each other."""
+SAMPLE = 3
+"""Points by which the time of all is judged before the first is written."""
+UNKNOWN_YET = ("on_front",)
+"""Columns that need all points."""
+
+
+def swept(
+    base: PointQuestion,
+    cases: Iterable[PointQuestion],
+    paths: tuple[str, ...],
+    table: Path,
+    designs: Designs,
+    requirements: Sequence[Requirement],
+    told: Callable[[int], object],
+) -> tuple[list[PointResult], Counter[str]]:
+    """The base, and the points of its work that none of them beats in time and money; `table` has all points.
+
+    With how many points there are, `fitting`, and `of other work`. `told` hears how many are written.
+    """
+    first = result(base, designs.of(base.request), requirements)
+    front, counts = list[PointResult](), Counter[str]()
+    with growing(table, "points.csv") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(_cells(first, paths))
+        lines.writerow(_cells(first, paths).values())
+        for batch in _batches(cases):
+            designs.ensure([case.request for case in batch])
+            points = [result(case, designs.of(case.request), requirements) for case in batch]
+            points = [replace(point, other_work=other_work(point, first)) for point in points]
+            lines.writerows(_cells(point, paths).values() for point in points)
+            file.flush()
+            alike = [point for point in points if point.plan is not None and not point.other_work]
+            front = [point for point in marked([first, *front, *alike])[1:] if point.on_front]
+            counts["points"] += len(points)
+            counts["fitting"] += sum(point.plan is not None for point in points)
+            counts["of other work"] += sum(bool(point.other_work) for point in points)
+            told(counts["points"])
+            designs.forget(KEPT)
+    return [*marked([first, *front])], counts
+
+
+def _batches(cases: Iterable[PointQuestion]) -> Iterator[list[PointQuestion]]:
+    left = iter(cases)
+    while batch := list(islice(left, BATCH)):
+        yield batch
+
+
+def _cells(point: PointResult, paths: tuple[str, ...]) -> dict[str, object]:
+    return {name: csv_cell(cell) for name, cell in row(point, paths).items() if name not in UNKNOWN_YET}
