@@ -259,6 +259,8 @@ class Plan:
     """Hash of workload, placement and hardware: two plans with one hash price the same thing."""
     nearest: NearestRun | None = None
     """None in older files, and where its profile was calibrated on runs of one's own."""
+    assumed: tuple[str, ...] = ()
+    """What was left open and is as its framework has it. No launch reads it."""
     choice: Choice | None = None
     """How a search came to it; None: the plan was given. No launch reads it."""
     run: AskedRun | None = None

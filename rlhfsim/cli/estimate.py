@@ -38,7 +38,8 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     """Price one plan: time by phase and what binds it, memory, money, energy.
 
     FILE is a scenario (YAML), a shipped system (verl, openrlhf, trl, ...) or a plan.json. Without
-    FILE, options describe cluster, workload and layouts; what they leave open is chosen for speed.
+    FILE, options describe cluster, workload and layouts; what they leave open is
+    as the framework (NeMo-RL, verl) has it where that fits, else chosen for speed.
 
     Exit codes: 0 priced and it fits, 1 it does not fit or misses a target, 2 bad input.
     """

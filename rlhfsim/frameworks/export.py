@@ -101,6 +101,11 @@ class Exporter:
     """Command that puts the release on a node."""
     releases: Mapping[str, Release] = field(default_factory=dict)
     """Older releases that are written as well."""
+    left_open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Field of a plan that a question may leave open -> its keys, whose defaults then hold; where those do
+    not fit, the first fields are chosen first."""
+    usual: Mapping[str, Value] = field(default_factory=dict)
+    """Of those keys, what its own examples set over their defaults."""
     ray: str = "ray"
     """Command of the Ray that it runs on; empty: its script starts on every node that trains."""
 
@@ -149,6 +154,7 @@ def export(
     check_runs(plan, framework(name), vendors)
     way = of_version(exporter(name), name, version)
     written = as_release(plan, way.write(plan), name, way)
+    written = replace(written, unsaid=(*written.unsaid, *_of_exchange(plan, written)))
     if price is not None:
         written = _priced(plan, written, price)
     files = with_carried(
@@ -162,6 +168,20 @@ def export(
         files[FILES[manager]] = content
     files["README.md"] = readme(plan, name, replace(way, start=start), written, needs)
     return Exported(framework=name, version=way.version, written=written, files=files, start=start)
+
+
+def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
+    """How tokens reach experts, where the plan says it and no key does."""
+    layout = plan.placement.actor.layout
+    said = {"dispatcher": f"dispatcher {layout.dispatcher}" if layout.dispatcher else ""}
+    said |= {"overlap_moe": "overlap" if layout.ep_overlap else ""}
+    lacking = [what for name, what in said.items() if what and not any(name in k for k in written.values)]
+    if lacking:
+        yield Unsaid(
+            what=f"{' and '.join(lacking)} of the experts' exchange",
+            instead="Megatron-Core's moe_token_dispatcher_type and overlap_moe_expert_parallel_comm by hand",
+            of=("actor.layout.dispatcher", "actor.layout.ep_overlap"),
+        )
 
 
 def unsaid_of(plan: Plan, name: str) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ def assumed(plan: Plan) -> Iterator[str]:
         yield f"{answers}, on {tools.workers:,} CPU workers"
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
+    yield from plan.assumed
     yield from _dispatcher(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
         runs = framework(plan.framework)

@@ -12,6 +12,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import design, unfit
 from rlhfsim.what_if.estimate import estimate
+from rlhfsim.what_if.left_open import as_configured
 from rlhfsim.what_if.remedies import remedy
 from rlhfsim.what_if.verdict import rejection
 
@@ -73,15 +74,16 @@ def _far(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
 
 def best_of(request: Request, typed: Mapping[str, str] | None = None) -> Planned:
-    """The best plan that keeps what is fixed; or, when nothing fits, the one that comes nearest.
+    """The best plan that keeps what is fixed, with what is left open as its framework has it; or, when
+    nothing fits, the one that comes nearest.
 
     `typed`: see `remedies`.
     """
     answer = design(request, explain=False)
     if answer.chosen is not None:
-        far = _far(answer.chosen, request.cluster)
-        notes = not_launched(answer.chosen, request.cluster)
-        return Planned(plan=answer.chosen, far=far, notes=notes, cluster=request.cluster)
+        chosen = as_configured(answer.chosen, request)
+        far, notes = _far(chosen, request.cluster), not_launched(chosen, request.cluster)
+        return Planned(plan=chosen, far=far, notes=notes, cluster=request.cluster)
     answer = unfit(answer, typed)
     near = answer.nearest
     plan = None if near is None else estimate(near, request.workload, request.cluster)

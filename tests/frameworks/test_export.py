@@ -18,12 +18,15 @@ from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
 from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
+from rlhfsim.frameworks.nemo_rl.configuration import _dispatcher as nemo_rl_dispatcher
+from rlhfsim.frameworks.nemo_rl.export import _megatron as nemo_rl_keys
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, Schedule
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import Fixed
@@ -267,7 +270,7 @@ WRITTEN_OR_REFUSED = {
     "rollout_precision samples seed train_precision rollout_bf16_attention kv_precision rollout_bf16_layers "
     "speculation",
     Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
-    "score_pack_tokens sequence_parallel tp vp zero shards offload_fraction",
+    "score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",
     RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
     "memory_utilization pp precision tp speculation bf16_layers bf16_attention",
     Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming",
@@ -279,6 +282,34 @@ WRITTEN_OR_REFUSED = {
 @pytest.mark.parametrize("spec", WRITTEN_OR_REFUSED, ids=lambda spec: spec.__name__)
 def test_no_field_of_a_plan_is_unknown_to_exporters(spec: type) -> None:
     assert {field.name for field in fields(spec)} == set(WRITTEN_OR_REFUSED[spec].split())
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "keys"), [("deepep", ("flex", "deepep")), ("alltoall", ("alltoall", None))]
+)
+def test_a_dispatcher_is_written_for_nemo_rl_and_read_back(
+    dispatcher: Dispatcher, keys: tuple[str, str]
+) -> None:
+    layout = Layout(tp=2, dp=4, ep=8, dispatcher=dispatcher, ep_overlap=True)
+    prefix = "policy.megatron_cfg"
+    settings = list(nemo_rl_keys(prefix, RolePlacement(pool="all", layout=layout), ""))
+    values = {setting.key.lstrip("+"): setting.value for setting in settings}
+    named = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend")
+    assert tuple(values[f"{prefix}.{name}"] for name in named) == keys
+    assert nemo_rl_dispatcher(FrameworkSettings(values, "written"), prefix) == dispatcher
+    assert (
+        nemo_rl_dispatcher(FrameworkSettings({f"{prefix}.moe_enable_deepep": True}, "other"), prefix) is None
+    )
+
+
+def test_what_no_key_says_of_the_experts_exchange_is_said() -> None:
+    plan = planned(RECIPES["verl"][0])
+    actor = plan.placement.actor
+    layout = replace(actor.layout, dispatcher="deepep", ep_overlap=True)
+    named = replace(plan, placement=replace(plan.placement, actor=replace(actor, layout=layout)))
+    what = [unsaid.what for unsaid in export(named, "verl", frozenset()).written.unsaid]
+    assert "dispatcher deepep and overlap of the experts' exchange" in what
+    assert not any("exchange" in u.what for u in export(plan, "verl", frozenset()).written.unsaid)
 
 
 def test_dynamic_sampling_and_gradients_are_written() -> None:

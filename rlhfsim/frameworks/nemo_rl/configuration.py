@@ -20,7 +20,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatro
 from rlhfsim.frameworks.nemo_rl.bases import based_on
 from rlhfsim.frameworks.nemo_rl.findings import findings
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute, RolloutLayout
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -30,6 +30,16 @@ ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "rein
 """grpo.adv_estimator.name -> algorithm here."""
 GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
 
+DISPATCHERS: Mapping[Dispatcher, tuple[str, str]] = {
+    "alltoall": ("alltoall", ""),
+    "allgather": ("allgather", ""),
+    "deepep": ("flex", "deepep"),
+    "hybridep": ("flex", "hybridep"),
+}
+"""Dispatcher of experts -> moe_token_dispatcher_type and moe_flex_dispatcher_backend of Megatron-Core."""
+ASYNC_ENGINE = 128, 2048
+"""Sequences and tokens of a step of `vllm_cfg.async_engine`: vllm_worker_async.py builds it without a
+usage context, so vLLM 0.10.0 to 0.17.1 (tags v0.4.0 to v0.6.0) has SchedulerConfig's own defaults."""
 CHUNKED = Head(
     train_bytes=12,
     score_bytes=4,
@@ -181,12 +191,23 @@ def _layout(s: FrameworkSettings, model: str, gpus: int, megatron: bool) -> Layo
         zero=1 if megatron else 3,
         **_micro_batch(s, model, degrees["cp"]),
         recompute=_recompute(s, model, megatron),
+        dispatcher=_dispatcher(s, f"{model}.megatron_cfg") if megatron and degrees["ep"] > 1 else None,
         **hosted,
     )
 
 
+def _dispatcher(s: FrameworkSettings, prefix: str) -> Dispatcher | None:
+    """None: no key says it."""
+    backend = s.find(f"{prefix}.moe_flex_dispatcher_backend")
+    if s.flag(f"{prefix}.moe_enable_deepep"):
+        backend = "deepep"
+    said = str(s.find(f"{prefix}.moe_token_dispatcher_type") or ""), str(backend or "")
+    return next((name for name, keys in DISPATCHERS.items() if keys == said), None)
+
+
 def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
     vllm, kwargs = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
+    sequences, tokens = ASYNC_ENGINE if s.flag(f"{vllm}.async_engine") else (1024, 8192)
     ends = ("num_first_layers_in_bf16", "num_last_layers_in_bf16")
     kept = str(s.find(f"{vllm}.quantization_ignored_layer_kws") or "")
     precision: Literal["bf16", "fp8"] = "fp8" if "fp8" in str(s.find(f"{vllm}.precision") or "") else "bf16"
@@ -197,8 +218,8 @@ def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
         ep=s.whole(f"{vllm}.expert_parallel_size", default=1),
         memory_utilization=s.share(f"{vllm}.gpu_memory_utilization", default=0.6),
         cuda_graphs=not s.flag(f"{vllm}.enforce_eager"),
-        max_num_seqs=s.whole(f"{kwargs}.max_num_seqs", default=1024),
-        max_batched_tokens=s.whole(f"{kwargs}.max_num_batched_tokens", default=8192),
+        max_num_seqs=s.whole(f"{kwargs}.max_num_seqs", default=sequences),
+        max_batched_tokens=s.whole(f"{kwargs}.max_num_batched_tokens", default=tokens),
         precision=precision,
         kv_precision="fp8" if "fp8" in str(s.find(f"{vllm}.kv_cache_dtype") or "") else "bf16",
         bf16_layers=sum(s.whole(f"{vllm}.{end}", default=0) for end in ends) if precision == "fp8" else 0,

@@ -24,6 +24,7 @@ from rlhfsim.frameworks.export import (
     the_rollout,
     title_of,
 )
+from rlhfsim.frameworks.nemo_rl.configuration import DISPATCHERS
 from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
@@ -211,6 +212,10 @@ def _megatron(prefix: str, placed: RolePlacement, why: str) -> Iterator[Setting]
     }
     for i, (name, value) in enumerate(degrees.items()):
         yield Setting(key=f"{prefix}.{name}", value=value, why="" if i else why)
+    if layout.dispatcher is not None and layout.dispatcher in DISPATCHERS:
+        kind, backend = DISPATCHERS[layout.dispatcher]
+        yield Setting(key=f"++{prefix}.moe_token_dispatcher_type", value=kind)
+        yield Setting(key=f"++{prefix}.moe_flex_dispatcher_backend", value=backend or None)
     if layout.recompute == "selective":
         yield Setting(key=f"++{prefix}.recompute_granularity", value="selective")
     if layout.offload_optimizer == "cpu":
@@ -286,10 +291,30 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 
 
+_POLICY = (MEGATRON, DTENSOR)
+LEFT_OPEN = {
+    "actor.recompute": tuple(f"{engine}.activation_checkpointing" for engine in _POLICY),
+    "rollout.memory_utilization": (f"{GEN}.vllm_cfg.gpu_memory_utilization",),
+    "actor.pack_tokens": ("policy.train_micro_batch_size", "policy.sequence_packing.train_mb_tokens"),
+    "actor.score_pack_tokens": ("policy.logprob_batch_size", "policy.sequence_packing.logprob_mb_tokens"),
+    "actor.offload_optimizer": (
+        f"{MEGATRON}.optimizer.optimizer_cpu_offload",
+        f"{MEGATRON}.optimizer.optimizer_offload_fraction",
+        f"{DTENSOR}.cpu_offload",
+    ),
+    "rollout.ep": (f"{GEN}.vllm_cfg.expert_parallel_size",),
+    "rollout.max_num_seqs": (f"{GEN}.vllm_kwargs.max_num_seqs", f"{GEN}.vllm_kwargs.max_num_batched_tokens"),
+    "weight_path": (f"{GEN}.refit_transport",),
+}
+USUAL: Mapping[str, Value] = {"policy.train_micro_batch_size": 1, "policy.logprob_batch_size": 4}
+"""Of the examples of 8B and more, and of the base (examples/configs, see `bases`)."""
+
 EXPORT = Exporter(
     version="7ea279a",
     write=write,
     files=files,
+    left_open=LEFT_OPEN,
+    usual=USUAL,
     start="bash launch.sh",
     needs=NEEDS,
     install="pip install uv",

@@ -28,6 +28,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.frameworks.verl.left_open import LEFT_OPEN
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.frameworks.verl.reward_model import reward_settings, reward_unsaid
 from rlhfsim.plan import Plan
@@ -385,9 +386,8 @@ def hydra(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    head = title_of(plan, "verl 0.9.1")
     command = "exec python3 -m verl.trainer.main_ppo"
-    return {"launch.sh": script(head, NEEDS, written, hydra, command)}
+    return {"launch.sh": script(title_of(plan, "verl 0.9.1"), NEEDS, written, hydra, command)}
 
 
 EXPORT = Exporter(
@@ -397,5 +397,6 @@ EXPORT = Exporter(
     start="bash launch.sh",
     needs=NEEDS,
     releases=RELEASES,
+    left_open=LEFT_OPEN,
     install='pip install "verl[vllm]==0.9.1"',
 )

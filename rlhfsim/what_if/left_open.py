@@ -1,0 +1,102 @@
+"""A typed plan with what it leaves open as its framework's configuration has it.
+
+The plan that a search chose is written in the keys of its framework, without those that answer what was left
+open; read back, they have the framework's defaults. What does not fit by its default stays as it was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, combinations
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
+from rlhfsim.frameworks.configuration.described import placement_of
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Exporter, Value, exporter, exporters
+from rlhfsim.plan import Plan
+from rlhfsim.search.layouts import EXCHANGE
+from rlhfsim.search.request import Request
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.what_if.estimate import estimate
+from rlhfsim.what_if.verdict import rejection
+
+FIRST = 2
+"""Fields of `left_open` that are chosen in every combination before others join them."""
+SAME_QUESTION = {"actor.pack_tokens": "micro_batch"}
+"""Field -> another by which a question answers it."""
+
+
+def as_configured(plan: Plan, request: Request) -> Plan:
+    """The plan with the framework's defaults where `request` fixes nothing; itself where it has none."""
+    way = _way(request)
+    if way is None or not plan.workload.generates:
+        return plan
+    written = {key.lstrip("+"): value for key, value in way.write(plan).values.items()}
+    written = {k: plan.workload.model if v == "${MODEL}" else v for k, v in written.items()}
+    for left in _tried([field for field in way.left_open if not _said(field, request)]):
+        keys = {key for field in left for key in way.left_open[field]}
+        if (found := _read(plan, request, way, written, keys)) is not None:
+            return found
+    return plan
+
+
+def _way(request: Request) -> Exporter | None:
+    """How plans are written for the framework of a question; None where nothing is left to its defaults."""
+    runs = request.runs
+    if runs is None or runs.name not in exporters() or runs.name not in configuration_names():
+        return None
+    way = exporter(runs.name)
+    return way if way.left_open else None
+
+
+def _said(field: str, request: Request) -> bool:
+    """Whether the question fixes a field."""
+    role, _, name = field.partition(".")
+    return bool({name, SAME_QUESTION.get(field)} & set(request.fix.get(role, {})))
+
+
+def _tried(fields: list[str]) -> Iterator[Collection[str]]:
+    """Fields that have their defaults: all; all but some of the first; then fewer, one by one."""
+    first = fields[:FIRST]
+    for chosen in chain.from_iterable(combinations(first, n) for n in range(len(first) + 1)):
+        yield [field for field in fields if field not in chosen]
+    for i in range(FIRST + 1, len(fields)):
+        yield fields[i:]
+
+
+def _with_typed(read: Placement, chosen: Placement, request: Request) -> Placement:
+    """A placement as read, with all that the question fixes, be there a key for it or not."""
+    roles = {}
+    for role in ("actor", "critic", "reference", "reward"):
+        now, before = getattr(read, role), getattr(chosen, role)
+        if now is not None and before is not None:
+            names = {*EXCHANGE, *request.fix.get(role, {})}
+            said = {name: getattr(before.layout, name) for name in names}
+            roles[role] = replace(now, layout=replace(now.layout, **said))
+    return replace(read, **roles)
+
+
+def _read(
+    plan: Plan, request: Request, way: Exporter, written: Mapping[str, Value], keys: Collection[str]
+) -> Plan | None:
+    """The plan as its framework reads it without `keys`; None where it does not fit."""
+    assert request.runs is not None
+    usual = {key: value for key, value in way.usual.items() if key in keys and key in written}
+    values = {key: value for key, value in written.items() if key not in keys} | usual
+    settings = FrameworkSettings(values, "typed")
+    cluster = request.cluster
+    try:
+        run = configuration_named(request.runs.name).run(settings, {})
+        placement = placement_of(run, plan.workload, two_kinds=len(cluster.node_groups) > 1)
+        placement = _with_typed(placement, plan.placement, request)
+        found = estimate(placement, plan.workload, cluster, price=request.price)
+    except RlhfsimError:
+        return None
+    if rejection(found, cluster) is not None:
+        return None
+    read = {key: value for key, value in settings.assumed.items() if key in keys}
+    taken = {key: value for key, value in read.items() if value or key in written} | usual
+    shown = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in taken.items())
+    return replace(found, assumed=(f"as {request.runs.title} has it: {shown}",)) if shown else found
