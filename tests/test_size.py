@@ -21,7 +21,7 @@ SPACE = {
 }
 BUDGET = {
     "rlhfsim": 11200,
-    "rlhfsim/calibration": 31000,
+    "rlhfsim/calibration": 32000,
     "rlhfsim/cli": 29500,
     "rlhfsim/desk": 11500,
     "rlhfsim/frameworks": 91000,

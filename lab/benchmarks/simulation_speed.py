@@ -201,9 +201,9 @@ def _events() -> Iterator[list[int]]:
         count[0] += 1
         step(self)
 
-    def counted_fire(self: RolloutPool) -> bool:
+    def counted_fire(self: RolloutPool, replica: int, time: float) -> bool:
         count[0] += 1
-        return fire(self)
+        return fire(self, replica, time)
 
     simpy.Environment.step, RolloutPool._fire = counted_step, counted_fire  # type: ignore[method-assign]
     try:

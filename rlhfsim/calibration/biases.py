@@ -23,7 +23,8 @@ of a phase that `MAJORITY` runs had, times the weight of the fit, so that an odd
 sync has none: its path is chosen before the layouts are known.
 
 A mode whose runs fitted the framework's costs (`Costs.fitted_modes`) has the level of the mode alone, with
-the doubt `UNKNOWN_MISMATCH` of such a fit: other modes say nothing of it, nor it of them.
+the doubt `UNKNOWN_MISMATCH` of such a fit: other modes say nothing of it, nor it of them. So has, with the
+doubt `LEVEL`, a phase that is off the same way in all runs, where a framework's phases have none in common.
 
 Not known here: how biases of one framework go together with those of another.
 """
@@ -41,6 +42,7 @@ from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, quantile
 from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
 from rlhfsim.calibration.priors import DRIFT, REACH, Prior
+from rlhfsim.frameworks.costs import costs_of
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.specs.hardware.biases import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
@@ -87,7 +89,8 @@ def bias_priors(cases: Sequence[RunPricer], data: Sequence[Datum]) -> list[Prior
 
 def _width(nodes: Sequence[str]) -> float:
     """Standard deviation of each of the levels of a phase."""
-    return LEVEL if len(nodes) > 1 else UNKNOWN_MISMATCH
+    framework, _, mode = _levels(nodes)
+    return UNKNOWN_MISMATCH if mode in costs_of(framework).fitted_modes else LEVEL
 
 
 def timed_nodes(case: RunPricer, clock: str) -> Iterable[tuple[str, ...]]:

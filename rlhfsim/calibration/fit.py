@@ -2,38 +2,39 @@
 
     observations -> evidence -> identified coefficients -> posterior -> errors by leaving runs out
 
-Errors are |predicted / measured - 1| of medians. Left out together are all runs of one plan with one
-measured length: a repeat of the same run would make the error of the other look small.
+A phase that is off by more than `UNKNOWN_MISMATCH` the same way in all runs is fitted again as a bias. Where
+the fit predicts the steps of left-out runs (`left_out`) worse than the old profile does, coefficients keep
+their old values, those first whose return helps most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 
-from rlhfsim.calibration.biases import Known, bias_priors, factors_of_phases, known_biases
+from rlhfsim.calibration.biases import Known, bias_priors, known_biases
 from rlhfsim.calibration.by_length import with_ends
 from rlhfsim.calibration.evidence import Datum, evidence
-from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
+from rlhfsim.calibration.identify import Unidentified, fitted, moved_by
 from rlhfsim.calibration.interval import stretched
+from rlhfsim.calibration.left_out import PhaseError, errors_of, groups, left_out, worsening
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.posterior import Posterior, PriceModel, fit, quantile
-from rlhfsim.calibration.predict import NODES, REST, STEP, RunPricer, check_profile, pricer_of
-from rlhfsim.calibration.priors import Prior, bounds, priors
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, quantile
+from rlhfsim.calibration.predict import NODES, RunPricer, check_profile, pricer_of
+from rlhfsim.calibration.priors import bounds, priors
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.engine_mode import biased
 
-ROUNDS = 5
-"""Most times that coefficients are dropped and the rest fitted again."""
 FELT = 0.05
 """Elasticity from which a phase counts as data about a coefficient."""
 OUTLIER = 0.4
 """Weight below which a datum is named as an outlier: a residual of 2.3 sigma."""
+WORSENS = "kept as it was: steps of runs left out would be predicted worse"
 FEW_RUNS = 3
 """Fewer distinct runs say little about how the model errs from run to run."""
 
@@ -49,20 +50,6 @@ class Calibrated:
     """Data that depend on it, as believed or as fitted."""
     runs: int
     """Runs that depend on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseError:
-    """How far a phase was off, before and after, in runs that the fit had not seen."""
-
-    run: str
-    phase: str
-    measured_s: float
-    before_s: float
-    after_s: float | None
-    """None: there is no other run to fit on."""
-    factor_s: float | None = None
-    """With one factor a phase in place of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +83,20 @@ def calibrate(
     """
     before = profile or _profile_of(observations)
     check_profile(observations, before)
-    cases = tuple(with_ends(pricer_of(o, before), o, before) for o in observations)
+    found, off = _calibrated_with(observations, before, frozenset(), errors=errors)
+    if not off:
+        return found
+    again, _ = _calibrated_with(observations, before, off, errors=errors)
+    words = f"off the same way in all runs, a bias: {', '.join(sorted(off))}"
+    return replace(again, notes=(words, *again.notes))
+
+
+def _calibrated_with(
+    observations: Sequence[Observation], before: Profile, off: frozenset[str], *, errors: bool
+) -> tuple[Calibration, frozenset[str]]:
+    """The calibration where phases of `off` may have a bias, and further phases that should (errors are then
+    not looked for)."""
+    cases = tuple(with_ends(pricer_of(o, before, off), o, before) for o in observations)
     data, notes = evidence(observations, cases)
     if not data:
         raise RlhfsimError(
@@ -118,8 +118,17 @@ def calibrate(
             f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
             help="give more runs, longer ones, or runs that differ in batch, lengths and layout",
         )
-    scored = _errors(model, data, known, posterior, observations, cases) if errors else ()
-    return Calibration(
+    same = frozenset() if off else _same_way(cases, data, posterior)
+    scored: tuple[PhaseError, ...] = ()
+    if errors and not same:
+        parts = left_out(model, data, known, posterior, observations)
+        if held := worsening(model, parts, posterior, observations):
+            known = [p for p in known if p.name not in held]
+            posterior, left = fitted(model, data, known)
+            left += [Unidentified(name=name, reason=WORSENS) for name in sorted(held)]
+            parts = left_out(model, data, known, posterior, observations)
+        scored = errors_of(model, data, parts, observations, cases)
+    calibration = Calibration(
         profile=before,
         observations=tuple(observations),
         coefficients=tuple(_calibrated(believed, model, posterior, data)),
@@ -131,6 +140,23 @@ def calibrate(
         outliers=tuple(_outliers(posterior, data, observations)),
         notes=(*_seen(observations), *notes, *_few(posterior, observations)),
     )
+    return calibration, same
+
+
+def _same_way(cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior) -> frozenset[str]:
+    """Phases of engines that are off by more than `UNKNOWN_MISMATCH` in all runs, at least two, and by more
+    than they differ: no outliers, whatever their weight in the fit."""
+    residuals: dict[str, list[float]] = {}
+    for datum, residual in zip(data, posterior.residuals, strict=True):
+        if not datum.within and biased(datum.phase) and cases[datum.run].framework:
+            residuals.setdefault(datum.phase, []).append(float(residual))
+    off = set()
+    for phase, values in residuals.items():
+        least, most = min(map(abs, values)), max(map(abs, values))
+        one_sided = min(values) > 0 or max(values) < 0
+        if len(values) >= 2 and one_sided and least > max(UNKNOWN_MISMATCH, most - least):
+            off.add(phase)
+    return frozenset(p for p in off if not any(p in case.modes for case in cases))
 
 
 def _given(datum: Datum, observations: Sequence[Observation]) -> str:
@@ -159,32 +185,6 @@ def _profile_of(observations: Sequence[Observation]) -> Profile:
 
 
 # --- the fit --------------------------------------------------------------------------------------
-
-
-def fitted(
-    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
-) -> tuple[Posterior, list[Unidentified]]:
-    """The posterior of what can be identified, and what cannot.
-
-    What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
-    """
-    chosen, left = identify(model, data, known)
-    start: Posterior | None = None
-    for _ in range(ROUNDS):
-        others = [p for p in known if p.name in {u.name for u in left}]
-        posterior = fit(model, data, chosen, others, start)
-        kept, reason = settled(posterior), "the runs scatter too much to tell"
-        if len(kept) == len(chosen):
-            worst, reason = (
-                blurred(model, posterior),
-                "what is not known of others that move the same phases hides it",
-            )
-            kept = [p for p in chosen if p is not worst]
-        if len(kept) == len(chosen):
-            break
-        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
-        chosen, start = kept, posterior.of(kept)
-    return posterior, left
 
 
 def _calibrated(
@@ -248,88 +248,3 @@ def _few(posterior: Posterior, observations: Sequence[Observation]) -> list[str]
             "too few data to tell how the model errs between runs: intervals rest on a prior for that"
         )
     return notes
-
-
-# --- leaving runs out -----------------------------------------------------------------------------
-
-
-def groups(observations: Sequence[Observation]) -> list[str]:
-    """Runs of one plan and one measured length share a group: repeats are left out together."""
-    return [
-        f"{o.plan.input_hash} {_rounded(o.prompt_tokens)} {_rounded(o.response_tokens)}" for o in observations
-    ]
-
-
-def _rounded(tokens: float | None) -> str:
-    return "-" if tokens is None else f"{np.log(max(1.0, tokens)):.1f}"
-
-
-def _errors(
-    model: PriceModel,
-    data: Sequence[Datum],
-    known: Sequence[Prior],
-    whole: Posterior,
-    observations: Sequence[Observation],
-    cases: Sequence[RunPricer],
-) -> tuple[PhaseError, ...]:
-    """Every phase and step of every run, predicted by a fit on the other groups."""
-    names, errors = groups(observations), []
-    for group in dict.fromkeys(names):
-        out = [i for i, name in enumerate(names) if name == group]
-        rows = [i for i, d in enumerate(data) if d.run not in out]
-        values = _without(model, data, rows, known, whole) if rows else None
-        factors = factors_of_phases(cases, [data[row] for row in rows])
-        for i in out:
-            errors += _scored(model, i, observations[i], values, _by_factors(cases[i], factors))
-    return tuple(errors)
-
-
-def _without(
-    model: PriceModel, data: Sequence[Datum], rows: Sequence[int], known: Sequence[Prior], whole: Posterior
-) -> dict[str, float]:
-    """Coefficients fitted on some rows; what they cannot tell keeps its prior."""
-    part, some = model.only(rows), [data[i] for i in rows]
-    chosen, _ = identify(part, some, known)
-    same = {p.name for p in chosen} == {p.name for p in whole.priors}
-    if same:  # derivatives where all runs settled are near enough; the values are fitted anew
-        return fit(part, some, whole.priors, start=replace(whole, slopes=whole.slopes[rows])).values
-    return fitted(part, some, known)[0].values
-
-
-def _by_factors(case: RunPricer, factors: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by phase and of the step with one factor a phase, and no fit."""
-    before = case.seconds()
-    after = {phase: seconds * factors.get(phase, 1.0) for phase, seconds in before.items()}
-    if STEP not in factors:
-        timed = sum(after[name] - before[name] for name in case.clocks)
-        after[STEP] = before[STEP] + timed + after[REST] - before[REST]
-    return after
-
-
-def _scored(
-    model: PriceModel,
-    i: int,
-    run: Observation,
-    values: dict[str, float] | None,
-    by_factors: Mapping[str, float],
-) -> list[PhaseError]:
-    before = model.seconds(i, {})
-    after = None if values is None else model.seconds(i, values)
-    measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}
-    return [
-        PhaseError(
-            run=run.name,
-            phase=phase,
-            measured_s=seconds,
-            before_s=before[phase],
-            after_s=None if after is None else after[phase],
-            factor_s=None if after is None else by_factors[phase],
-        )
-        for phase, seconds in measured.items()
-        if before.get(phase, 0.0) > 0 and seconds > 0 and phase != REST
-    ]
-
-
-def off(predicted: float | None, measured: float) -> float | None:
-    """|predicted / measured - 1|."""
-    return None if predicted is None else abs(predicted / measured - 1)

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import carried_squares
-from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, fit
 from rlhfsim.calibration.predict import NODES
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.kernels.cost import Z90
 
 Floats = NDArray[np.float64]
+ROUNDS = 5
+"""Most times that coefficients are dropped and the rest fitted again."""
 NARROWER = 0.8
 """A posterior wider than this share of its prior says nothing new."""
 WIDER = 1.0
@@ -130,3 +132,29 @@ def settled(posterior: Posterior) -> list[Prior]:
         for p, theta, deviation in zip(posterior.priors, posterior.theta, deviations, strict=True)
         if deviation <= NARROWER * p.deviation(theta) + 1e-12 or p.name.startswith(NODES)
     ]
+
+
+def fitted(
+    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
+) -> tuple[Posterior, list[Unidentified]]:
+    """The posterior of what can be identified, and what cannot.
+
+    What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
+    """
+    chosen, left = identify(model, data, known)
+    start: Posterior | None = None
+    for _ in range(ROUNDS):
+        others = [p for p in known if p.name in {u.name for u in left}]
+        posterior = fit(model, data, chosen, others, start)
+        kept, reason = settled(posterior), "the runs scatter too much to tell"
+        if len(kept) == len(chosen):
+            worst, reason = (
+                blurred(model, posterior),
+                "what is not known of others that move the same phases hides it",
+            )
+            kept = [p for p in chosen if p is not worst]
+        if len(kept) == len(chosen):
+            break
+        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
+        chosen, start = kept, posterior.of(kept)
+    return posterior, left

@@ -12,7 +12,7 @@ Not known here: memory; and contention on shared links, which only the simulatio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlhfsim.calibration.observation import Observation
@@ -125,8 +125,11 @@ class RunPricer:
         }
 
 
-def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPricer:
-    """An observation as a case; `profile` stands in for the plan's profile of its name.
+def pricer_of(
+    observation: Observation, profile: Profile | None = None, off: Collection[str] = ()
+) -> RunPricer:
+    """An observation as a case; `profile` stands in for the plan's profile of its name. `off`: phases that
+    may have a bias also where the framework's usually have none.
 
     Raises:
         RlhfsimError: a profile or a model of the plan is not found here.
@@ -149,11 +152,13 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
     )
     chain = case.chain()
     timed = {f: observation.covers.get(f, (f,)) for f, times in observation.phases.items() if times}
-    own = costs_of(plan.framework).biased if plan.framework else False
+    framework = plan.framework
+    own = costs_of(framework).biased if framework else False
+    may = off if framework else ()
     modes = {
         call.name: mode_of(call.name, plan.placement, plan.workload)
         for call in dataflow(workload)
-        if own and biased(call.name) and workload.environment is None
+        if (own or call.name in may) and biased(call.name) and workload.environment is None
     }
     return replace(case, clocks=frozenset(f for f, under in timed.items() if chain & {*under}), modes=modes)
 
@@ -161,11 +166,14 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
 def nodes_of(framework: str, phase: str, mode: str) -> tuple[str, ...]:
     """Names of the biases whose product is the factor of a phase: framework, phase, mode.
 
-    The mode alone where runs of it fitted the framework's costs: what others have in common is not its own.
+    The mode alone where runs of it fitted the framework's costs, or where the framework's phases have no bias
+    in common: what others have in common is not its own.
     """
     whole, of_phase = f"{NODES}{framework}", f"{NODES}{framework} > {phase}"
     of_mode = f"{of_phase} > {mode}"
-    return (of_mode,) if mode in costs_of(framework).fitted_modes else (whole, of_phase, of_mode)
+    costs = costs_of(framework)
+    alone = mode in costs.fitted_modes or not costs.biased
+    return (of_mode,) if alone else (whole, of_phase, of_mode)
 
 
 def cluster_with(plan: Plan, profile: Profile) -> Cluster:

@@ -17,7 +17,8 @@ import yaml
 
 from rlhfsim import units
 from rlhfsim.calibration.biases import section
-from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
+from rlhfsim.calibration.fit import Calibrated, Calibration
+from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.calibration.priors import DRIFT

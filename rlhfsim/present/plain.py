@@ -9,7 +9,8 @@ from typing import Any
 
 from rlhfsim.calibration.comparison.limits import phase_times
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.calibration.fit import Calibration, off
+from rlhfsim.calibration.fit import Calibration
+from rlhfsim.calibration.left_out import off
 from rlhfsim.calibration.profile_writer import error_pair, provenance
 from rlhfsim.present.chrome_trace import chrome_path
 from rlhfsim.present.html.content import Figure, Page

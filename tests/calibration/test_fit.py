@@ -12,8 +12,9 @@ from planted_plans import GPU, beliefs, plan, planted_runs, six_plans, truth
 
 from lab.planted import Flaws, planted_run
 from rlhfsim.calibration.evidence import evidence
-from rlhfsim.calibration.fit import Calibration, calibrate, groups, off
+from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.identify import NARROWER
+from rlhfsim.calibration.left_out import groups, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, pricer_of
 from rlhfsim.calibration.priors import prior

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rlhfsim.calibration.biases import Known
-from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
+from rlhfsim.calibration.fit import Calibrated, Calibration
 from rlhfsim.calibration.identify import Unidentified
+from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance
 from rlhfsim.present.tables import CUT, REST, grid, table
