@@ -55,9 +55,15 @@ def training_peak(row: Row, setting: CallSetting) -> PredictedPeak:
     stages = memory.stages(setting.placement.actor.layout)
     if before_first_step(row):
         return _start(setting)
-    waste = "reserved" in (row.text("notes") or "") and not _core(row)
-    peaks = [_peak(bytes_of(setting, "actor", stage), fragmented=waste) for stage in stages]
+    notes, device = row.text("notes") or "", printed_by_driver(row)
+    waste = device or ("reserved" in notes and not _core(row))
+    peaks = [_peak(bytes_of(setting, "actor", stage), fragmented=waste, device=device) for stage in stages]
     return max(peaks, key=lambda p: p.bytes)
+
+
+def printed_by_driver(row: Row) -> bool:
+    """Whether the figure is nvidia-smi's, of all that the process has on its GPU."""
+    return "nvidia-smi" in (row.text("notes") or "")
 
 
 def bytes_of(setting: CallSetting, role: str, stage: Stage) -> RoleBytes:
@@ -68,8 +74,9 @@ def bytes_of(setting: CallSetting, role: str, stage: Stage) -> RoleBytes:
     return role_in_plan(setting.models, placement, setting.workload, profile, role, stage, software)
 
 
-def _peak(held: RoleBytes, *, fragmented: bool) -> PredictedPeak:
-    """States and what the training call adds; a figure that is called reserved holds fragmentation too."""
+def _peak(held: RoleBytes, *, fragmented: bool, device: bool) -> PredictedPeak:
+    """States and what the training call adds; a figure that is called reserved holds fragmentation too, one
+    of the whole device also what no allocator of PyTorch counts."""
     parts = [
         ("states", held.states.total, "state_spread"),
         ("gathered", held.train.gathered, "buffer_spread"),
@@ -79,7 +86,9 @@ def _peak(held: RoleBytes, *, fragmented: bool) -> PredictedPeak:
     ]
     if fragmented:
         parts.append(("fragmentation", held.train.fragmentation, "buffer_spread"))
-    return _total(parts, "max reserved" if fragmented else "max allocated")
+    if device:
+        parts += [("framework", held.framework, "framework_bytes"), ("nccl", held.nccl, "nccl_bytes")]
+    return _total(parts, "device" if device else "max reserved" if fragmented else "max allocated")
 
 
 def _total(parts: Iterable[tuple[str, float, str]], which: str, others: Iterable[Item] = ()) -> PredictedPeak:
@@ -182,6 +191,8 @@ def _backend(row: Row) -> Backend:
         raise Skip("the peak of a whole RLHF step, with GPU type or batch not stated")
     if framework.startswith("DeepSpeed-Chat"):
         raise Skip("a V100 step of hybrid engine with two trained models: micro-batch and offload not stated")
+    if "short samples" in (row.text("notes") or ""):
+        raise Skip("samples are shorter than the context, by how much is not stated")
     for column in ("seq_len", "micro_batch"):
         if row.text(column) is None:
             raise Skip(f"{column} is not stated")
@@ -198,7 +209,7 @@ def _workload(row: Row, layout: Layout, model: ModelSpec) -> Workload:
     """Sequences of one length; KTO trains on given ones, verl's rows before the first step are of PPO."""
     lora = row.text("lora")
     rank = re.search(r"r\w*\W*(\d+)", lora or "")
-    bridge = _megatron(row) and not _core(row)
+    bridge = _megatron(row) and not _core(row) and "ms-swift" not in (row.text("framework") or "")
     adapted = lora and lora.lower() not in ("no", "none")
     actor_and_critic = before_first_step(row) and "FSDP" in (row.text("framework") or "")
     return Workload(
@@ -247,10 +258,12 @@ def _software(row: Row, backend: Backend, facts: Trainer) -> Software:
 
 
 def _layout(row: Row, backend: Backend) -> Layout:
+    """Layout of a row; Megatron-Core cuts each expert over tp by default, where dp x cp ranks hold all."""
     tp, pp, cp, ep = (row.integer(c) or 1 for c in ("tp", "pp", "cp", "ep"))
     gpus = row.integer("gpus")
     if gpus is None and backend != "megatron":
         raise Skip("number of GPUs is not stated")
+    dp = row.integer("dp") or max(1, (gpus or tp * pp * ep) // (tp * pp * cp))
     notes = (row.text("notes") or "").lower()
     chunks = 5 if "vpp 5" in notes else 2 if "interleaved" in notes else 1
     return Layout(
@@ -258,8 +271,8 @@ def _layout(row: Row, backend: Backend) -> Layout:
         pp=pp,
         cp=cp,
         ep=ep,
-        dp=row.integer("dp") or max(1, (gpus or tp * pp * ep) // (tp * pp * cp)),
-        etp=tp if _core(row) else 1,
+        dp=dp,
+        etp=tp if _core(row) and dp * cp % ep == 0 else 1,
         zero={"megatron": 1, "fsdp2": 3}.get(backend) or _zero(row),
         vp=chunks if pp > 1 else 1,
         recompute=_recompute(row),
