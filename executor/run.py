@@ -217,6 +217,7 @@ class Run:
         start = last = time.time()
         recorder.fresh()
         recorder.readings()
+        self._rules_row()  # of the probe and the evaluation before: said, and in no row
         with stop_requests(self.listener.phase) as stop:
             for learned in self._learned(loop, workers, steps):
                 row = (

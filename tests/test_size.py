@@ -38,7 +38,7 @@ BUDGET = {
     "rlhfsim/weight_sync": 9500,
     "rlhfsim/what_if": 57600,
     "executor": 22000,
-    "executor/algorithms": 14000,
+    "executor/algorithms": 14500,
     "executor/coordination": 36000,
     "executor/engines": 39000,
     "executor/environments": 5500,

@@ -55,23 +55,21 @@ def advantages(
 
 
 def estimated(
-    estimate: Callable[[list[Sample]], Any],
+    estimate: Callable[[list[Sample]], tuple[list[Any], list[Any] | None]],
     algorithm: str,
     samples: Sequence[Sample],
     settings: Algorithm,
     max_tokens: int | None = None,
-    *,
-    critic: bool = False,
 ) -> list[Sample]:
     """As `advantages`, by the user's `estimate`: it sees rewards as they are learned from (scaled, with
-    penalties and KL) and gives a number or an (R,) array a sample; with a critic these and the returns.
+    penalties and KL) and gives a number or an (R,) array a sample, and returns for a critic.
 
     Raises:
         RlhfsimError: another number of them, another length, or a value that is not finite.
     """
     scores = [_score(algorithm, s, settings, max_tokens) for s in samples]
     seen = [s if s.dropped else replace(s, reward=r) for s, r in zip(samples, scores, strict=True)]
-    found, returns = estimate(seen) if critic else (estimate(seen), None)
+    found, returns = estimate(seen)
     targets = None if returns is None else _rows("returns", samples, returns)
     return _stored(samples, _rows("advantages", samples, found), targets)
 
@@ -86,7 +84,10 @@ def _rows(name: str, samples: Sequence[Sample], found: Sequence[Any]) -> list[Ar
         )
     rows = []
     for sample, value in zip(samples, found, strict=True):
-        value = np.asarray(value, np.float64)
+        try:
+            value = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            value = np.full((0, 0), np.nan)
         if value.shape not in ((), (sample.num_tokens,)) or not np.isfinite(value).all():
             raise RlhfsimError(
                 "custom-advantages",

@@ -42,6 +42,10 @@ FOLDER = "custom"
 _HELP = "what each part gets and returns: docs/executor.md, your own algorithm"
 
 
+Estimates = tuple[list[Any], list[Any] | None]
+"""Advantages, and with a critic returns."""
+
+
 class PolicyBatch(NamedTuple):
     """What a loss sees of a micro-batch: (B, T) in FP32, 0 where the mask is 0."""
 
@@ -135,7 +139,7 @@ class Parts:
         """
         if "filter" not in self.made:
             return list(samples)
-        kept = list(self.call("filter", step, list(samples)))
+        kept = self._listed("filter", self.call("filter", step, list(samples)))
         if len(kept) > len(samples) or not all(isinstance(sample, Sample) for sample in kept):
             text = f"custom.filter returned {len(kept)} of {len(samples)} samples, or something else"
             raise RlhfsimError("custom-filter", text, help=_HELP)
@@ -144,6 +148,25 @@ class Parts:
             raise RlhfsimError("custom-filter", "custom.filter returned a sample twice", help=_HELP)
         rest = [sample for sample in samples if sample.id not in ids][: len(samples) - len(kept)]
         return kept + [emptied(sample, with_reference=self.with_reference) for sample in rest]
+
+    def estimates(self, samples: list[Sample], step: int, *, critic: bool) -> Estimates:
+        """What `advantages` finds of each sample.
+
+        Raises:
+            RlhfsimError: it failed, or gave no lists.
+        """
+        found = self.call("advantages", step, samples)
+        if not critic:
+            return self._listed("advantages", found), None
+        both = self._listed("advantages", found)
+        if len(both) != 2:
+            text = f"custom.advantages gave {len(both)} lists, with a critic it gives advantages and returns"
+            raise RlhfsimError("custom-advantages", text, help=_HELP)
+        return self._listed("advantages", both[0]), self._listed("advantages", both[1])
+
+    def _listed(self, name: str, found: Any, of: Callable[[Any], Any] = lambda value: value) -> list[Any]:
+        with _named(name, getattr(self.custom, name)):
+            return [of(value) for value in found]
 
     def learned(self, samples: Sequence[Sample]) -> None:
         """An iteration has been trained on these: the sampler may follow."""
@@ -158,7 +181,7 @@ class Parts:
         Raises:
             RlhfsimError: it failed, or gave another number of them, or one beyond the data.
         """
-        chosen = [int(at) for at in self.call("sampler", max(batch, 0), batch, count, size)]
+        chosen = self._listed("sampler", self.call("sampler", max(batch, 0), batch, count, size), int)
         if len(chosen) != count or any(at < 0 or (size is not None and at >= size) for at in chosen):
             text = f"custom.sampler gave {len(chosen)} positions of {count} wanted, below {size or 'any'}"
             raise RlhfsimError("custom-sampler", text, help=_HELP)

@@ -275,9 +275,8 @@ class Loop:
         facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
         if "advantages" not in self.parts.made:
             return advantages(*facts)
-        return estimated(
-            lambda seen: self.parts.call("advantages", step, seen), *facts, critic=self.workload.has_critic
-        )
+        critic = self.workload.has_critic
+        return estimated(lambda seen: self.parts.estimates(seen, step, critic=critic), *facts)
 
     def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:
         """KTO's baseline: how far the policy is from the reference on responses of other prompts."""

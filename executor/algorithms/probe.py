@@ -46,12 +46,11 @@ def check(settings: Settings, plan: Plan) -> None:
         parts.load(Path(folder))
     if "advantages" in parts.made:
         samples = estimated(
-            lambda seen: parts.call("advantages", 0, seen),
+            lambda seen: parts.estimates(seen, 0, critic=workload.has_critic),
             workload.algorithm,
             samples,
             settings.algorithm,
             MAX_TOKENS,
-            critic=workload.has_critic,
         )
     if custom.loss is not None:
         _check_loss(settings, workload)

@@ -17,9 +17,11 @@ from test_agreement import CASES, check_loss
 from test_dynamic_sampling import Machine, loop, workload
 
 from executor.algorithms import custom, probe
+from executor.algorithms.advantages import estimated
 from executor.algorithms.custom import Parts
 from executor.algorithms.iteration import Learned, Loop
 from executor.coordination.tracking import open_trackers
+from executor.launch import prepare
 from executor.sample_files import read_samples, write_samples
 from executor.samples import Conversation, Fault, Sample
 from executor.settings import Algorithm, Custom, CustomPart, Data, Sampling, Settings, Tracking
@@ -94,6 +96,8 @@ BROKEN = {
     ),
     "advantages": (
         ("def f(samples): return [0.0]", "1 advantages for 4"),
+        ("def f(samples): return 0.0", "TypeError"),
+        ("def f(samples): return ['a'] * 4", "not finite"),
         ("def f(samples): return [[0.0] * 9 for s in samples]", "shape"),
         ("def f(samples): return [float('nan') for s in samples]", "not finite"),
     ),
@@ -104,6 +108,7 @@ BROKEN = {
     ),
     "sampler": (
         ("def f(batch, count, size): return [0]", "1 positions"),
+        ("def f(batch, count, size): return ['a'] * count", "ValueError"),
         ("def f(batch, count, size): return [-1] * count", "positions"),
     ),
 }
@@ -121,6 +126,19 @@ def test_a_broken_part_is_refused_before_the_start_by_name(
         probe.check(Settings(custom=own), plan)
     assert part in refused.value.message or target in refused.value.message
     assert refused.value.help
+
+
+def test_a_launch_tries_the_parts_and_prices_them(
+    plan: Plan, module: Callable[[str], str], tmp_path: Path
+) -> None:
+    settings = Settings(
+        model=str(tmp_path / "nowhere"), custom=Custom(filter=CustomPart(target="replay:Replay"))
+    )
+    job, _ = prepare(plan, settings, dry_step_s=1.0)
+    assert "custom.filter" in {phase.name for phase in job.plan.prediction.phases}
+    broken = CustomPart(target=f"{module('def f(samples): return 1')}:f")
+    with pytest.raises(RlhfsimError, match=r"custom\.filter"):
+        prepare(plan, replace(settings, custom=Custom(filter=broken)), dry_step_s=1.0)
 
 
 def test_parts_that_work_pass_the_probe(plan: Plan) -> None:
@@ -330,3 +348,26 @@ def test_a_run_with_own_parts_resumes_with_the_same_bits(folder: Path, tmp_path:
     assert [replayed(s) for s in again] == [replayed(s) for s in undisturbed]
     for name, weight in whole.state()["model"].items():
         assert torch.equal(weight, second.state()["model"][name]), name
+
+
+def test_a_critic_gets_the_returns_of_ones_own_advantages(module: Callable[[str], str]) -> None:
+    name = module(
+        "def f(samples): return [1.0 for s in samples], [[0.5] * s.num_tokens for s in samples]\n"
+        "def g(samples): return [1.0 for s in samples]\n"
+    )
+    [sample] = [s for s in probe._samples(learning.workload("ppo")) if s.id == 0]
+    for target, right in (("f", True), ("g", False)):
+        parts = Parts(custom=Custom(advantages=CustomPart(target=f"{name}:{target}")))
+        both = [sample, replace(sample, id=1), replace(sample, id=2)]
+
+        def estimate(seen: list[Sample], parts: Parts = parts) -> Any:
+            return parts.estimates(seen, 0, critic=True)
+
+        if right:
+            [first, *_] = estimated(estimate, "ppo", both, Algorithm(), 8)
+            assert first.advantages is not None
+            assert first.returns is not None
+            assert (first.advantages.tolist(), first.returns.tolist()) == ([1.0] * 3, [0.5] * 3)
+        else:
+            with pytest.raises(RlhfsimError, match="with a critic"):
+                estimated(estimate, "ppo", both, Algorithm(), 8)
