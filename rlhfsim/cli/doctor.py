@@ -12,21 +12,34 @@ import click
 from rlhfsim.cli import completion
 from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, settings
 from rlhfsim.cli.inputs import price_option
-from rlhfsim.cli.params import Number, OneOf, Words, emit, flag, json_option, on_command_line, option
+from rlhfsim.cli.params import (
+    Number,
+    OneOf,
+    Words,
+    bad_option,
+    emit,
+    flag,
+    json_option,
+    on_command_line,
+    option,
+)
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_names
 from rlhfsim.frameworks.configuration.forms import scalars
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
+from rlhfsim.outputs import write_new
 from rlhfsim.present.terminal import doctor as view
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
+from rlhfsim.what_if.doctor.fix import ChangedFile, changed_path, fixed
 
 EPILOG = """\b
 Examples:
   rlhfsim doctor run.sh --gpu h100 --framework verl --version 0.7
   rlhfsim doctor config.yaml --gpu a100 --framework nemo-rl --response-len mean=900
   rlhfsim doctor 'python3 -m verl.trainer.main_ppo trainer.nnodes=2' --gpu h100 --model 7b
+  rlhfsim doctor run.sh --gpu h100 --fix
   rlhfsim doctor run.sh --gpu h100 --framework verl --set actor_rollout_ref.rollout.enforce_eager=False
 """
 NAMES = configuration_names()
@@ -61,6 +74,7 @@ class MeanTokens(Number):
 @option(
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
+@flag("--fix", "Write the changed file next to the old one (run.new.sh), and show what differs.")
 @flag("--strict", "Refuse keys that the release does not have (exit code 2).")
 @price_option()
 @json_option
@@ -78,6 +92,8 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
     Exit codes: 0 it fits, 1 it does not, 2 not enough said, with every key that is needed.
     """
     with on_command_line():
+        if given["fix"]:
+            _check_new(configs)
         configuration, said = read_configuration(
             _source(configs), settings(given["given"]), given["framework"]
         )
@@ -100,8 +116,37 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
         answer = diagnose(case)
         if given["strict"]:
             check_keys(answer)
-    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
+        repaired = _written_fix(answer, configs) if given["fix"] else None
+    emit(given["as_json"], lambda: view.as_data(answer, repaired), lambda: view.report(answer, repaired))
     ctx.exit(0 if answer.judged.fits and not any(f.stops for f in answer.findings) else 1)
+
+
+def _check_new(configs: tuple[str, ...]) -> None:
+    """Refuse --fix of what is not one file, or next to which its changed file is already.
+
+    Raises:
+        RlhfsimError: there is no place for it.
+    """
+    if len(configs) > 1 or not os.path.isfile(configs[0]):
+        raise bad_option("--fix changes one file", "name the script or the YAML file alone")
+    _check_absent(not os.path.lexists(changed_path(Path(configs[0]))), configs)
+
+
+def _check_absent(absent: bool, configs: tuple[str, ...]) -> None:
+    if not absent:
+        place = Place(file=str(changed_path(Path(configs[0]))))
+        raise RlhfsimError("file-exists", "a changed file is there already", place=place, help="rename it")
+
+
+def _written_fix(answer: Diagnosis, configs: tuple[str, ...]) -> ChangedFile:
+    """The changed file, written.
+
+    Raises:
+        RlhfsimError: it cannot be changed, or there is a file of its name.
+    """
+    repaired = fixed(answer, Path(configs[0]))
+    _check_absent(write_new(repaired.path, repaired.text), configs)
+    return repaired
 
 
 def check_keys(answer: Diagnosis) -> None:

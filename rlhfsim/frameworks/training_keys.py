@@ -102,7 +102,9 @@ def training_table(framework: str) -> Iterator[str]:
 
 
 def _number(value: Any) -> float | str:
-    """YAML reads `1e-6` as a word."""
+    """YAML reads `1e-6` as a word; a switch is one."""
+    if isinstance(value, bool):
+        return str(value).lower()
     try:
         return float(value)
     except (TypeError, ValueError):

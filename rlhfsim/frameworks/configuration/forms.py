@@ -93,6 +93,16 @@ def of_files(paths: Sequence[Path]) -> Said:
     return heard.said(values, "\n".join(texts), name)
 
 
+def of_changed(text: str, path: Path) -> Said:
+    """What a file would say with this text in it, next to the files that it names.
+
+    Raises:
+        RlhfsimError: it is malformed.
+    """
+    heard = _Heard()
+    return heard.said(_values(text, path, _DEPTH, heard), text, str(path))
+
+
 def of_text(text: str, name: str = "text") -> Said:
     """What a pasted command or configuration says.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,14 +20,15 @@ from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import reasons
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
+from rlhfsim.what_if.doctor.fix import ChangedFile
 
 SCHEMA = "rlhfsim.doctor/1"
 KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
 
 
-def report(answer: Diagnosis) -> Iterator[RenderableType]:
-    """The verdict, the step by phase, the changes, findings, and what was assumed."""
+def report(answer: Diagnosis, repaired: ChangedFile | None = None) -> Iterator[RenderableType]:
+    """The verdict, the step by phase, changes, findings, what was assumed, and how a file was changed."""
     base = answer.judged
     yield Text(verdict(base), style="bold" if base.fits else "bold red")
     for finding in answer.findings:
@@ -43,6 +45,10 @@ def report(answer: Diagnosis) -> Iterator[RenderableType]:
     yield from _screen(base.plan, console().width)
     yield from _faster(answer)
     yield from _told(answer)
+    if repaired is not None:
+        figures = _figures(repaired.judged, answer.judged)
+        yield Text(f"\nwritten to {repaired.path}, read and priced again: {figures}", style="bold")
+        yield Text(repaired.diff.rstrip(), no_wrap=True, overflow="fold")
 
 
 def _doubted(answer: Diagnosis) -> Iterator[RenderableType]:
@@ -239,7 +245,7 @@ def _told(answer: Diagnosis) -> Iterator[RenderableType]:
 # --- JSON -------------------------------------------------------------------------------------------
 
 
-def as_data(answer: Diagnosis) -> dict[str, Any]:
+def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str, Any]:
     """The same content; schema in docs/doctor.md."""
     base = answer.judged
     described = base.described
@@ -267,6 +273,13 @@ def as_data(answer: Diagnosis) -> dict[str, Any]:
         "fixes": [_change(change, base, {}) for change in answer.fixes],
         "faster": list(_steps(answer)),
         "nearest": _change(answer.nearest, base, {}) if answer.nearest else None,
+        "fix": {
+            "file": str(repaired.path),
+            "diff": repaired.diff,
+            **_change(replace(repaired.change, judged=repaired.judged), base, {}),
+        }
+        if repaired
+        else None,
         "findings": [
             {"what": f.what, "keys": list(f.keys), "remedy": f.remedy, "stops": f.stops}
             for f in answer.findings
