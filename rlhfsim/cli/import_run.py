@@ -75,10 +75,10 @@ NAMES = framework_names()
 def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
     """Read a run of another framework into a folder that compare and calibrate read.
 
-    PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines,
-    trainer_state.json) or its folder. The configuration is the one that the log prints; what it leaves out is
-    the framework's own default, and is listed. What nothing says is asked for, all at once. Every metric that
-    is a time and has no counterpart is named.
+    PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines, a history
+    that Weights & Biases exported as CSV or JSON, trainer_state.json) or its folder. The configuration is
+    the one that the log prints; what it leaves out is the framework's own default, and is listed. What
+    nothing says is asked for, all at once. Every metric that is a time and has no counterpart is named.
     """
     choices = Choices(
         gpu=given["gpu"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.framework import Framework
+from rlhfsim.frameworks.logs.history import FORMS, read_history
 from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, read_jsonl, read_trainer_state
 from rlhfsim.frameworks.logs.tensorboard import MARK, read_events
 from rlhfsim.specs.loading import read_text
@@ -29,13 +30,15 @@ class LogFiles:
     events: tuple[Path, ...] = ()
     json_lines: tuple[Path, ...] = ()
     states: tuple[Path, ...] = ()
+    histories: tuple[Path, ...] = ()
     texts: tuple[Path, ...] = ()
     configs: tuple[Path, ...] = ()
 
     @property
     def logs(self) -> int:
         """Files with metrics."""
-        return len(self.events) + len(self.json_lines) + len(self.states) + len(self.texts)
+        metrics = (*self.events, *self.json_lines, *self.states, *self.histories)
+        return len(metrics) + len(self.texts)
 
 
 def find(path: Path) -> LogFiles:
@@ -59,6 +62,7 @@ def find(path: Path) -> LogFiles:
         events=tuple(p for p in files if MARK in p.name),
         json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
         states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
+        histories=tuple(p for p in files if _is_history(p, alone=path.is_file())),
         texts=tuple(p for p in files if p.suffix in TEXTS and MARK not in p.name) if path.is_dir() else (),
         configs=tuple(p for p in files if p.name in CONFIGS) or _beside(files[0]) if files else (),
     )
@@ -69,10 +73,16 @@ def find(path: Path) -> LogFiles:
             "no-logs",
             "no event file, JSON lines or console log is in this folder",
             place=place,
-            help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or "
+            help=f"logs are files with {MARK} in their name, *.jsonl, *history*.csv, {STATE}, or "
             f"{', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
         )
     return run_files
+
+
+def _is_history(path: Path, *, alone: bool) -> bool:
+    """Whether a file may be an exported history: one that is given, or that is called so in a folder."""
+    own = path.suffix in FORMS and path.name not in (STATE, *CONFIGS)
+    return own and (alone or "history" in path.name)
 
 
 def _beside(path: Path) -> tuple[Path, ...]:
@@ -115,9 +125,10 @@ def _read_files(run_files: LogFiles, framework: Framework) -> Iterator[Log]:
     """Files with metrics; of many one that is not of this kind is passed over by name."""
     for path in run_files.events:
         yield read_events(path)
-    for path in run_files.json_lines:
+    for path in (*run_files.json_lines, *run_files.histories):
         try:
-            yield read_jsonl(read_text(path, MAX_TEXT), str(path))
+            text = read_text(path, MAX_TEXT)
+            yield read_history(text, path) if path.suffix in FORMS else read_jsonl(text, str(path))
         except RlhfsimError as error:
             if run_files.logs == 1:
                 raise
