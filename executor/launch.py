@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor import refusals, resume
-from executor.algorithms import custom, probe
+from executor.algorithms import custom
 from executor.coordination import cluster, run_folder
 from executor.coordination.contents import contents
 from executor.coordination.sample_log import SampleLog
@@ -28,7 +28,7 @@ from executor.rewards.operations import RuleCounts
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Run, RunListener, TraceWatch
 from executor.samples import Completion, Sample, Scored
-from executor.settings import Answers, Data, RewardRule, Settings
+from executor.settings import Answers, Custom, Data, RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -180,7 +180,10 @@ def prepare(
     refusals.check_rewards(job)
     refusals.check_environment(job)
     job = replace(job, plan=custom.priced(plan, settings.custom))
-    probe.check(settings, plan)
+    if settings.custom != Custom():
+        from executor.algorithms import probe  # needs torch
+
+        probe.check(settings, plan)
     if job.settings.reward_head == "drawn" and job.plan.workload.has_reward_model:
         say("reward_head: drawn: where its folder has none, the reward model's head is drawn: noise")
     source = open_source(

@@ -19,23 +19,22 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from executor.algorithms.metrics import Metrics, mean_of
 from executor.samples import Sample, emptied
 from executor.settings import Custom, CustomPart
 from executor.targets import resolve
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.trace import CPU_POOL
+
+if TYPE_CHECKING:  # the launcher has none
+    from torch import Tensor
 
 FOLDER = "custom"
 """Of a checkpoint: what parts remember."""
@@ -69,14 +68,14 @@ def make(part: CustomPart, folder: str = "") -> Callable[..., Any]:
     folder = folder or os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    with _named("", part):
+    with named("", part):
         found: Any = resolve(part.target)
         made: Any = found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
         return made  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _named(name: str, part: CustomPart) -> Iterator[None]:
+def named(name: str, part: CustomPart) -> Iterator[None]:
     """An error inside is one of this part."""
     try:
         yield
@@ -87,22 +86,6 @@ def _named(name: str, part: CustomPart) -> Iterator[None]:
         raise RlhfsimError(
             "custom-part", f"{where}{part.target} failed: {type(error).__name__}: {error}", help=_HELP
         ) from error
-
-
-def surrogate(loss: Mapping[str, Any], batch: PolicyBatch) -> tuple[Tensor, Metrics]:
-    """Terms (B, T) of the user's loss, and means of what it reports.
-
-    Raises:
-        RlhfsimError: it failed, or its terms have another shape.
-    """
-    part = CustomPart(target=loss["target"], options=loss["options"])
-    with _named("loss", part):
-        found = make(part, loss["folder"])(batch)
-        terms, reported = found if isinstance(found, tuple) else (found, {})
-        if terms.shape != batch.mask.shape:
-            raise ValueError(f"terms have shape {tuple(terms.shape)}, the mask {tuple(batch.mask.shape)}")
-        means = {name: mean_of(value.expand_as(terms), batch.mask) for name, value in reported.items()}
-    return torch.where(batch.mask > 0, terms, 0.0), means
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +111,7 @@ class Parts:
         Raises:
             RlhfsimError: it failed.
         """
-        with self.timed(name, step), _named(name, getattr(self.custom, name)):
+        with self.timed(name, step), named(name, getattr(self.custom, name)):
             return self.made[name](*args)
 
     def filtered(self, samples: Sequence[Sample], step: int) -> list[Sample]:
@@ -165,14 +148,14 @@ class Parts:
         return self._listed("advantages", both[0]), self._listed("advantages", both[1])
 
     def _listed(self, name: str, found: Any, of: Callable[[Any], Any] = lambda value: value) -> list[Any]:
-        with _named(name, getattr(self.custom, name)):
+        with named(name, getattr(self.custom, name)):
             return [of(value) for value in found]
 
     def learned(self, samples: Sequence[Sample]) -> None:
         """An iteration has been trained on these: the sampler may follow."""
         update = getattr(self.made.get("sampler"), "update", None)
         if update is not None:
-            with _named("sampler", self.custom.sampler):  # type: ignore[arg-type]
+            with named("sampler", self.custom.sampler):  # type: ignore[arg-type]
                 update(list(samples))
 
     def positions(self, batch: int, count: int, size: int | None) -> list[int]:
@@ -251,6 +234,6 @@ def priced(plan: Plan, custom: Custom) -> Plan:
 def _declared(custom: Custom) -> Iterator[tuple[str, float]]:
     for name in ("loss", "advantages", "sampler", "filter", "logger"):
         if (part := getattr(custom, name)) is not None:
-            with _named(name, part):
+            with named(name, part):
                 make(part) if name != "logger" else None
                 yield name, float(getattr(resolve(part.target), "seconds_per_sample", 0.0))

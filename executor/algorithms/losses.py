@@ -19,7 +19,7 @@ from executor.algorithms.batch import Batch as Batch
 from executor.algorithms.batch import collate as collate
 from executor.algorithms.covariance import ControlSettings, controlled
 from executor.algorithms.custom import PolicyBatch
-from executor.algorithms.custom import surrogate as custom_surrogate
+from executor.algorithms.custom_loss import surrogate as custom_surrogate
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
