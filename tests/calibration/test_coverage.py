@@ -33,7 +33,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 
 STATED = 0.8
-SEEDS = 36
+SEEDS = 24
 LONG_SEEDS = 102
 WAYS = ("noise", "missing phases", "outlier")
 OFTEN = 20
