@@ -136,7 +136,7 @@ def test_time_outs_of_a_function_are_counted(tmp_path: Path, monkeypatch: pytest
         "    return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
-    asked = RewardRule(kind="function", target="slow_reward:score", timeout_s=0.3, retries=0, on_error="zero")
+    asked = RewardRule(kind="function", target="slow_reward:score", timeout_s=2.0, retries=0, on_error="zero")
     with Scorer([asked], workers=1) as scorer:
         scorer.score(texts(0, 3))
         counts = scorer.taken()["function"]
