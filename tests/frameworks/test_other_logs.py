@@ -10,6 +10,7 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.framework import framework_named
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
+from rlhfsim.frameworks.logs.records import Log, merged
 
 RAY = "\x1b[36m(MegatronTrainRayActor pid=38610)\x1b[0m "
 MEGATRON = {
@@ -166,7 +167,7 @@ def test_nemo_rl_s_mfu_lines_say_the_peak_that_it_counts_with() -> None:
         "  \u2022 Training Model Floating Point Utilization: 40.00%",
         "  \u2022 Total step time: 61.50s",
     ]
-    (record,) = nemo.console(lines)
+    (record,) = merged([Log(records=tuple(nemo.records(lines)))]).records
     peak = nemo.peak(None, [record.values])
     assert abs(peak - 989.5e12) < 1e9
     assert nemo.peak(None, [{}]) is None
@@ -181,4 +182,4 @@ def test_what_is_no_number_in_a_line_of_times_is_left_out(spoiled: str) -> None:
         ("skyrl", "", f"Finished: 'step', time cost: {spoiled}s"),
         ("verl", "", f"step:{'9' * 5000} - timing_s/step:1.0"),
     ):
-        assert not list(framework_named(name).console([head, line])), (name, line)
+        assert not framework_named(name).records([head, line]), (name, line)

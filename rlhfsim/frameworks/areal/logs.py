@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from rlhfsim.frameworks.areal.configuration import CONFIGURATION
 from rlhfsim.frameworks.areal.keys import POLICY, TABLE
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import Record, number, total
+from rlhfsim.frameworks.logs.records import block_reader, numbers, total
 
 # Names: `stats_tracker.record_timing` in areal/trainer/rl_trainer.py (under `timeperf/`), lengths in
 # areal/trainer/ppo/actor.py; console: areal/utils/stats_logger.py (`Train step 3/100 done.`, then a table of
@@ -35,19 +35,9 @@ _DONE = re.compile(r"\bTrain step (\d{1,9})/\d+ done\b")
 _CELL = re.compile(r"[│|]\s*([A-Za-z][\w./-]*)\s*[│|]\s*([-+\w.]+)\s*(?=[│|])")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of the tables below `Train step 3/100 done.`"""
-    step, values = None, dict[str, float]()
-    for line in lines:
-        if done := _DONE.search(line):
-            if step is not None and values:
-                yield Record(step=step, values=values)
-            step, values = int(done[1]), {}
-        elif step is not None:
-            cells = ((name, number(text)) for name, text in _CELL.findall(line))
-            values |= {name: value for name, value in cells if value is not None}
-    if step is not None and values:
-        yield Record(step=step, values=values)
+def values_of(line: str) -> dict[str, float]:
+    """Cells of a line of the table below `Train step 3/100 done.`"""
+    return numbers(_CELL.findall(line))
 
 
 def as_today(values: Mapping[str, float]) -> Mapping[str, float]:
@@ -71,6 +61,6 @@ FRAMEWORK = Framework(
     response=(RESPONSE,),
     longest_prompt=tuple(f"{scope}/prompt_len/max" for scope in SCOPES),
     as_today=as_today,
-    console=console,
+    console=lambda: block_reader(_DONE, values_of),
     keys=TABLE.batch | {"model": POLICY},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -108,7 +108,7 @@ def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
     parts = [*_read_files(run_files, framework)]
     if not any(_has_times(part, framework) for part in parts):
         parts += [_console(p, framework) for p in run_files.texts]
-    log = _folded(merged([_renamed(part, framework) for part in parts]), framework)
+    log = _folded(as_today(merged([_stripped(part, framework) for part in parts]), framework), framework)
     if not _has_times(log, framework):
         some = ", ".join(log.names[:4])
         raise RlhfsimError(
@@ -150,20 +150,23 @@ def _console(path: Path, framework: Framework) -> Log:
     if not text.endswith(("\n", "\r")) and text.rstrip().count("\n"):
         text, _, _ = text.rpartition("\n")
         notes = (f"{path.name}: the last line is cut off and was left out",)
-    records = tuple(framework.console(tuple(lines(text))))
+    records = tuple(framework.records(tuple(lines(text))))
     return Log(records=records, notes=notes if records else ())
 
 
-def _renamed(log: Log, framework: Framework) -> Log:
-    """Names as the framework's code says them today: without what its logger puts before them."""
-    records = tuple(
-        Record(
-            step=r.step,
-            values=framework.as_today({k.removeprefix(framework.strip): v for k, v in r.values.items()}),
-        )
-        for r in log.records
-    )
-    return Log(records=records, notes=log.notes)
+def _stripped(log: Log, framework: Framework) -> Log:
+    """Names without what the framework's logger puts before them."""
+    return replace(log, records=tuple(stripped(record, framework) for record in log.records))
+
+
+def stripped(record: Record, framework: Framework) -> Record:
+    """The record with names as the framework's code says them."""
+    return replace(record, values={k.removeprefix(framework.strip): v for k, v in record.values.items()})
+
+
+def as_today(log: Log, framework: Framework) -> Log:
+    """Whole records under the names of today."""
+    return replace(log, records=tuple(replace(r, values=framework.as_today(r.values)) for r in log.records))
 
 
 def _folded(log: Log, framework: Framework) -> Log:

@@ -5,14 +5,14 @@ A framework is a folder of `rlhfsim.frameworks` whose module `logs` has a `FRAME
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, resources
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.records import LineReader, Record
 
 
 def framework_names() -> tuple[str, ...]:
@@ -104,14 +104,27 @@ class Framework:
     """What a message names -> the key that sets it: samples, prompts, model, reference, ..."""
     peaks: Mapping[str, float] = field(default_factory=dict)
     """Profile -> FLOP/s in the framework's own table, the commonest of equal ones first."""
-    console: Callable[[Sequence[str]], Iterator[Record]]
-    """From clean lines to records."""
+    console: Callable[[], LineReader]
+    """A new reader of clean console lines; parts of one step are one record."""
+    console_without_step: Callable[[], LineReader] | None = None
+    """The same, of logs in which `console` finds no time of a step."""
     prompts_of: Callable[[FrameworkSettings, Sequence[Record]], float | None] | None = None
     """Mean prompt tokens where no metric says them directly."""
     folds: bool = False
     """Whether records without the time of a step belong to the next one that has it."""
     group: Callable[[FrameworkSettings], int] = lambda settings: 1
     """Logged steps that make up one of ours (generation to weight sync)."""
+
+    def records(self, lines: Iterable[str]) -> list[Record]:
+        """What a whole console log holds, several parts of a step among it."""
+        for console in (self.console, self.console_without_step):
+            if console is None:
+                continue
+            read = console()
+            parts = [part for line in lines if (part := read(line)) is not None]
+            if any(self.step in self.as_today(part.values) for part in parts):
+                break
+        return parts
 
     @property
     def name(self) -> str:

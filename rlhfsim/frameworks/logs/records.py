@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,25 @@ def process_of(text: str) -> Iterator[tuple[str, str]]:
         clean = _REPEATED.sub("", line[prefix.end() :] if prefix else line).rstrip()
         if clean:
             yield (prefix[0].strip() if prefix else ""), clean
+
+
+LineReader = Callable[[str], Record | None]
+"""Reads the lines of a console log one after the other: the part of a record that each holds."""
+
+
+def block_reader(head: re.Pattern[str], values_of: Callable[[str], dict[str, float]]) -> LineReader:
+    """A reader of logs whose lines belong to the step of the last line that `head` matches."""
+    step: int | None = None
+
+    def read(line: str) -> Record | None:
+        nonlocal step
+        if match := head.search(line):
+            step = int(match[1])
+        elif step is not None and (values := values_of(line)):
+            return Record(step=step, values=values)
+        return None
+
+    return read
 
 
 def pairs(text: str) -> dict[str, float]:

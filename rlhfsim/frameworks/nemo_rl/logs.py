@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import DECIMAL, Record
+from rlhfsim.frameworks.logs.records import DECIMAL, block_reader
 from rlhfsim.frameworks.nemo_rl.configuration import CONFIGURATION
 from rlhfsim.units import TERA
 
@@ -60,23 +60,14 @@ _MFU = (
 _LENGTH = re.compile(rf"Mean Generation Length: ({DECIMAL})\s*$")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of the blocks `==== Step 3/100 ====` with their lists of times."""
-    step, values = None, dict[str, float]()
-    for line in lines:
-        if head := _STEP.search(line):
-            if step is not None and values:
-                yield Record(step=step, values=values)
-            step, values = int(head[1]), {}
-        elif match := _TIME.match(line):
-            name = "total_step_time" if match[1] == "Total step time" else match[1].strip()
-            values[P + name] = float(match[2])
-        elif length := _LENGTH.search(line):
-            values["train/mean_gen_tokens_per_sample"] = float(length[1])
-        else:
-            values |= {name: float(m[1]) for pattern, name in _MFU if (m := pattern.search(line))}
-    if step is not None and values:
-        yield Record(step=step, values=values)
+def values_of(line: str) -> dict[str, float]:
+    """Metrics of a line below `==== Step 3/100 ====`."""
+    if match := _TIME.match(line):
+        name = "total_step_time" if match[1] == "Total step time" else match[1].strip()
+        return {P + name: float(match[2])}
+    if length := _LENGTH.search(line):
+        return {"train/mean_gen_tokens_per_sample": float(length[1])}
+    return {name: float(m[1]) for pattern, name in _MFU if (m := pattern.search(line))}
 
 
 def peak(run: RunDescription, steps: Sequence[Mapping[str, float]]) -> float | None:
@@ -107,5 +98,5 @@ FRAMEWORK = Framework(
     longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"),
     peak=peak,
     peaks=PEAKS,
-    console=console,
+    console=lambda: block_reader(_STEP, values_of),
 )

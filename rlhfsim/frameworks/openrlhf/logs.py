@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, pairs
@@ -25,12 +25,10 @@ TIMERS = (
 _LINE = re.compile(r"Global step (\d{1,9}): (\{.*)$")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of `Global step 3: {'timing/generation': 1.5, ...}`."""
-    for line in lines:
-        match = _LINE.search(line)
-        if match is not None:
-            yield Record(step=int(match[1]), values=pairs(match[2]))
+def record_of_line(line: str) -> Record | None:
+    """The record of `Global step 3: {'timing/generation': 1.5, ...}`."""
+    match = _LINE.search(line)
+    return Record(step=int(match[1]), values=pairs(match[2])) if match else None
 
 
 FRAMEWORK = Framework(
@@ -40,7 +38,7 @@ FRAMEWORK = Framework(
     times=("timing/",),
     response=("rollout/response_length_mean", "response_length"),
     strip="train/",
-    console=console,
+    console=lambda: record_of_line,
     prompts_of=lambda s, records: _prompt(records),
 )
 

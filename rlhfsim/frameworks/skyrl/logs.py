@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from itertools import count
 
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import DECIMAL, Record, pairs
+from rlhfsim.frameworks.logs.records import DECIMAL, LineReader, Record, pairs
 from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION
 from rlhfsim.frameworks.skyrl.keys import MODEL, TABLE
 
@@ -62,36 +61,40 @@ _DICT = re.compile(r"^\s*[{'].*")
 _FINISHED = re.compile(rf"Finished: '(\w+)', time cost: ({DECIMAL})s")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of `Step 3:` with the dict that follows it; else of the timers' lines, counted by `step`."""
-    values: dict[int, str] = defaultdict(str)
+def console() -> LineReader:
+    """A reader of `Step 3:` with the dict that follows it."""
     step: int | None = None
-    for line in lines:
+
+    def read(line: str) -> Record | None:
+        nonlocal step
         if head := _STEP.search(line):
-            step = int(head[1])
-            values[step] += head[2] or ""
+            step, values = int(head[1]), pairs(head[2] or "")
         elif step is not None and _DICT.match(line):
-            values[step] += line.strip()
+            values = pairs(line)
         else:
-            step = None
-    rows = {number: pairs(text) for number, text in values.items()}
-    if any(STEP in row for row in rows.values()):
-        yield from (Record(step=number, values=row) for number, row in rows.items() if row)
-        return
-    for at, row in enumerate(_timed(lines), start=1):
-        yield Record(step=at, values={**rows.get(at, {}), **row})
+            step, values = None, {}
+        return Record(step=step, values=values) if step is not None and values else None
+
+    return read
 
 
-def _timed(lines: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Seconds by timer of every step: what ended since the one before."""
-    row: dict[str, float] = {}
-    for line in lines:
-        if match := _FINISHED.search(line):
-            name = P + match[1]
-            row[name] = row.get(name, 0.0) + float(match[2])
-            if name == STEP:
-                yield row
-                row = {}
+def timers() -> LineReader:
+    """A reader of the timers' lines as well: a step is what ended since the `step` before it, counted."""
+    read_dict, steps, row = console(), count(1), dict[str, float]()
+
+    def read(line: str) -> Record | None:
+        nonlocal row
+        match = _FINISHED.search(line)
+        if match is None:
+            return read_dict(line)
+        name = P + match[1]
+        row[name] = row.get(name, 0.0) + float(match[2])
+        if name != STEP:
+            return None
+        ended, row = row, {}
+        return Record(step=next(steps), values=ended)
+
+    return read
 
 
 FRAMEWORK = Framework(
@@ -104,5 +107,6 @@ FRAMEWORK = Framework(
     response=("generate/avg_num_tokens",),
     longest=("generate/max_num_tokens",),
     console=console,
+    console_without_step=timers,
     keys=TABLE.batch | {"model": MODEL},
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
@@ -39,17 +38,16 @@ TOTAL, RESPONSE = "rollout/total_lengths", "rollout/response_lengths"
 _LINE = re.compile(r"\b(?:perf|rollout) (\d{1,9}): (\{.*)$")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of `perf 3: {...}` and `rollout 3: {...}`, which several processes print of one rollout."""
-    values: dict[int, dict[str, float]] = defaultdict(dict)
-    for line in lines:
-        if match := _LINE.search(line):
-            values[int(match[1])] |= pairs(match[2])
-    for step, row in values.items():
-        if P + "total_train_time" in row:  # until October 2025
-            row.setdefault(STEP, row.pop(P + "total_train_time"))
-        if STEP in row:
-            yield Record(step=step, values=row)
+def record_of_line(line: str) -> Record | None:
+    """Part of a record: `perf 3: {...}` or `rollout 3: {...}`, of which several processes print one each."""
+    match = _LINE.search(line)
+    return Record(step=int(match[1]), values=pairs(match[2])) if match else None
+
+
+def as_today(values: Mapping[str, float]) -> Mapping[str, float]:
+    """With the step under its name since October 2025; nothing where it has none."""
+    named = {STEP if name == P + "total_train_time" else name: value for name, value in values.items()}
+    return named if STEP in named else {}
 
 
 def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:
@@ -67,7 +65,8 @@ FRAMEWORK = Framework(
     inside=(P + "train_wait_time", P + "train_time", P + "data_preprocess_time"),
     response=("rollout/response_len/mean", RESPONSE),
     longest=("rollout/response_len/max",),
-    console=console,
+    as_today=as_today,
+    console=lambda: record_of_line,
     prompts_of=prompt,
     keys=TABLE.batch | {"model": POLICY},
 )

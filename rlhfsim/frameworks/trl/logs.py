@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import count
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
-from rlhfsim.frameworks.logs.records import Record, pairs
+from rlhfsim.frameworks.logs.records import LineReader, Record, pairs
 from rlhfsim.frameworks.trl.configuration import CONFIGURATION, group, per_generation
 
 # Names: trl/extras/profiling.py (`profiling/Time taken: <trainer>.<block>`, sent to W&B, MLflow and
@@ -33,17 +34,18 @@ KEYS = ("'step_time'", "'completions/mean_length'", "profiling/Time taken")
 """What a printed dict must hold to be one of these."""
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of the dicts that a transformers Trainer prints; they carry no step and are counted."""
-    step = 0
-    for line in lines:
+def console() -> LineReader:
+    """A reader of the dicts that a transformers Trainer prints; they carry no step and are counted."""
+    steps = count(1)
+
+    def read(line: str) -> Record | None:
         match = re.search(r"\{.*", line)
         if match is None or not any(key in line for key in KEYS):
-            continue
+            return None
         values = pairs(match[0])
-        if values:
-            step += 1
-            yield Record(step=step, values=values)
+        return Record(step=next(steps), values=values) if values else None
+
+    return read
 
 
 def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
@@ -60,15 +60,14 @@ WAITS = (
 _LINE = re.compile(r"\bstep:(\d{1,9}) - (.*)$")
 
 
-def console(lines: Sequence[str]) -> Iterator[Record]:
-    """Records of `step:3 - timing_s/gen:1.5 - ...` (verl/utils/logger/aggregate_logger.py)."""
-    for line in lines:
-        match = _LINE.search(line)
-        if match is None:
-            continue
-        pairs = (item.rpartition(":") for item in match[2].split(" - "))
-        values = {name.strip(): number(text) for name, _, text in pairs}
-        yield Record(step=int(match[1]), values={k: v for k, v in values.items() if v is not None})
+def record_of_line(line: str) -> Record | None:
+    """The record of `step:3 - timing_s/gen:1.5 - ...` (verl/utils/logger/aggregate_logger.py)."""
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    pairs = (item.rpartition(":") for item in match[2].split(" - "))
+    values = {name.strip(): number(text) for name, _, text in pairs}
+    return Record(step=int(match[1]), values={k: v for k, v in values.items() if v is not None})
 
 
 def as_today(values: Mapping[str, float]) -> dict[str, float]:
@@ -160,5 +159,5 @@ FRAMEWORK = Framework(
     engine_inside=engine_inside,
     peak=peak,
     peaks=PEAKS,
-    console=console,
+    console=lambda: record_of_line,
 )
