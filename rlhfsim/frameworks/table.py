@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,11 @@ def number() -> Codec:
 def limit() -> Codec:
     """A whole number; 0 is none."""
     return Codec(lambda value: value, lambda s, keys, default: s.whole(*keys, default=default) or None)
+
+
+def count() -> Codec:
+    """A whole number; what is not said, or 0, is the default, of which nobody is told."""
+    return Codec(lambda value: value, lambda s, keys, default: s.count(*keys) or default)
 
 
 def lag() -> Codec:
@@ -160,6 +165,11 @@ class FixedKey:
 Rule = Callable[[Plan], Iterable[Setting]]
 """Keys that no row can write; `Table.rest` reads what they say."""
 Row = Key | FixedKey | Rule
+
+
+def given_that(condition: str, *rows: Key | FixedKey) -> tuple[Row, ...]:
+    """Rows that are written and read only where a condition holds as well; see `holds`."""
+    return tuple(replace(row, when=f"{condition} {row.when}".strip()) for row in rows)
 
 
 def _said(why: Why, plan: Plan) -> str:

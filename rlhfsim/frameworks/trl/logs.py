@@ -9,7 +9,8 @@ from itertools import count
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import LineReader, Record, pairs
-from rlhfsim.frameworks.trl.configuration import CONFIGURATION, group, per_generation
+from rlhfsim.frameworks.trl.configuration import CONFIGURATION
+from rlhfsim.frameworks.trl.keys import optimizer_steps, samples_of_generation
 
 # Names: trl/extras/profiling.py (`profiling/Time taken: <trainer>.<block>`, sent to W&B, MLflow and
 # trackio only), trl/trainer/grpo_trainer.py and rloo_trainer.py (`step_time`, blocks, `completions/*`,
@@ -53,13 +54,8 @@ def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:
     known = [r.values for r in records if {"num_tokens", "completions/mean_length"} <= r.values.keys()]
     if len(known) < 2 or known[-1]["num_tokens"] <= known[0]["num_tokens"]:
         return None
-    each = (
-        s.whole("num_processes", "n_gpus", "world_size")
-        * s.whole("per_device_train_batch_size", default=8)
-        * per_generation(s)
-    )
-    generations = (len(known) - 1) / group(s)
-    tokens = (known[-1]["num_tokens"] - known[0]["num_tokens"]) / (each * generations)
+    generations = (len(known) - 1) / optimizer_steps(s)
+    tokens = (known[-1]["num_tokens"] - known[0]["num_tokens"]) / (samples_of_generation(s) * generations)
     response = sum(v["completions/mean_length"] for v in known[1:]) / (len(known) - 1)
     return max(1.0, tokens - response)
 
@@ -82,6 +78,6 @@ FRAMEWORK = Framework(
     strip="train/",
     console=console,
     prompts_of=prompt,
-    group=group,
+    group=optimizer_steps,
     folds=True,
 )

@@ -1,0 +1,381 @@
+"""TRL's arguments: one row each, written from a plan and read.
+
+Arguments and defaults: trl/trainer/grpo_config.py, trl/experimental/ppo/ppo_config.py and transformers'
+TrainingArguments (TRL 1.16.0); those of `vllm serve`, which runs a rollout on GPUs of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import RoleDescription
+from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, own_modules
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import longest_prompt, longest_response
+from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.table import (
+    Codec,
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    choice,
+    count,
+    flag,
+    given_that,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, trained_by
+from rlhfsim.plan import Plan
+from rlhfsim.specs.model.presets import elsewhere, preset_name
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs
+
+LOSSES: dict[Algorithm, str] = {
+    "grpo": "grpo",
+    "dr-grpo": "dr_grpo",
+    "dapo": "dapo",
+    "gspo": "grpo",
+    "cispo": "cispo",
+}
+"""`loss_type` of the GRPO trainer; GSPO's is that of GRPO with ratios of whole responses."""
+READ_LOSSES: dict[str, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
+"""Losses that another step than GRPO's follows from."""
+SEQUENCES = 256
+"""Sequences at a time of a vLLM engine that is told nothing."""
+LIGER = Head(
+    train_bytes=16,
+    score_bytes=10,
+    source="LigerFusedLinearGRPOLoss, chunk_size 1: logits of one response in BF16 and FP32, their "
+    "log-softmax and gradients (linkedin/Liger-Kernel, src/liger_kernel/chunked_loss/grpo_loss.py)",
+)
+ACCELERATE, SERVER = "accelerate", "server"
+"""Titles of the sections that become accelerate.yaml and server.sh."""
+TRAINER, ADAPTERS, RANK = "trainer", "use_peft", "lora_r"
+"""Keys of the class that trains, and of adapters."""
+MARKS = (
+    "per_device_train_batch_size",
+    "num_generations",
+    "steps_per_generation",
+    "max_completion_length",
+    "vllm_mode",
+    "use_vllm",
+    DEEPSPEED,
+    FSDP,
+)
+"""Beginnings of keys that no other framework has."""
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def accumulation(plan: Plan) -> int:
+    """Micro-batches of a rank in one optimizer step.
+
+    Raises:
+        RlhfsimError: the samples of an optimizer step do not split into them.
+    """
+    work, layout = plan.workload, plan.placement.actor.layout
+    pairs, each = 2 if work.algorithm == "dpo" else 1, layout.dp * per_device(plan)
+    samples = work.num_sequences // work.mini_batches // pairs
+    if samples % each:
+        raise RlhfsimError(
+            "batch-not-cut-by-micro-batches",
+            f"TRL accumulates whole micro-batches: {samples} samples of an optimizer step are no multiple "
+            f"of {layout.dp} ranks x {each // layout.dp}",
+            help="design with --prompts, --samples and --mini-batches that the GPUs divide",
+        )
+    return samples // each
+
+
+def per_device(plan: Plan) -> int:
+    """Samples of a micro-batch, or its pairs."""
+    sequences = plan.placement.actor.layout.micro_batch
+    return max(1, sequences // 2) if plan.workload.algorithm == "dpo" else sequences
+
+
+def _batch(plan: Plan) -> str:
+    work = plan.workload
+    return f"{work.prompts} prompts x {work.samples} samples, {work.mini_batches} optimizer steps a batch"
+
+
+def _whole_generation(read: Fields) -> int:
+    """Micro-batches of a process between two generations, where they are not said as such."""
+    samples, each = read["generation"], read["actor.micro_batch"] * max(1, read["actor.gpus"])
+    return max(1, samples // each) if samples else int(read["accumulation"])
+
+
+def optimizer_steps(s: FrameworkSettings) -> int:
+    """Optimizer steps from one generation to the next: `step_time` is of one."""
+    return _steps(TABLE.read(s))
+
+
+def _steps(read: Fields) -> int:
+    return max(1, int(read["per_generation"]) * int(read["workload.epochs"]) // int(read["accumulation"]))
+
+
+def samples_of_generation(s: FrameworkSettings) -> int:
+    """Samples of all processes from one generation to the next."""
+    return _samples(TABLE.read(s))
+
+
+def _samples(read: Fields) -> int:
+    return int(read["actor.gpus"] * read["actor.micro_batch"] * read["per_generation"])
+
+
+# --- what no row can say ------------------------------------------------------------------------------------
+
+
+def _algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the trainer and its loss."""
+    trainer = s.text(TRAINER, default="GRPOTrainer")
+    if trainer.startswith(("DPO", "KTO")):
+        raise RlhfsimError(
+            "no-rollout",
+            f"{trainer} trains on given pairs or labels, without a rollout",
+            help="ask rlhfsim estimate --algorithm dpo, with the layout of the configuration",
+        )
+    if "RLOO" in trainer:
+        return "rloo"
+    if s.find("importance_sampling_level") == "sequence":
+        return "gspo"
+    return READ_LOSSES.get(s.text("loss_type", default=""), "grpo")
+
+
+def _reward(s: FrameworkSettings) -> str | None:
+    """The reward model among the rewards; None: functions, by their names, or a model that is not known."""
+    named = s.find("reward_model_name_or_path", "reward_funcs")
+    names = [str(name) for name in (named if isinstance(named, list) else [named])]
+    return next((name for name in names if preset_name(name) or elsewhere(name)), None)
+
+
+def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
+    """Of the training pass where one update follows a generation and nothing corrects for the engine.
+
+    grpo_trainer.py: without `old_per_token_logps` the loss takes its own, detached. Several passes over
+    samples within one optimizer step need none either, which a workload cannot say: it has no forward.
+    """
+    corrected = read["vllm"] and s.flag("vllm_importance_sampling_correction", default=True)
+    if _steps(read) > 1 or corrected:
+        return "recompute"
+    return "reused" if read["workload.epochs"] == 1 else "rollout"
+
+
+def _software(s: FrameworkSettings, read: Fields) -> Software | None:
+    """Liger's loss goes through one response at a time; None: all logits of a micro-batch stand at once."""
+    if not s.flag("use_liger_kernel", "use_liger_loss"):
+        return None
+    return replace(default_software(read["backend"]), head=replace(LIGER, tokens=read["limit.response"]))
+
+
+def _longest_prompt(s: FrameworkSettings, read: Fields) -> int | None:
+    """What the engine's length leaves beside a response: TRL cuts no prompts."""
+    both = s.count("vllm_max_model_length", "max_model_len")
+    return max(1, both - read["limit.response"]) if both else None
+
+
+def _per_node(read: Fields) -> int:
+    gpus, nodes = int(read["actor.gpus"]), int(read["actor.nodes"])
+    return max(1, gpus // nodes) if nodes > 1 else min(8, gpus)
+
+
+def _ppo(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """A PPOConfig: the policy's own modules generate, and the value model starts from the reward model."""
+    reward = s.text("reward_model_path", "reward_model")
+    together = max(1, s.whole("local_rollout_forward_batch_size", default=64))
+    scored = RoleDescription(layout=cut(read, read["actor.gpus"], micro_batch=together))
+    return {
+        "workload.algorithm": "ppo",
+        "workload.model": s.model("sft_model_path", "model_name_or_path", "model"),
+        "workload.critic": reward,
+        "workload.reward.model": reward,
+        "workload.prompts": max(1, read["actor.gpus"] * read["actor.micro_batch"] * read["accumulation"]),
+        "workload.samples": 1,
+        "workload.epochs": s.whole("num_ppo_epochs", default=4),
+        "workload.mini_batches": max(1, s.whole("num_mini_batches", default=1)),
+        "kl": True,
+        "limit.response": s.whole("response_length", default=53),
+        "roles": {"reference": scored, "reward": scored},
+        "rollout.max_num_seqs": SEQUENCES,
+        "rollout.memory_utilization": MODULES_SHARE,
+        **_modules(read),
+    }
+
+
+def _modules(read: Fields) -> dict[str, Any]:
+    """The policy's own modules generate."""
+    own = own_modules(read["actor.zero"])
+    return {"rollout.sleep": own.get("sleep", 0), "weight_path": own["weight_path"]}
+
+
+def _engine(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """The engine that generates: in the processes that train, or started by `vllm serve` on its own GPUs."""
+    if not read["vllm"]:
+        return {"rollout.max_num_seqs": SEQUENCES, **_modules(read)}
+    if read["shared"]:
+        sequences = read["actor.micro_batch"] * read["per_generation"] * read["rollout.tp"]
+        return {"rollout.max_num_seqs": sequences, "weight_path": "ipc"}
+    each = read["rollout.tp"] * read["rollout.pp"]
+    gpus = s.whole("vllm_gpus", default=each * read["rollout.dp"])
+    return {"rollout.gpus": gpus, "rollout.dp": gpus // max(1, each), "weight_path": "broadcast"}
+
+
+def _groups(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """A GRPOConfig or an RLOOConfig."""
+    return {
+        "workload.algorithm": _algorithm(s),
+        "workload.model": s.model("model_name_or_path", "model"),
+        "workload.reward.model": _reward(s),
+        "workload.prompts": max(1, _samples(read) // max(1, read["workload.samples"])),
+        "workload.mini_batches": max(1, read["per_generation"] // read["accumulation"]),
+        "workload.old_logprobs": _old_logprobs(s, read),
+        "limit.prompt": _longest_prompt(s, read),
+        "software": _software(s, read),
+        **_engine(s, read),
+    }
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    s.overruled("args", "processing_class", "callbacks", "num_gpus", TABLE.key("rollout.sleep"))
+    s.overruled(*TABLE.names("actor.offload_optimizer"), *TABLE.names("actor.offload_params"))
+    fsdp = read["backend"] == "fsdp2"
+    return {
+        "backend": read["backend"],
+        "actor.each": s.whole("gpus_per_node", default=_per_node(read)),
+        "actor.offload_params": read["actor.offload_optimizer"] if fsdp else read["actor.offload_params"],
+        "workload.packing": False,
+        **(_groups(s, read) if read["rollout"] else _ppo(s, read)),
+    }
+
+
+def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
+    return s.share(*keys, default=0.0) != 0
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+_TRAINED = of_held("actor.train", "actor")
+_BATCH: tuple[Row, ...] = (
+    Key("actor.micro_batch", "per_device_train_batch_size", 8, whole(floor=1), when="!pairs", why=_TRAINED),
+    FixedKey("per_device_train_batch_size", per_device, "pairs", _TRAINED),
+    Key("accumulation", "gradient_accumulation_steps", 1, whole(floor=1)),
+    FixedKey("max_length", lambda plan: longest_prompt(plan) + longest_response(plan), "!rollout"),
+    *given_that(
+        "rollout",
+        Key("workload.samples", "num_generations", 8),
+        Key("per_generation", "steps_per_generation", _whole_generation, count(), why=_batch),
+        Key("workload.epochs", "num_iterations", 1),
+        Key("limit.response", "max_completion_length", 512),
+    ),
+)
+_TRAINING: tuple[Row, ...] = (
+    FixedKey("bf16", True),
+    Key(
+        "actor.recompute",
+        "gradient_checkpointing",
+        "full",
+        flag("full", "none", "selective", both=True),
+        why=_TRAINED,
+    ),
+    Key("workload.optimizer", "optim", codec=marked("adam8bit", "adamw_bnb_8bit", "adam", mark="8bit")),
+    Key("adapters", ADAPTERS, codec=flag()),
+    Key("workload.lora.rank", RANK, 16, when="adapters"),
+    Key("alpha", "lora_alpha", read=False),
+    Key("workload.lora.base", "load_in_4bit", codec=flag("nf4", "bf16")),
+    FixedKey("use_bnb_nested_quant", True, "workload.lora.base=nf4"),
+)
+_GROUPS = "rollout !workload.algorithm=rloo"
+
+
+def _clip(end: int) -> Any:
+    """One end of the clip range, where the algorithm has its own."""
+
+    def value(plan: Plan) -> float | None:
+        name = plan.workload.algorithm
+        if name not in CLIP_RANGES:
+            return None
+        return CLIP_RANGES[name][end] + (name == "cispo" and end == 1)
+
+    return value
+
+
+_ALGORITHM: tuple[Row, ...] = (
+    Key(
+        "kl",
+        "beta",
+        codec=Codec(lambda kl: 0.001 if kl else 0.0, _kl),
+        when="rollout",
+        why=lambda plan: "" if plan.placement.reference else "no reference model",
+    ),
+    Key("workload.algorithm", "loss_type", codec=choice(LOSSES), when=_GROUPS, read=False),
+    FixedKey("scale_rewards", "none", "workload.algorithm=dr-grpo"),
+    FixedKey("importance_sampling_level", "sequence", "workload.algorithm=gspo"),
+    FixedKey("epsilon", _clip(0)),
+    FixedKey("epsilon_high", _clip(1)),
+)
+_ROLLOUT: tuple[Row, ...] = (
+    Key("vllm", "use_vllm", codec=flag(), when="rollout", why=of_call("actor.generate")),
+    Key("shared", "vllm_mode", True, choice({True: "colocate", False: "server"}, True), when="vllm"),
+    Key("limit.total", "vllm_max_model_length", when="vllm", read=False),
+    FixedKey(
+        "vllm_importance_sampling_correction",
+        False,
+        "vllm !workload.old_logprobs=recompute",
+        "one forward pass less",
+    ),
+    Key("rollout.tp", "vllm_tensor_parallel_size", 1, when="vllm shared"),
+    Key(
+        "rollout.memory_utilization",
+        "vllm_gpu_memory_utilization",
+        0.3,
+        number(),
+        when="rollout shared",
+        why=of_held("actor.generate", "rollout"),
+    ),
+    Key("rollout.sleep", "vllm_enable_sleep_mode", codec=flag(2, 0, 1, both=True), when="vllm shared"),
+)
+_SERVER = given_that(
+    "vllm !shared",
+    Key("rollout.tp", "--tensor-parallel-size", 1, also=("vllm_tensor_parallel_size",)),
+    Key("rollout.dp", "--data-parallel-size", 1),
+    Key("rollout.pp", "--pipeline-parallel-size", 1),
+    Key("rollout.memory_utilization", "--gpu-memory-utilization", 0.9, number()),
+    Key("rollout.max_num_seqs", "--max-num-seqs", SEQUENCES),
+    Key("rollout.max_batched_tokens", "--max-num-batched-tokens", 8192),
+    Key("limit.total", "--max-model-len", read=False),
+    Key("rollout.cuda_graphs", "--enforce-eager", codec=flag(False, True)),
+    Key("rollout.precision", "--quantization", codec=marked("fp8", "fp8")),
+    Key("rollout.kv_precision", "--kv-cache-dtype", codec=marked("fp8", "fp8")),
+)
+TABLE = Table(
+    {
+        ACCELERATE: ROWS,
+        "batch and lengths": _BATCH,
+        "training": _TRAINING,
+        "algorithm": _ALGORITHM,
+        "rollout": _ROLLOUT,
+        SERVER: _SERVER,
+    },
+    _rest,
+    {
+        "pairs": lambda plan: plan.workload.algorithm == "dpo",
+        "accumulation": accumulation,
+        "per_generation": lambda plan: accumulation(plan) * plan.workload.mini_batches,
+        "adapters": lambda plan: plan.workload.lora is not None,
+        "vllm": lambda plan: plan.placement.rollout is not None,
+    },
+    {
+        "backend": lambda s, read: trained_by(s),
+        "rollout": lambda s, read: not s.text(TRAINER, default="GRPOTrainer").startswith("PPO"),
+        "generation": lambda s, read: s.count("generation_batch_size"),
+        "shared": lambda s, read: True,
+    },
+)
