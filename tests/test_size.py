@@ -21,7 +21,7 @@ SPACE = {
 }
 BUDGET = {
     "rlhfsim": 11200,
-    "rlhfsim/calibration": 32000,
+    "rlhfsim/calibration": 32500,
     "rlhfsim/cli": 30000,
     "rlhfsim/desk": 11500,
     "rlhfsim/frameworks": 92000,

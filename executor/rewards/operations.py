@@ -51,7 +51,11 @@ class RuleCounts:
         row = {f"rules/{name}/{count}": float(getattr(self, count)) for count in counts}
         if self.seconds:
             p50, p99 = np.percentile(self.seconds, (50, 99))
-            row |= {f"latency/{name}/p50_s": float(p50), f"latency/{name}/p99_s": float(p99)}
+            mean = float(np.mean(self.seconds))
+            row |= {
+                f"latency/{name}/{of}_s": s
+                for of, s in (("mean", mean), ("p50", float(p50)), ("p99", float(p99)))
+            }
         return row
 
     def words(self, name: str) -> str | None:

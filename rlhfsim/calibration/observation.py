@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,8 +33,12 @@ from rlhfsim.frameworks.rlhfsim.run_folder import (
     read_metrics,
 )
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.step.rule_rewards import rounds, rules_ahead
 from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Span, Trace, read_trace
 
+RULE = re.compile(r"latency/.+/mean_s")
+"""Metric of a rule: mean seconds of a sample."""
+SCORE = "rules.score"
 FAILED = "failed"
 """Attribute of a span whose work raised an error."""
 ENVIRONMENT = "environment"
@@ -80,6 +85,8 @@ class Observation:
     """Mean turns of a response; None: no environment, or not measured."""
     answer_s: float | None = None
     """Mean seconds of an environment's answer."""
+    rules_s: tuple[float, ...] = ()
+    """Seconds of one sample, all rules together on one worker, in every counted step that says it."""
     lengths: tuple[StepLengths, ...] = ()
     """Of every counted step; empty where they were not measured in each."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -163,18 +170,19 @@ def observe(
     prompt, response = _tokens([lines[step] for step in counted if step in lines])
     turns, answer_s = _answers([lines[step] for step in counted if step in lines])
     each = tuple(lengths for lengths in measured if lengths is not None)
-    known = environment or {}
+    known, phases, covers = environment or {}, phase_seconds(spans), covered(spans)
     return Observation(
         name=name,
         plan=plan,
-        phases=phase_seconds(spans),
-        covers=covered(spans),
+        phases=phases,
+        covers=covers,
         step_s=tuple(_step_seconds(trace, counted, lines)),
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
         turns=turns,
         answer_s=answer_s,
+        rules_s=_rules(plan, phases, covers, [lines[step] for step in counted if step in lines]),
         lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
@@ -382,6 +390,23 @@ def _answers(rows: Sequence[Row]) -> tuple[float | None, float | None]:
         return None, None
     mean = fmean(t for t, _ in whole)
     return mean, fmean(s for _, s in whole) / mean
+
+
+def _rules(
+    plan: Plan, phases: Mapping[str, Sequence[float]], covers: Mapping[str, object], rows: Sequence[Row]
+) -> tuple[float, ...]:
+    """Seconds of a sample in each step: by the counts of the rules, else by a phase of their own.
+
+    A phase of rules that work while others are decoded holds only what is left of them.
+    """
+    if plan.workload.reward.rules is None or not plan.workload.generates:
+        return ()
+    counted = [sum(s for name in row if RULE.fullmatch(name) and (s := _number(row, name))) for row in rows]
+    if any(counted):
+        return tuple(seconds for seconds in counted if seconds > 0)
+    if SCORE in covers or rules_ahead(plan.workload, plan.framework):
+        return ()
+    return tuple(seconds / rounds(plan.workload) for seconds in phases.get(SCORE, ()) if seconds > 0)
 
 
 def _number(row: Row, name: str) -> float | None:

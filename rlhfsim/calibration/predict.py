@@ -12,8 +12,9 @@ Not known here: memory; and contention on shared links, which only the simulatio
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.pieces import Pieces
@@ -139,6 +140,7 @@ def pricer_of(
     priced = with_software(given, plan.framework, plan.placement.backend)
     workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
     workload = with_answers(workload, observation.turns, observation.answer_s)
+    workload = with_rules(workload, observation.rules_s)
     cluster = cluster_with(plan, priced)
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
@@ -242,6 +244,15 @@ def with_answers(workload: Workload, turns: float | None, answer_s: float | None
         return workload
     mean = min(max(1.0, turns), environment.turns)
     return replace(workload, environment=replace(environment, mean_turns=mean, seconds_per_turn=answer_s))
+
+
+def with_rules(workload: Workload, seconds: Sequence[float]) -> Workload:
+    """The workload with the median of what its rules took for a sample in the steps of a run."""
+    rules = workload.reward.rules
+    if rules is None or not seconds:
+        return workload
+    measured = replace(rules, seconds_per_sample=median(seconds))
+    return replace(workload, reward=replace(workload.reward, rules=measured))
 
 
 def with_mean(lengths: AnyLengths, mean: float) -> AnyLengths:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import yaml
 
 from rlhfsim import units
@@ -25,7 +26,7 @@ from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_new
 from rlhfsim.specs.hardware.biases import FrameworkBiases, NearRun
-from rlhfsim.specs.hardware.calibrated import Point, Provenance
+from rlhfsim.specs.hardware.calibrated import MeasuredRules, Point, Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
     aliases,
@@ -143,6 +144,7 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
             calibration=origin,
             coefficients={**calibration.profile.coefficients, **moved},
             biases=biases_after(calibration),
+            rules=rules_after(calibration),
         )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
@@ -154,6 +156,11 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
     }
     if biases := biases_after(calibration):
         data["biases"] = {name: _plain_biases(known) for name, known in biases.items()}
+    if rules := rules_after(calibration):
+        data["rules"] = [
+            {"stated": written(of.stated, "s"), "seconds_per_sample": _numbers(of.seconds_per_sample)}
+            for of in rules
+        ]
     return HEADER + yaml_text(data)
 
 
@@ -163,6 +170,33 @@ def biases_after(calibration: Calibration) -> dict[str, FrameworkBiases]:
     versions = "".join(f", {name} {version}" for name, version in origin.versions.items())
     source = f"calibrated {origin.date} on {len(origin.runs)} runs, {origin.device}{versions}"
     return {**calibration.profile.biases, **section(calibration.biases, source[:MAX_SOURCE])}
+
+
+def rules_after(calibration: Calibration) -> tuple[MeasuredRules, ...]:
+    """The key `rules`: medians of runs by the seconds that their workload stated, P10 to P90 of their steps.
+
+    What was measured before where the runs stated that measurement is measured anew.
+    """
+    origin, by_stated = provenance(calibration), dict[float, list[Observation]]()
+    for run in calibration.observations:
+        if run.rules_s and (rules := run.plan.workload.reward.rules) is not None:
+            by_stated.setdefault(rules.seconds_per_sample, []).append(run)
+    new = {
+        stated: _of_rules(runs, f"calibrated {origin.date} on {', '.join(run.name for run in runs)}")
+        for stated, runs in by_stated.items()
+    }
+    old = {of.stated: of.seconds_per_sample for of in calibration.profile.rules}
+    merged = {stated: new.get(measured.value, measured) for stated, measured in old.items()} | new
+    return tuple(MeasuredRules(stated=stated, seconds_per_sample=c) for stated, c in sorted(merged.items()))
+
+
+def _of_rules(runs: Sequence[Observation], source: str) -> Coefficient:
+    steps = [seconds for run in runs for seconds in run.rules_s]
+    value = median(median(run.rules_s) for run in runs)
+    low, high = (float(x) for x in np.quantile(steps, (0.1, 0.9)))
+    return Coefficient(
+        value=value, low=min(value, low), high=max(value, high), dimension="s", source=source[:MAX_SOURCE]
+    )
 
 
 def _plain_biases(known: FrameworkBiases) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.weight_paths import SEARCHED, WeightPath
 from rlhfsim.specs.workload.workload import Lora, Workload
+from rlhfsim.step.rule_rewards import with_measured_rules
 
 Objective = Literal["time", "tokens", "cost", "energy", "memory"]
 """tokens, cost and energy are time: the cluster is rented whole and works through the same tokens."""
@@ -147,6 +148,7 @@ class Request(_Runner):
         object.__setattr__(self, "cluster", priced)
         if runs and self.workload.old_logprobs == "recompute" and runs.reuses_logprobs(self.workload):
             object.__setattr__(self, "workload", replace(self.workload, old_logprobs="reused"))
+        object.__setattr__(self, "workload", with_measured_rules(self.workload, self.cluster))
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",

@@ -196,7 +196,7 @@ def steps_of(setting: CallSetting, call: Call, generation: Generation | None) ->
             Step(
                 name=call.name,
                 pools=(CPU_POOL,),
-                cost=rules_cost(setting.workload),
+                cost=rules_cost(setting.workload, setting.cluster),
                 needs=call.needs,
                 streams=True,
                 ahead=rules_ahead(setting.workload, setting.cluster.framework),

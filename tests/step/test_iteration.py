@@ -65,7 +65,7 @@ def _fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "train_cost", lambda s, role, placed: seconds(SECONDS[f"{role}.train"]))
     monkeypatch.setattr(module, "forward_cost", lambda s, call, placed: seconds(SECONDS[call.name]))
     monkeypatch.setattr(module, "sync_cost", lambda s: seconds(SECONDS["sync"]))
-    monkeypatch.setattr(module, "rules_cost", lambda w: seconds(8.0))
+    monkeypatch.setattr(module, "rules_cost", lambda w, c: seconds(8.0))
     monkeypatch.setattr("rlhfsim.step.iteration.controller_cost", lambda s: Cost())
     monkeypatch.setattr(module.offload, "moves", lambda *a: (Cost(), Cost()))
 

@@ -14,11 +14,13 @@ from rlhfsim.calibration.fit import Calibrated, Calibration
 from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
-from rlhfsim.calibration.profile_writer import error_pair, provenance
+from rlhfsim.calibration.profile_writer import error_pair, provenance, rules_after
 from rlhfsim.present.tables import CUT, REST, grid, table
 from rlhfsim.present.terminal.console import drawn, labelled
 from rlhfsim.present.words import between, decimals, error_text, fixed, plural, value_text
+from rlhfsim.specs.hardware.calibrated import MeasuredRules
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.units import format
 
 BOUND = 1.001
 """A value this near to the end of its interval lies at a bound."""
@@ -58,7 +60,16 @@ def summary(fitted: Calibration) -> dict[str, str]:
         "fitted": f"{_biases_told(fitted)}{len(fitted.coefficients)} coefficients to {fitted.data} times; "
         f"{len(fitted.unidentified)} cannot be told and keep their values",
     }
+    if rules := [_rules_told(of) for of in rules_after(fitted)]:
+        rows |= {"reward rules": "; ".join(rules)}
     return rows | {"error": _error_line(fitted.errors)}
+
+
+def _rules_told(of: MeasuredRules) -> str:
+    """What rules were said to take, and what they took."""
+    measured = of.seconds_per_sample
+    value, low, high = (format(seconds, "s") for seconds in (measured.value, measured.low, measured.high))
+    return f"{value} a sample ({low} to {high}), where workloads state {format(of.stated, 's')}"
 
 
 def _biases_told(fitted: Calibration) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlhfsim.specs.loading import checked
-from rlhfsim.specs.quantities import CoefficientText, Text
+from rlhfsim.specs.quantities import CoefficientText, Seconds, Text
 
 COORDINATES = ("params", "sequences", "prompt", "response", "gpus")
 """Logarithms of: parameters of the role's model, sequences of a step, mean prompt and response tokens,
@@ -54,6 +54,17 @@ class Provenance:
     """P90 of ln(true / predicted) added per e-fold of distance from the region."""
     region: dict[str, tuple[Point, ...]]
     """Phase -> a point (`COORDINATES`) a run."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRules:
+    """What a reward by rules took in runs whose workload stated other seconds for it."""
+
+    stated: Seconds
+    """`reward.rules.seconds_per_sample` of their workload: what states the same takes what was measured."""
+    seconds_per_sample: CoefficientText
+    """Of one sample, all rules together, on one worker."""
 
 
 def distance(points: Sequence[Point], x: Point) -> float:

@@ -39,6 +39,8 @@ __all__ = [
     "profile_names",
     "profile_yaml",
 ]
+MEASURED_LATER = ("biases", "rules")
+"""Keys that only a calibration fills: a profile without them keeps its hash."""
 MAX_DEPTH = 5
 """Profiles in one `extends` chain."""
 
@@ -63,8 +65,7 @@ def profile_yaml(profile: Profile) -> str:
     """A profile as YAML text in base units, curves last; reading it gives the same profile."""
     data = {key: value for key, value in json.loads(json.dumps(asdict(profile))).items() if value is not None}
     curves = data.pop("curves", None)
-    if not data["biases"]:
-        del data["biases"]
+    data = {key: value for key, value in data.items() if value or key not in MEASURED_LATER}
     text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
@@ -98,8 +99,7 @@ def _hash_of(key: _Priceless) -> str:
     data = asdict(replace(key.profile, price=None))
     if data["calibration"] is None:  # a profile that was never calibrated keeps its hash
         del data["calibration"]
-    if not data["biases"]:
-        del data["biases"]
+    data = {key: value for key, value in data.items() if value or key not in MEASURED_LATER}
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
