@@ -117,9 +117,9 @@ _LAYOUT = {
 }
 
 
-def cut(read: Fields, gpus: int, **changes: Any) -> Layout:
-    """The actor's layout as rows say it, on so many GPUs."""
-    said = {name: read[f"actor.{name}"] for name in _LAYOUT["actor"] if name not in changes} | changes
+def cut(read: Fields, gpus: int, *, role: str = "actor", **changes: Any) -> Layout:
+    """The layout of a role as rows say it, on so many GPUs."""
+    said = {name: read[f"{role}.{name}"] for name in _LAYOUT["actor"] if name not in changes} | changes
     split = said.pop("sequence_parallel") or (said["tp"] or 1) == 1
     return training_layout(
         gpus, sequence_parallel=split, **{name: value for name, value in said.items() if value is not None}

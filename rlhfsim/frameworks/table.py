@@ -167,7 +167,7 @@ Rule = Callable[[Plan], Iterable[Setting]]
 Row = Key | FixedKey | Rule
 
 
-def given_that(condition: str, *rows: Key | FixedKey) -> tuple[Row, ...]:
+def given_that(condition: str, *rows: Key | FixedKey) -> tuple[Key | FixedKey, ...]:
     """Rows that are written and read only where a condition holds as well; see `holds`."""
     return tuple(replace(row, when=f"{condition} {row.when}".strip()) for row in rows)
 
@@ -253,6 +253,10 @@ class Table:
     def key(self, name: str) -> str:
         """The newest key under which a field is read."""
         return self.names(name)[0]
+
+    def keys_of(self, *fields: str) -> tuple[str, ...]:
+        """Keys of the newest release that say these fields, as settings hold them."""
+        return tuple(dict.fromkeys(bare(key.key) for key in self.keys if key.field in fields))
 
     @property
     def batch(self) -> dict[str, str]:

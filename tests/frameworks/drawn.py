@@ -190,6 +190,7 @@ def _layout(rng: random.Random, backend: Backend, *, packing: bool) -> Layout:
         tp = pick((1, 2, 4))
         given |= {"tp": tp, "pp": pp, "ep": ep, "zero": 1, "vp": pick((1, 2)) if pp > 1 else 1}
         given |= {"etp": pick((1, tp)) if ep > 1 else 1}
+        given |= {"dispatcher": pick((None, "alltoall", "deepep")) if ep > 1 else None}
         given |= pick(({}, {}, host, host | {"offload_fraction": 0.5}))
         given |= {"sequence_parallel": pick((True, True, False))}
     else:

@@ -21,8 +21,7 @@ from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
-from rlhfsim.frameworks.nemo_rl.configuration import _dispatcher as nemo_rl_dispatcher
-from rlhfsim.frameworks.nemo_rl.export import _megatron as nemo_rl_keys
+from rlhfsim.frameworks.nemo_rl.keys import TABLE as NEMO_RL
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
@@ -290,16 +289,17 @@ def test_no_field_of_a_plan_is_unknown_to_exporters(spec: type) -> None:
 def test_a_dispatcher_is_written_for_nemo_rl_and_read_back(
     dispatcher: Dispatcher, keys: tuple[str, str]
 ) -> None:
-    layout = Layout(tp=2, dp=4, ep=8, dispatcher=dispatcher, ep_overlap=True)
-    prefix = "policy.megatron_cfg"
-    settings = list(nemo_rl_keys(prefix, RolePlacement(pool="all", layout=layout), ""))
+    layout, group = Layout(tp=2, dp=4, ep=8, dispatcher=dispatcher, ep_overlap=True), "policy.megatron_cfg"
+    asked = planned(RECIPES["nemo-rl"][0])
+    asked = with_placement(asked, actor=replace(asked.placement.actor, layout=layout), backend="megatron")
+    settings = (setting for section in NEMO_RL.write(asked) for setting in section.settings)
     values = {setting.key.lstrip("+"): setting.value for setting in settings}
     named = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend")
-    assert tuple(values[f"{prefix}.{name}"] for name in named) == keys
-    assert nemo_rl_dispatcher(FrameworkSettings(values, "written"), prefix) == dispatcher
-    assert (
-        nemo_rl_dispatcher(FrameworkSettings({f"{prefix}.moe_enable_deepep": True}, "other"), prefix) is None
-    )
+    assert tuple(values[f"{group}.{name}"] for name in named) == keys
+    assert NEMO_RL.read(FrameworkSettings(values, "written"))["actor.dispatcher"] == dispatcher
+    other = {f"{group}.enabled": True, f"{group}.expert_model_parallel_size": 8}
+    deepep = FrameworkSettings({**other, f"{group}.moe_enable_deepep": True}, "other")
+    assert NEMO_RL.read(deepep)["actor.dispatcher"] is None
 
 
 def test_what_no_key_says_of_the_experts_exchange_is_said() -> None:

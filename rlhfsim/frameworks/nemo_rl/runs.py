@@ -81,6 +81,7 @@ RUNS = Runs(
         "old log-probs of the rollout",
         "old log-probs of the training pass",
     ),
+    only_with={"FP8 training": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
     "no role has GPUs of its own but the rollout",
 )

@@ -139,7 +139,7 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
         pools["reward"] = "critic"
     present = {"reference": _kl(s), "critic": ppo, "reward": reward}
     offloaded = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
-    scored = {} if read["packs"] else {"micro_batch": _scored_together(s, read)}
+    scored: dict[str, Any] = {} if read["packs"] else {"micro_batch": _scored_together(s, read)}
     roles = {}
     for name, pool in pools.items():
         nodes, each = (names(f"{pool or FLAGS[name]}.num_{unit}") for unit in ("nodes", "gpus_per_node"))

@@ -1,0 +1,235 @@
+"""How NeMo-RL trains the policy and the value model: keys of Megatron-Core and of its DTensor engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.table import (
+    Codec,
+    FixedKey,
+    Key,
+    count,
+    flag,
+    given_that,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.layout import Dispatcher, Layout
+from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.software import Software, default_software
+
+ENGINES = {"megatron": "megatron_cfg", "fsdp2": "dtensor_cfg"}
+MODELS = {"actor": "policy", "critic": "value"}
+"""Role -> the group of its keys; rewards come from an environment."""
+BUDGETS = tuple(
+    f"policy.{group}.{kind}_mb_tokens"
+    for group in ("sequence_packing", "dynamic_batching")
+    for kind in ("train", "logprob")
+)
+"""Keys of the tokens of a micro-batch."""
+DISPATCHERS: Mapping[Dispatcher, tuple[str, str]] = {
+    "alltoall": ("alltoall", ""),
+    "allgather": ("allgather", ""),
+    "deepep": ("flex", "deepep"),
+    "hybridep": ("flex", "hybridep"),
+}
+"""Dispatcher of experts -> moe_token_dispatcher_type and moe_flex_dispatcher_backend of Megatron-Core."""
+
+
+def _dispatcher(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> Dispatcher | None:
+    """The dispatcher of two keys; None: no key says it."""
+    group = keys[0].rpartition(".")[0]
+    backend = s.find(f"{group}.moe_flex_dispatcher_backend")
+    if s.flag(f"{group}.moe_enable_deepep"):
+        backend = "deepep"
+    said = str(s.find(*keys) or ""), str(backend or "")
+    return next((name for name, words in DISPATCHERS.items() if words == said), None)
+
+
+def _recomputed(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> str:
+    if not s.flag(*keys):
+        return "none"
+    said = s.find(f"{keys[0].rpartition('.')[0]}.recompute_granularity")
+    return "selective" if said == "selective" else "full"
+
+
+def packed(s: FrameworkSettings, role: str = "actor") -> bool:
+    """Whether micro-batches are packs of samples."""
+    return s.flag(f"{MODELS[role]}.sequence_packing.enabled", default=role == "actor")
+
+
+def _micro_batch(s: FrameworkSettings, read: Fields, role: str) -> dict[str, int | None]:
+    """Sequences of a micro-batch, or tokens of a GPU: limits are of the cp ranks of a sequence together."""
+    model = MODELS[role]
+    size = max(
+        1, s.whole(*dict.fromkeys(f"{m}.train_micro_batch_size" for m in (model, "policy")), default=4)
+    )
+    packing = packed(s, role)
+    if not (packing or s.flag(f"{model}.dynamic_batching.enabled")):
+        return {"micro_batch": size * (1 if read["rollout"] else 2)}
+    name = f"{model}.{'sequence_packing' if packing else 'dynamic_batching'}"
+    scored = s.whole(f"{model}.logprob_batch_size", default=size) * read["limit.total"]
+    limits = {
+        "pack_tokens": s.whole(f"{name}.train_mb_tokens", default=size * read["limit.total"]),
+        "score_pack_tokens": s.whole(f"{name}.logprob_mb_tokens", default=scored),
+    }
+    return {field: max(1, math.ceil(tokens / read[f"{role}.cp"])) for field, tokens in limits.items()}
+
+
+def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
+    """The layout of the policy or the value model; what the other engine is told is void."""
+    megatron, model = read["backend"] == "megatron", MODELS[role]
+    s.overruled(*(f"{model}.{engine}." for backend, engine in ENGINES.items() if backend != read["backend"]))
+    changes: dict[str, Any] = {"zero": 1 if megatron else 3, **_micro_batch(s, read, role)}
+    if not megatron:
+        changes["offload_params"] = read[f"{role}.offload_optimizer"]
+    else:
+        stages = s.count(f"{model}.{ENGINES['megatron']}.virtual_pipeline_model_parallel_size") or 1
+        changes["vp"] = stages if read[f"{role}.pp"] > 1 else 1
+    if read[f"{role}.offload_fraction"] == 0:
+        changes |= {"offload_optimizer": "none", "offload_fraction": 1.0}
+    return cut(read, read["actor.gpus"], role=role, **changes)
+
+
+def _of(role: str) -> Callable[[Plan], RolePlacement]:
+    def placed(plan: Plan) -> RolePlacement:
+        found = plan.placement.critic if role == "critic" else plan.placement.actor
+        assert found is not None
+        return found
+
+    return placed
+
+
+CHUNKED = Head(
+    train_bytes=12,
+    score_bytes=4,
+    source="NeMo-RL, distributed/model_utils.py, ChunkedDistributedLogprob: FP32 copies and softmax of a "
+    "chunk alone; logits counted in FP32, gradients of chunks and their concatenation",
+)
+"""Around the logits with `policy.logprob_chunk_size`."""
+
+
+def software(s: FrameworkSettings, read: Fields) -> Software | None:
+    """Log-probs in chunks of the sequence; None: of all tokens at once."""
+    if not s.find("policy.logprob_chunk_size"):
+        return None
+    return replace(default_software(read["backend"]), head=CHUNKED)
+
+
+def adapters(backend: str, group: str) -> tuple[Key | FixedKey, ...]:
+    """Keys of LoRA with one of the engines."""
+    return given_that(
+        f"backend={backend}",
+        Key("adapters", f"{group}.enabled", codec=flag()),
+        Key("workload.lora.rank", f"{group}.dim", 8, when="adapters"),
+        Key("alpha", f"{group}.alpha", read=False),
+    )
+
+
+def engine(role: str) -> tuple[Key | FixedKey, ...]:
+    """How the policy or the value model is cut, what it keeps, its micro-batches."""
+    model, placed, policy = MODELS[role], _of(role), role == "actor"
+    train = of_call(f"{role}.train")
+    held = of_held(f"{role}.train", role)
+    megatron, dtensor = (f"{model}.{ENGINES[backend]}" for backend in ("megatron", "fsdp2"))
+    packing, batching = f"{model}.sequence_packing", f"{model}.dynamic_batching"
+    adam = f"{megatron}.optimizer.optimizer"
+    sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
+    rows = (
+        Key("backend", f"{megatron}.enabled", codec=flag("megatron", "fsdp2", both=True), read=policy),
+        Key("backend", f"{dtensor}.enabled", codec=flag("fsdp2", "megatron", both=True), read=False),
+        *given_that(
+            "backend=megatron",
+            Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
+            Key(f"{role}.pp", f"{megatron}.pipeline_model_parallel_size", 1, whole(1)),
+            Key(f"{role}.cp", f"{megatron}.context_parallel_size", 1, whole(1)),
+            Key(f"{role}.ep", f"{megatron}.expert_model_parallel_size", 1, whole(1)),
+            Key(f"{role}.etp", f"{megatron}.expert_tensor_parallel_size", 1, count()),
+            Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
+            Key(
+                f"{role}.dispatcher",
+                f"++{megatron}.moe_token_dispatcher_type",
+                codec=Codec(lambda name: DISPATCHERS[name][0] if name in DISPATCHERS else None, _dispatcher),
+                when=f"{role}.ep>1",
+            ),
+            *(
+                FixedKey(
+                    f"++{megatron}.moe_flex_dispatcher_backend",
+                    backend or None,
+                    f"{role}.ep>1 {role}.dispatcher={name}",
+                )
+                for name, (_, backend) in DISPATCHERS.items()
+            ),
+            FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),
+            Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
+            Key(
+                f"{role}.offload_fraction",
+                f"{adam}_offload_fraction",
+                1.0,
+                number(),
+                when=f"{role}.offload_optimizer=cpu",
+            ),
+            Key(
+                f"{role}.recompute",
+                f"{megatron}.activation_checkpointing",
+                codec=Codec(lambda kind: kind != "none", _recomputed),
+                why=held,
+            ),
+            Key("workload.gradients", sums, codec=flag("backend", "bf16", "fp32", both=True), read=policy),
+        ),
+        *given_that(
+            "backend=fsdp2",
+            Key(f"{role}.tp", f"{dtensor}.tensor_parallel_size", 1, whole(1), why=train),
+            Key(f"{role}.cp", f"{dtensor}.context_parallel_size", 1, whole(1)),
+            Key(f"{role}.sequence_parallel", f"{dtensor}.sequence_parallel", codec=flag(both=True)),
+            Key(f"{role}.ep", f"++{dtensor}.expert_parallel_size", 1, whole(1), quiet=True),
+            Key(f"{role}.offload_optimizer", f"{dtensor}.cpu_offload", codec=flag("cpu", "none", both=True)),
+            Key(
+                f"{role}.recompute",
+                f"{dtensor}.activation_checkpointing",
+                codec=flag("full", "none", "selective", both=True),
+                why=held,
+            ),
+        ),
+        FixedKey(
+            f"{packing}.enabled",
+            lambda plan: (
+                plan.workload.generates and (plan.workload.packing or bool(placed(plan).layout.pack_tokens))
+            ),
+        ),
+        FixedKey(f"{batching}.enabled", False, "rollout"),
+        FixedKey(
+            f"{model}.train_micro_batch_size",
+            lambda plan: max(1, placed(plan).layout.micro_batch // 2),
+            "!rollout",
+            lambda plan: f"pairs. {held(plan)}",
+        ),
+        Key(f"{role}.micro_batch", f"{model}.train_micro_batch_size", when="rollout", why=held, read=False),
+        *(
+            [Key("scored.micro_batch", f"{model}.logprob_batch_size", when="rollout", read=False)]
+            if policy
+            else []
+        ),
+        Key(f"{role}.packs", f"{packing}.train_mb_tokens", why="of all CP ranks", read=False),
+        Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", read=False),
+    )
+    return rows if policy else given_that("critic", *rows)
+
+
+def packs(role: str, *, scoring: bool) -> Callable[[Plan], int | None]:
+    """Tokens of a pack on all ranks of a sequence."""
+
+    def tokens(plan: Plan) -> int | None:
+        placed = plan.placement.critic if role == "critic" else plan.placement.actor
+        return placed.layout.pack(scoring=scoring) if placed and placed.layout.pack_tokens else None
+
+    return tokens

@@ -1,0 +1,389 @@
+"""NeMo-RL's keys: one row each, written from a plan and read (NVIDIA-NeMo/RL at 7ea279a).
+
+Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes build; dpo.yaml of preferences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from rlhfsim.frameworks.configuration.described import RoleDescription
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Setting, Value, longest_response, predicted
+from rlhfsim.frameworks.export import speculation as drafting_keys
+from rlhfsim.frameworks.fields import Fields
+from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
+from rlhfsim.frameworks.nemo_rl.engines import (
+    ENGINES,
+    MODELS,
+    adapters,
+    engine,
+    layout_of,
+    packed,
+    packs,
+    software,
+)
+from rlhfsim.frameworks.table import (
+    ABOVE_ZERO,
+    Codec,
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    flag,
+    given_that,
+    kept,
+    lag,
+    like,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
+"""grpo.adv_estimator.name -> algorithm here."""
+LOSS = "loss_fn"
+VLLM, KWARGS = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
+PENALTY = f"{LOSS}.reference_policy_kl_penalty"
+ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampling_correction"
+TRANSPORT = f"{GEN}.refit_transport"
+FORCED = f"{LOSS}.force_on_policy_ratio"
+ENDS = tuple(f"{VLLM}.num_{end}_layers_in_bf16" for end in ("first", "last"))
+DRAFTS, ESTIMATOR = f"{KWARGS}.speculative_config", "grpo.adv_estimator.name"
+FILTERS, MULTIPLIER = "grpo.use_dynamic_sampling", "grpo.batch_multiplier"
+MOST_BATCHES = "grpo.dynamic_sampling_max_gen_batches"
+MARKS = (
+    "grpo.num_",
+    "dpo.",
+    "policy.megatron_cfg.",
+    "policy.dtensor_cfg.",
+    f"{GEN}.",
+    "policy.train_global_batch_size",
+    PENALTY,
+)
+"""Beginnings of keys that no other framework has."""
+
+
+def loop_of(plan: Plan) -> str:
+    """What begins its keys and names its script."""
+    algorithm = plan.workload.algorithm
+    return algorithm if algorithm in ("ppo", "dpo") else "grpo"
+
+
+def _loop(s: FrameworkSettings) -> str:
+    return next((loop for loop in ("dpo", "ppo") if s.has(loop)), "grpo")
+
+
+# --- what no row can say -------------------------------------------------------------------------------
+
+
+def _algorithm(s: FrameworkSettings, read: Fields) -> Algorithm:
+    """The algorithm of the loop, of its estimator, and of what that subtracts and divides by."""
+    if read["loop"] != "grpo":
+        return cast(Algorithm, read["loop"])
+    found = ESTIMATORS.get(s.text(ESTIMATOR, default="grpo"), "grpo")
+    if found != "grpo" or s.flag("grpo.normalize_rewards", default=True):
+        return found
+    return "rloo" if s.flag("grpo.use_leave_one_out_baseline", default=True) else "dr-grpo"
+
+
+def _on_policy(s: FrameworkSettings, read: Fields) -> bool:
+    """Whether the ratio is that of the training pass with itself, and no forward for old log-probs runs.
+
+    nemo_rl/algorithms/grpo.py at 002cdc2: `seq_logprob_error_threshold` needs them all the same, and more
+    than one update a step is refused.
+    """
+    forced, needed = s.flag(FORCED), s.find("grpo.seq_logprob_error_threshold")
+    one_update = read["workload.prompts"] * read["workload.samples"] == read["update"]
+    return forced and needed is None and one_update and (read["workload.epochs"] or 1) == 1
+
+
+def _critic(s: FrameworkSettings) -> str | None:
+    named = s.find("value.model_name")
+    return None if named == s.find("policy.model_name") else named
+
+
+def _dynamic_sampling(s: FrameworkSettings, read: Fields) -> DynamicSampling | None:
+    prompts = read["workload.prompts"]
+    if not s.flag(FILTERS):
+        return None
+    each = round(prompts * s.share(MULTIPLIER, default=1.0))
+    most = s.whole(MOST_BATCHES, default=10)
+    return dynamic_sampling(s, prompts, each, most)
+
+
+def _preferences(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
+    """DPO: batches and micro-batches count pairs, each step is one update."""
+    return {
+        "workload.prompts": read["update"],
+        "workload.samples": 1,
+        "workload.packing": packed(s),
+        "kl": True,
+        "limit.response": read["limit.total"],
+        "weight_path": "none",
+    }
+
+
+def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
+    prompts, longest, ppo = read["workload.prompts"], read["limit.total"], read["loop"] == "ppo"
+    response, own = min(longest, read["limit.response"]), rollout_gpus(s, read)
+    fp8 = read["rollout.precision"] == "fp8"
+    attention = str(s.find(f"{VLLM}.quantization_ignored_layer_kws") or "")
+    path = "p2p" if s.find(TRANSPORT) == "nixl" else "broadcast"
+    value = layout_of(s, read, "critic") if ppo else None
+    moves = not own and value is not None and value.offload_params == "none"
+    return {
+        "workload.critic": _critic(s) if ppo else None,
+        "workload.mini_batches": max(1, round(prompts * read["workload.samples"] / read["update"])),
+        "workload.packing": packed(s) or s.flag("policy.dynamic_batching.enabled"),
+        "workload.old_logprobs": "reused" if _on_policy(s, read) else "recompute",
+        "workload.dynamic_sampling": _dynamic_sampling(s, read),
+        "limit.prompt": max(1, longest - response) if response < longest else None,
+        "limit.response": response,
+        "roles": {"critic": RoleDescription(layout=value, optimizer_leaves=moves)} if value else {},
+        "actor.offload_between": not own and layout.offload_params == "none",
+        "rollout.gpus": own or read["actor.gpus"],
+        "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
+        "rollout.bf16_attention": fp8 and "o_proj" in attention,
+        "rollout.speculation": speculation(s, DRAFTS),
+        "rollout.sleep": 2,
+        "weight_path": path if own else "ipc",
+    }
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    layout = layout_of(s, read, "actor")
+    return {
+        "workload.algorithm": _algorithm(s, read),
+        "workload.model": s.model("policy.model_name"),
+        "layout": layout,
+        "actor.each": read["cluster.each"],
+        "reference.residency": "swapped",
+        "software": software(s, read),
+        **(_generations if read["rollout"] else _preferences)(s, read, layout),
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
+    return s.share(*keys, default=0.01) != 0
+
+
+def _says_kl(value: float | None) -> Codec:
+    return Codec(lambda kl: value if kl else 0.0, _kl)
+
+
+def _has_reference(plan: Plan) -> bool:
+    return plan.placement.reference is not None
+
+
+def _multiplier(plan: Plan) -> float | None:
+    sampling, prompts = plan.workload.dynamic_sampling, plan.workload.prompts
+    return sampling.prompts_of(prompts) / prompts if sampling else None
+
+
+def _generated(loop: str) -> tuple[Row, ...]:
+    return given_that(
+        f"loop={loop}",
+        Key("workload.prompts", f"{loop}.num_prompts_per_step", 32),
+        Key("workload.samples", f"{loop}.num_generations_per_prompt", 16),
+    )
+
+
+def _asynchronous(loop: str) -> tuple[Row, ...]:
+    group = f"{loop}.async_{loop}"
+    return given_that(
+        f"loop={loop}",
+        Key(
+            "schedule.asynchronous",
+            f"{group}.enabled",
+            codec=flag(),
+            why="the rollout never waits for an update",
+        ),
+        *(
+            Key(field, f"{group}.{name}", usual, codec, when="schedule.asynchronous")
+            for field, name, usual, codec in (
+                ("schedule.staleness", "max_trajectory_age_steps", 1, lag()),
+                ("schedule.partial_rollout", "in_flight_weight_updates", None, flag(both=True)),
+            )
+        ),
+    )
+
+
+def _where_it_runs(plan: Plan) -> str:
+    return f"{'rollout included. ' if plan.workload.generates else ''}{predicted(plan)}"
+
+
+_WHERE: tuple[Row, ...] = (
+    Key("cluster.nodes", "cluster.num_nodes", 1, why=_where_it_runs),
+    Key("cluster.each", "cluster.gpus_per_node", 1),
+    Key("shared", f"{GEN}.colocated.enabled", True, flag(both=True), when="rollout"),
+    resources,
+    FixedKey(f"++{TRANSPORT}", "nixl", "weight_path=p2p", of_call("actor.sync")),
+    *_asynchronous("grpo"),
+    *_asynchronous("ppo"),
+    FixedKey(CORRECTION, True, "schedule.asynchronous"),
+    FixedKey(ASYNC_ENGINE, True, "schedule.asynchronous"),
+)
+_BATCH: tuple[Row, ...] = (
+    *_generated("grpo"),
+    *_generated("ppo"),
+    FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
+    FixedKey(MULTIPLIER, _multiplier),
+    Key("workload.dynamic_sampling.max_gen_batches", MOST_BATCHES, read=False),
+    Key(
+        "update",
+        "policy.train_global_batch_size",
+        lambda read: 512 if read["rollout"] else 128,
+        whole(floor=1),
+        why=lambda plan: f"{'samples' if plan.workload.generates else 'pairs'} of one optimizer step",
+    ),
+    Key(
+        "limit.total",
+        "policy.max_total_sequence_length",
+        lambda read: 512 if read["rollout"] else 1024,
+        why="prompt and response",
+    ),
+    Key("limit.response", f"{GEN}.max_new_tokens", like("limit.total"), when="rollout"),
+)
+_SKIPPED = "skip_reference_policy_logprobs_calculation"
+_ALGORITHM: tuple[Row, ...] = (
+    *given_that(
+        "loop=grpo",
+        FixedKey(ESTIMATOR, "reinforce_plus_plus", "workload.algorithm=reinforce++"),
+        FixedKey("grpo.use_leave_one_out_baseline", lambda plan: plan.workload.algorithm == "rloo"),
+        FixedKey("grpo.normalize_rewards", lambda plan: plan.workload.algorithm not in ("dr-grpo", "rloo")),
+        Key("kl", PENALTY, codec=_says_kl(None)),
+        FixedKey(f"grpo.{_SKIPPED}", True, "!kl"),
+    ),
+    *given_that(
+        "loop=ppo",
+        Key("workload.epochs", "ppo.ppo_epochs", 1, why="passes over a batch"),
+        Key(
+            "kl", PENALTY, codec=_says_kl(0.001), why=lambda plan: ABOVE_ZERO if _has_reference(plan) else ""
+        ),
+        FixedKey(f"ppo.{_SKIPPED}", lambda plan: not _has_reference(plan)),
+        FixedKey(
+            "ppo.reward_scaling.enabled",
+            False,
+            "schedule.asynchronous",
+            "refused where the rollout never waits",
+        ),
+        FixedKey("ppo.reward_shaping.enabled", False, "schedule.asynchronous"),
+        FixedKey("ppo.reward_shaping.max_response_length", longest_response, "!schedule.asynchronous"),
+    ),
+    FixedKey(FORCED, True, "reuses", "one forward pass less"),
+)
+
+
+_TRAINING: tuple[Row, ...] = (
+    FixedKey("policy.model_name", "${MODEL}"),
+    *engine("actor"),
+    *adapters("megatron", f"++policy.{ENGINES['megatron']}.peft"),
+    *adapters("fsdp2", f"policy.{ENGINES['fsdp2']}.lora_cfg"),
+    Key(
+        "workload.train_precision",
+        f"policy.{ENGINES['megatron']}.fp8_cfg.enabled",
+        codec=flag("fp8", "bf16"),
+        when="backend=megatron",
+    ),
+)
+
+
+def _first_and_last(last: int) -> Callable[[Plan], Value]:
+    """Layers in BF16 at one end of the model."""
+
+    def layers(plan: Plan) -> int | None:
+        rollout = plan.placement.rollout
+        kept = rollout.layout.bf16_layers if rollout else 0
+        return (kept + last) // 2 if kept else None
+
+    return layers
+
+
+# vllm_worker_async.py builds its engine without a usage context, so that vLLM 0.10.0 to 0.17.1 (tags v0.4.0
+# to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step.
+def _drafting(plan: Plan) -> Iterator[Setting]:
+    drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
+    yield from drafting_keys(f"++{DRAFTS}", drafted) if drafted else ()
+
+
+_ROLLOUT: tuple[Row, ...] = (
+    *given_that(
+        "rollout",
+        Key("rollout.tp", f"{VLLM}.tensor_parallel_size", 1, why=of_call("actor.generate")),
+        Key("rollout.pp", f"{VLLM}.pipeline_parallel_size", 1),
+        Key("rollout.ep", f"{VLLM}.expert_parallel_size", 1),
+        Key(
+            "rollout.memory_utilization",
+            f"{VLLM}.gpu_memory_utilization",
+            0.6,
+            number(),
+            why=of_held("actor.generate", "rollout"),
+        ),
+        Key("rollout.cuda_graphs", f"{VLLM}.enforce_eager", codec=flag(False, True, both=True)),
+        Key("rollout.precision", f"{VLLM}.precision", codec=marked("fp8", "fp8")),
+        Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=marked("fp8", "fp8")),
+        *(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
+    ),
+    _drafting,
+    *given_that(
+        "rollout",
+        Key(
+            "rollout.max_num_seqs",
+            f"++{KWARGS}.max_num_seqs",
+            lambda read: 128 if read["async_engine"] else 1024,
+        ),
+        Key(
+            "rollout.max_batched_tokens",
+            f"++{KWARGS}.max_num_batched_tokens",
+            lambda read: 2048 if read["async_engine"] else 8192,
+        ),
+    ),
+)
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training": _TRAINING,
+        "value model": engine("critic"),
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    {
+        "loop": loop_of,
+        "cluster.nodes": lambda plan: cluster_of(plan)[0],
+        "cluster.each": lambda plan: cluster_of(plan)[1],
+        "update": lambda plan: (
+            (plan.workload.num_sequences if plan.workload.generates else plan.workload.prompts)
+            // plan.workload.mini_batches
+        ),
+        "reuses": lambda plan: plan.workload.old_logprobs != "recompute" and plan.workload.one_update,
+        "adapters": lambda plan: plan.workload.lora is not None,
+        "scored.micro_batch": lambda plan: plan.placement.actor.layout.micro_batch,
+        **{
+            f"{role}.{name}": packs(role, scoring=name != "packs")
+            for role in MODELS
+            for name in ("packs", "score_packs")
+        },
+    },
+    {
+        "loop": lambda s, read: _loop(s),
+        "rollout": lambda s, read: read["loop"] != "dpo",
+        "shared": lambda s, read: True,
+        "critic": lambda s, read: read["loop"] == "ppo",
+        "actor.gpus": lambda s, read: read["cluster.nodes"] * read["cluster.each"] - rollout_gpus(s, read),
+        "async_engine": lambda s, read: s.flag(ASYNC_ENGINE),
+    },
+)
