@@ -22,7 +22,7 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from tests.frameworks.log_forms import console_log
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tutorial.md", "planners.md", "engineers.md")
+PAGES = ("tutorial.md", "planners.md", "budget.md", "engineers.md")
 FRAMEWORKS = sorted(path.stem for path in (DOCS / "frameworks").glob("*.md"))
 REAL = "<!-- real run -->\n"
 LIMIT_S = 280.0

@@ -26,6 +26,7 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import (
+    FILE,
     OneOf,
     Output,
     Words,
@@ -71,6 +72,7 @@ Examples:
   rlhfsim design --gpus 64 --model 70b --profile calibrated.yaml
   rlhfsim design --gpus 64 --model 70b --require 'step_time<180s' --steps 1000
   rlhfsim design --gpus 64 --model 70b --steps 1000 --deadline 7d --budget 50kUSD
+  rlhfsim design --gpus 16 --model 8b --algorithm grpo --run run.yaml --deadline 21d --page run.html
 """
 OBJECTIVES = get_args(Objective)
 ANSWERED_EARLY = 3
@@ -106,6 +108,8 @@ ANSWERED_EARLY = 3
 )
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
+@option("--run", FILE, "A run whose lengths, limits and batch change (docs/budget.md): one plan or several.")
+@option("--page", Output("page"), "With --run: the answer also as a page that works offline.")
 @option("--out", Output("plan"), "Where the plan is written.", default=Path("plan.json"))
 @detail_option
 @json_option
@@ -113,6 +117,12 @@ ANSWERED_EARLY = 3
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
     request = question(given)
+    if given["run"]:
+        from rlhfsim.cli.long_run import planned_long_run  # read only where it is asked for
+
+        ctx.exit(planned_long_run(request, given))
+    if given["page"]:
+        raise bad_option("--page goes with --run", "write a page of one plan with: rlhfsim report plan.json")
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]

@@ -19,6 +19,8 @@ from rlhfsim.specs.loading import checked, read_text
 MAX_TOKENS = 100_000_000
 Tokens = Annotated[float, Field(ge=1, le=MAX_TOKENS)]
 Floats = NDArray[np.float64]
+SIGMA = 0.8
+"""Standard deviation of the log of a length where nobody gives one."""
 GRID = 4096
 """Quantiles that stand for a distribution in closed forms."""
 
@@ -51,7 +53,7 @@ class LogNormal:
 
     kind: Literal["lognormal"] = "lognormal"
     mean: Tokens
-    sigma: Annotated[float, Field(ge=0, le=4)] = 0.8
+    sigma: Annotated[float, Field(ge=0, le=4)] = SIGMA
     max: Tokens
 
     def quantile(self, q: Floats) -> Floats:
@@ -204,20 +206,19 @@ FULL_SHARE = 0.985
 _PHI = NormalDist().cdf
 
 
-def cut_log_normal(mean: float, longest: float | None) -> AnyLengths:
+def cut_log_normal(mean: float, longest: float | None, sigma: float = SIGMA) -> AnyLengths:
     """Log-normal lengths whose mean after the cut at `longest` is `mean`; one length without a cut.
 
         E[min(X, L)] = e^(mu + s^2/2) Phi(z - s) + L (1 - Phi(z)),   z = (ln L - mu) / s
 
-    Bisection on mu; s is the default sigma of `LogNormal`.
+    Bisection on mu; s is `sigma`.
     """
     if longest is None or mean >= FULL_SHARE * longest:
         return Fixed(value=mean)
-    sigma = LogNormal(mean=mean, max=longest).sigma
     low, high = math.log(mean) - sigma**2, math.log(longest) + 10 * sigma
     for _ in range(60):
         middle = (low + high) / 2
         z = (math.log(longest) - middle) / sigma
         reached = math.exp(middle + sigma**2 / 2) * _PHI(z - sigma) + longest * (1 - _PHI(z))
         low, high = (middle, high) if reached < mean else (low, middle)
-    return LogNormal(mean=math.exp(low + sigma**2 / 2), max=longest)
+    return LogNormal(mean=math.exp(low + sigma**2 / 2), sigma=sigma, max=longest)

@@ -78,10 +78,14 @@ class Outlook:
     def run_s(self) -> Floats:
         """(draws,) seconds of the run, failures and checkpoints counted."""
         assert self.steps is not None, "a run has a length"
+        return self._with_failures(self.steps * self.step_s, RESTART, CHECKPOINT)
+
+    def _with_failures(self, work_s: Floats, restarts: Coefficient, checkpoints: Coefficient) -> Floats:
+        """(draws,) seconds that so much work takes with its checkpoints and failures."""
         mtbf = self._mtbf_s
-        restart, checkpoint = self._drawn("restart", RESTART), self._drawn("checkpoint", CHECKPOINT)
+        restart, checkpoint = self._drawn("restart", restarts), self._drawn("checkpoint", checkpoints)
         interval = np.sqrt(2 * checkpoint * mtbf)
-        busy = self.steps * self.step_s * (1 + checkpoint / interval)
+        busy = work_s * (1 + checkpoint / interval)
         progress = np.maximum(mtbf - restart - interval / 2, LEAST_PROGRESS * mtbf)
         random = generator(self.seed, "failures")
         failures = random.poisson(busy / progress)

@@ -159,7 +159,7 @@ def reached(path: Path, target: float) -> float:
     Raises:
         RlhfsimError: no rows of step and value, steps that do not ascend, or a target beyond the last row.
     """
-    rows = tuple(_rows(path))
+    rows = tuple(rows_of(path))
     if not rows:
         raise RlhfsimError(
             "empty-file", "the curve has no rows", place=Place(file=str(path)), help="two columns: step,value"
@@ -182,7 +182,9 @@ def reached(path: Path, target: float) -> float:
     )
 
 
-class _Row(NamedTuple):
+class CurveRow(NamedTuple):
+    """One line of a curve."""
+
     step: float
     value: float
 
@@ -205,15 +207,19 @@ def _cells(path: Path) -> Iterator[list[str]]:
         ) from error
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    """Rows of a curve; a first line without numbers is its header."""
+def rows_of(path: Path) -> Iterator[CurveRow]:
+    """Rows of a curve; a first line without numbers is its header.
+
+    Raises:
+        RlhfsimError: a row that is not step and value, or steps that do not ascend.
+    """
     last = -math.inf
     for i, cells in enumerate(_cells(path)):
         if not cells:
             continue
         place = Place(file=str(path), line=i + 1, column=1, text=",".join(cells))
         try:
-            row = _Row(float(cells[0]), float(cells[1]))
+            row = CurveRow(float(cells[0]), float(cells[1]))
         except (ValueError, IndexError) as error:
             if i == 0:
                 continue

@@ -1,0 +1,66 @@
+"""`rlhfsim design --run FILE`: a plan, or plans one after the other, for a run whose lengths change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.cli.constraints import requirements
+from rlhfsim.cli.params import Output, bad_option, check_output, emit
+from rlhfsim.plan import Plan, write_plan
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.long_run import long_run_dict, long_run_page
+from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.page import parts
+from rlhfsim.search import clock
+from rlhfsim.search.request import Request
+from rlhfsim.search.requirements import narrowed
+from rlhfsim.what_if.long_run.document import read_run
+from rlhfsim.what_if.long_run.outlook import run_odds
+from rlhfsim.what_if.long_run.replanning import RunPlan, planned_run
+
+LEFT_OUT = ("steps", "why_not", "gains", "pareto", "fastest")
+"""Options of `design` that ask about one step."""
+
+
+def planned_long_run(request: Request, given: Mapping[str, Any]) -> int:
+    """The answer to `--run`, printed and written; its exit code.
+
+    Raises:
+        RlhfsimError: a file that cannot be read, or options that ask about one step.
+    """
+    for name in LEFT_OUT:
+        if given[name]:
+            raise bad_option(
+                f"--{name.replace('_', '-')} asks about one step, --run about all", "drop one of the two"
+            )
+    if request.objective == "memory":
+        raise bad_option("--objective memory and --run: a run is planned for time", "drop one of the two")
+    run, curve = read_run(given["run"])
+    targets = requirements({**given, "steps": run.steps}, request)
+    with clock.within(request.time_limit):
+        answer = planned_run(narrowed(request, targets), run, curve)
+    chosen, fixed = run_odds(answer, targets, given["confidence"]) if answer.stretches else (None, None)
+    page = long_run_page(answer, chosen, fixed)
+    for path, plan in _plans(answer, given["out"]):
+        check_output(path, Output("plan"))
+        write_plan(path, plan)
+    if given["page"]:
+        write(given["page"], page)
+    screen = console()
+    emit(
+        given["as_json"],
+        lambda: long_run_dict(answer, chosen, fixed),
+        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
+    )
+    return 0 if chosen is not None and chosen.meets else 1
+
+
+def _plans(answer: RunPlan, out: Path) -> Iterator[tuple[Path, Plan]]:
+    """The first plan under the name that was given, each later one with its first step."""
+    for part in answer.stretches:
+        if part.stretch.start == 0:
+            yield out, part.plan
+        elif part.stretch.start in answer.changes:
+            yield out.with_name(f"{out.stem}-{part.stretch.start}{out.suffix}"), part.plan

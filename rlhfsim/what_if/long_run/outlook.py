@@ -1,0 +1,99 @@
+"""A planned run in draws: when it is done, what it costs, whether it fits all the way.
+
+    work = sum_k seconds_k x (step of a draw / step)_k x length_k    +  changes of plan
+    run  = work with its checkpoints and failures                      (what_if.risk.run)
+
+What the model leaves out is one draw for all stretches, and so is the length: a curve that lies at its P90
+does so everywhere. The spread of single batches is left out: over hundreds of steps it averages out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rlhfsim.search.requirements import Requirement
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.prediction import usd_per_step
+from rlhfsim.what_if.long_run.document import LongRun
+from rlhfsim.what_if.long_run.replanning import PlannedStretch, RunPlan
+from rlhfsim.what_if.risk.odds import Odds, odds
+from rlhfsim.what_if.risk.run import Outlook
+from rlhfsim.what_if.risk.step import DRAWS, Floats, law_of, normals, two_sided
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongOutlook(Outlook):
+    """The draws of a run whose steps change; `plan` has the mean step."""
+
+    run: LongRun
+    stretches: tuple[PlannedStretch, ...]
+    changes: int
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """(draws,) mean seconds of a step, evaluations and changes of plan shared out over all steps."""
+        z = normals("response lengths", self.seed)
+        changes = sum((self._drawn(name, known) for name, known in self._change_costs), np.zeros(DRAWS))
+        work = sum((_seconds(s, z, self.seed) for s in self.stretches), self.changes * changes)
+        return work / self.run.steps
+
+    @cached_property
+    def run_s(self) -> Floats:
+        """(draws,) seconds of the run with the checkpoints and failures of its file."""
+        return self._with_failures(self.run.steps * self.step_s, self.run.restart, self.run.checkpoint)
+
+    @property
+    def fits(self) -> float:
+        """P(fits): the tightest stretch decides, since bytes of all rest on the same coefficients."""
+        return 1 - max(s.plan.prediction.probability_out_of_memory for s in self.stretches)
+
+    @property
+    def _change_costs(self) -> tuple[tuple[str, Coefficient], ...]:
+        """What a change of plan is made of."""
+        return (
+            ("checkpoint", self.run.checkpoint),
+            ("restart", self.run.restart),
+            ("warm-up", self.run.warm_up),
+        )
+
+
+def _seconds(part: PlannedStretch, z: Floats, seed: int) -> Floats:
+    """(draws,) seconds of a stretch."""
+    step = part.plan.prediction.step_s
+    drawn = law_of(part.plan).draws(seed) / step
+    return part.seconds * drawn * two_sided(1.0, part.low_s / step, part.high_s / step, z)
+
+
+def outlook_of(answer: RunPlan, parts: Sequence[PlannedStretch], changes: int) -> LongOutlook:
+    """The draws of a choice of plans."""
+    request, steps = answer.request, answer.run.steps
+    mean = (sum(s.seconds for s in parts) + changes * answer.run.replan_s) / steps
+    last = parts[-1].plan
+    usd = usd_per_step(request.cluster, mean, request.price)
+    prediction = replace(
+        last.prediction,
+        step_s=mean,
+        usd_per_step=usd,
+        probability_out_of_memory=max(s.plan.prediction.probability_out_of_memory for s in parts),
+    )
+    return LongOutlook(
+        plan=replace(last, prediction=prediction),
+        cluster=request.cluster,
+        law=law_of(last),
+        steps=steps,
+        usd_per_hour=request.price,
+        run=answer.run,
+        stretches=tuple(parts),
+        changes=changes,
+    )
+
+
+def run_odds(answer: RunPlan, targets: Sequence[Requirement], confidence: float) -> tuple[Odds, Odds | None]:
+    """Probabilities of the answer, and of the best single plan where one fits."""
+    chosen = odds(targets, outlook_of(answer, answer.stretches, len(answer.changes)), confidence)
+    fixed = odds(targets, outlook_of(answer, answer.fixed, 0), confidence) if answer.fixed else None
+    return chosen, fixed
