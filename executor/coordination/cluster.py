@@ -44,6 +44,8 @@ LOOPBACK_ONLY = {
     "VLLM_HOST_IP": LOOPBACK,
 }
 """Environment of workers on a cluster that is started here, which nobody joins; what the user set wins."""
+JOIN_S = 5.0
+"""For a connection to the head of a cluster."""
 CONNECT_S = 1.0
 """For the answer of a raylet."""
 PROBE_SHARE, PROBE_S = 0.01, 60.0
@@ -68,7 +70,7 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
         RlhfsimError: no cluster there, one that does not start, or fewer GPUs than the plan needs.
     """
     if address is not None:
-        return _join(address, environment)
+        return join(address, environment)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     gpus = local_gpus()
@@ -109,18 +111,34 @@ def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _join(address: str, environment: Mapping[str, str]) -> str:
-    """The resource that the slots of the cluster at `address` are."""
+def join(address: str, environment: Mapping[str, str]) -> str:
+    """Join the cluster at `address`; the resource that its slots are.
+
+    Raises:
+        RlhfsimError: no cluster there.
+    """
     keep_private(make=False)
     try:
+        _knock(address)
         ray.init(address=address, **_quiet(environment))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RlhfsimError(
             "no-ray-cluster",
             f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
             help="start one with: ray start --head, or leave out --address",
         ) from error
     return GPU if ray.cluster_resources().get(GPU, 0) else SLOT
+
+
+def _knock(address: str) -> None:
+    """Connect to `HOST:PORT` and leave: where nobody listens, Ray tries for more than ten minutes.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=JOIN_S).close()
 
 
 def local_gpus() -> int:
@@ -141,7 +159,7 @@ def has_gpus(address: str | None, environment: Mapping[str, str]) -> bool:
     if address is None:
         return local_gpus() > 0
     try:
-        return _join(address, environment) == GPU
+        return join(address, environment) == GPU
     finally:
         ray.shutdown()
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
+from executor.machine.nvidia import LEAST_DRIVER
 from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
 
@@ -29,8 +30,8 @@ def check_device(*, gpu: bool) -> bool:
             "gpu-not-usable",
             f"a process was given a GPU (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}) "
             f"that torch {torch.__version__} cannot use: {_why_not()}",
-            help="compare nvidia-smi there with torch.version.cuda: install a newer driver (CUDA 13: 580 or "
-            "later), or torch built for that driver",
+            help="rlhfsim check-machine there compares the driver with the CUDA of torch: install a newer "
+            f"driver (CUDA 13: {LEAST_DRIVER[13]} or later), or torch built for that driver",
         )
     os.environ["DS_ACCELERATOR"] = "cpu"
     return False

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executor.engines.protocols import ChannelSpec
+from executor.machine.facts import SHARED
 from rlhfsim.errors import RlhfsimError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SHARED = Path("/dev/shm")
 
 
 def sweep(folder: str) -> list[Path]:

@@ -33,6 +33,7 @@ from rlhfsim.extras import need
 from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, is_as_priced, read_plan
+from rlhfsim.present.terminal import check_machine as machine_view
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -44,6 +45,7 @@ from rlhfsim.what_if.memory_peaks import memory_peaks
 from rlhfsim.what_if.remedies import remedy
 
 if TYPE_CHECKING:
+    from executor.check_machine import NodeChecks
     from executor.coordination.amendments import Inputs
     from executor.settings import Settings
 
@@ -197,8 +199,13 @@ def run(
     replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
     if replan is not None and recalibrate_every:
         options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
+    machine = look(plan, settings, options.out, options.address) if options.dry_run else []
+    for line in machine_view.remedies(machine) if machine else ():
+        screen.print(line)
     outcome = start(plan, settings, options, listener)
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
+    if machine:
+        report |= {"machine": machine_view.node_data(machine)}
     if scale:
         report |= {"replaced": launch_view.replaced_data(changes)}
     if replan is not None:
@@ -215,6 +222,23 @@ def run(
 
         write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
     return None
+
+
+def look(plan: Plan | None, settings: Settings, out: Path, address: str | None) -> list[NodeChecks]:
+    """What this machine, or every node of the cluster at `address`, offers to a run.
+
+    Raises:
+        RlhfsimError: no cluster there.
+    """
+    from executor.check_machine import question, this_machine
+
+    asked = question(plan, settings, out)
+    if address is None:
+        return [this_machine(asked)]
+    need("ray", purpose="a cluster")
+    from executor.coordination.machines import check_nodes
+
+    return check_nodes(address, asked, plan)
 
 
 def check_described(

@@ -30,6 +30,7 @@ COMMANDS = {
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
     "launch": "Run a plan as a real RLHF job on Ray, DeepSpeed and vLLM.",
+    "check-machine": "Check driver, GPUs, network, limits and disk before a run.",
     "demo": "See it all on this machine: design, run, compare; three minutes.",
     "doctor": "Judge a run's own configuration: does it fit, which keys to change.",
     "export": "Write a plan as the launch of verl or another framework.",

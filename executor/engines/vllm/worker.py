@@ -22,6 +22,7 @@ import torch
 from executor.engines.memory import Meter
 from executor.engines.protocols import Link
 from executor.engines.vllm import api as vllm_api
+from executor.machine.facts import SHARED
 from executor.samples import Transfer
 from executor.weight_transfer import shared_memory
 from executor.weight_transfer.channel import Receiver
@@ -49,9 +50,7 @@ class Staging:
         self._seen = 0
         first = receiver.index - rank
         folder = shared_memory.prefix(receiver.spec.folder)
-        self._tables = [
-            shared_memory.SHARED / f"{folder}staged-{first}-{version}-{i}.json" for i in range(ranks)
-        ]
+        self._tables = [SHARED / f"{folder}staged-{first}-{version}-{i}.json" for i in range(ranks)]
         self.thread = threading.Thread(
             target=self._run, args=(version, device), name="stage-weights", daemon=True
         )
@@ -98,12 +97,12 @@ def check_room(size: int) -> None:
     Raises:
         RlhfsimError: with need and room.
     """
-    room = min(psutil.virtual_memory().available, shutil.disk_usage(shared_memory.SHARED).free)
+    room = min(psutil.virtual_memory().available, shutil.disk_usage(SHARED).free)
     if size > room:
         raise RlhfsimError(
             "no-room-to-stage",
             f"a replica's copy of the weights takes {size / GIB:.1f} GiB of host memory, "
-            f"{shared_memory.SHARED} and the host have {room / GIB:.1f} GiB left",
+            f"{SHARED} and the host have {room / GIB:.1f} GiB left",
             help="set overlapped_sync: false, or give /dev/shm more memory",
         )
 
