@@ -40,6 +40,15 @@ for name in COMMANDS:
 """
 SKIPPED = {
     "launch plan.json --dry-run --address auto": "a running Ray cluster",
+    **dict.fromkeys(
+        (
+            "watch job.log",
+            "watch job.log --plan plan.json --fail-on 'step-ratio>1.5' --fail-on 'quiet-s>1800'",
+            "watch job.log --gpu h100 --steps 500 --fail-on 'oom-risk>0.5'",
+            "watch outputs/2026-08-20/ --gpu h100 --steps 500 --fail-on 'oom-risk>0.5'",
+        ),
+        "a job that runs",
+    ),
     "validate --check reports/accuracy.json": "the checkout",
     "validate --report reports/accuracy.md": "the checkout",
 }

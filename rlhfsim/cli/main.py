@@ -33,6 +33,7 @@ COMMANDS = {
     "check-machine": "Check driver, GPUs, network, limits and disk before a run.",
     "demo": "See it all on this machine: design, run, compare; three minutes.",
     "doctor": "Judge a run's own configuration: does it fit, which keys to change.",
+    "watch": "Follow a job that runs: against its plan, when memory runs out.",
     "export": "Write a plan as the launch of verl or another framework.",
     "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
     "report": "Write a plan, a what-if or a run as one page that works offline.",

@@ -59,6 +59,7 @@ FRAMEWORK = Framework(
     inside=BESIDE,
     prompt=tuple(f"{scope}/prompt_len/avg" for scope in SCOPES),
     response=(RESPONSE,),
+    clipped=tuple(f"{scope}/no_eos_ratios/avg" for scope in SCOPES),
     longest_prompt=tuple(f"{scope}/prompt_len/max" for scope in SCOPES),
     as_today=as_today,
     console=lambda: block_reader(_DONE, values_of),

@@ -108,7 +108,7 @@ def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
     parts = [*_read_files(run_files, framework)]
     if not any(_has_times(part, framework) for part in parts):
         parts += [_console(p, framework) for p in run_files.texts]
-    log = _folded(as_today(merged([_stripped(part, framework) for part in parts]), framework), framework)
+    log = folded(as_today(merged([_stripped(part, framework) for part in parts]), framework), framework)
     if not _has_times(log, framework):
         some = ", ".join(log.names[:4])
         raise RlhfsimError(
@@ -169,22 +169,22 @@ def as_today(log: Log, framework: Framework) -> Log:
     return replace(log, records=tuple(replace(r, values=framework.as_today(r.values)) for r in log.records))
 
 
-def _folded(log: Log, framework: Framework) -> Log:
+def folded(log: Log, framework: Framework) -> Log:
     """Records without the time of a step, added up into the next one that has it."""
     if not framework.folds:
         return log
-    folded: list[Record] = []
+    whole: list[Record] = []
     waiting: dict[str, float] = {}
     for record in log.records:
         values = {**waiting, **record.values}
         for name in framework_times(waiting, framework):
             values[name] = waiting[name] + record.values.get(name, 0.0)
         if framework.step in values:
-            folded.append(Record(step=record.step, values=values))
+            whole.append(Record(step=record.step, values=values))
             waiting = {}
         else:
             waiting = values
-    return Log(records=tuple(folded), notes=log.notes)
+    return Log(records=tuple(whole), notes=log.notes)
 
 
 def framework_times(names: Iterable[str], framework: Framework) -> list[str]:

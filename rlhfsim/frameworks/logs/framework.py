@@ -12,7 +12,7 @@ from importlib import import_module, resources
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.logs.records import LineReader, Record
+from rlhfsim.frameworks.logs.records import LineReader, Record, total
 
 
 def framework_names() -> tuple[str, ...]:
@@ -78,6 +78,8 @@ class Framework:
     """Mean tokens of a response."""
     longest: tuple[str, ...] = ()
     """Longest response of a step."""
+    clipped: tuple[str, ...] = ()
+    """Share of the responses that were cut at their limit."""
     longest_prompt: tuple[str, ...] = ()
     """Longest prompt of a step."""
     pads_to_limit: bool = False
@@ -94,6 +96,8 @@ class Framework:
     """Most GiB of a GPU that were reserved, the pool of a sleeping engine among them."""
     allocated_gib: tuple[str, ...] = ()
     """Most GiB of a GPU that tensors took so far, counted with `reserved_gib`."""
+    device_gib: tuple[str, ...] = ()
+    """Most GiB in use on a GPU, by all processes."""
     engine_inside: Callable[[FrameworkSettings], bool] = lambda settings: False
     """Whether the rollout engine runs in the trainer's process, so that its pool counts there even asleep."""
     tokens: tuple[str, ...] = ()
@@ -122,9 +126,21 @@ class Framework:
                 continue
             read = console()
             parts = [part for line in lines if (part := read(line)) is not None]
-            if any(self.step in self.as_today(part.values) for part in parts):
+            if any(self.has_step(part.values) for part in parts):
                 break
         return parts
+
+    def has_step(self, values: Mapping[str, float]) -> bool:
+        """Whether metrics have the time of a step, or of its training where none times the whole."""
+        named = self.as_today(values)
+        return self.step in named or any(
+            timer.metric in named for timer in self.timers if timer.phase == "actor.train"
+        )
+
+    def seconds_of(self, values: Mapping[str, float]) -> float | None:
+        """The time of a step, else the sum of its timers; None: it has none."""
+        whole = values.get(self.step)
+        return whole if whole is not None else total(values.get(t.metric, 0.0) for t in self.timers) or None
 
     @property
     def name(self) -> str:

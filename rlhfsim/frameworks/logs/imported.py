@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
+from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.contradictions import check_against_log
 from rlhfsim.frameworks.logs.files import console_text, find, framework_times, read_log
@@ -28,6 +29,7 @@ from rlhfsim.frameworks.logs.said import (
 )
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import MAX_TOKENS
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.trace import CONTROLLER, WAIT
 from rlhfsim.units import GIB
 
@@ -77,6 +79,8 @@ class Imported:
     """All other metrics that were not used."""
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """The configuration by dotted key, models under names that are known."""
+    max_response: int | None = None
+    """Tokens at which a response is cut; None: not known."""
     date: str | None = None
     """Day of the run, `2026-08-20`; None: the log does not say."""
     notes: tuple[str, ...]
@@ -101,7 +105,15 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
         framework = framework or framework_of(said, text, files)
     except RlhfsimError as error:
         raise error.at(Place(file=str(path))) from error
-    log = read_log(path, files, framework)
+    return run_of(path, framework, said, text, read_log(path, files, framework), choices)
+
+
+def run_of(path: Path, framework: Framework, said: Said, text: str, log: Log, choices: Choices) -> Imported:
+    """The run of a log, of whose console `text` is what says on which GPU it ran, and of which models.
+
+    Raises:
+        RlhfsimError: as `import_run`.
+    """
     settings = settings_of_run(framework, said, choices.given, log.names)
     questions = Questions()
     run = None
@@ -118,18 +130,18 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
     questions.check(path)
     assert run is not None, "what is open was asked for"
     assert prompt is not None, "what is open was asked for"
-    steps, notes = _steps(path, log, framework, settings)
+    steps, notes = steps_of(path, log, framework, framework.group(settings))
     check_given(framework, settings, said, choices.given)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     lengths = _lengths(path, framework, records, prompt, run)
     specs = setup(run, lengths, gpu.name or "", choices.rollout_gpu)
-    used = _used(framework, specs, run, log)
+    used = mapped_to(specs.workload, framework, log.names, stale=run.staleness > 0)
     check_against_log(path, framework, run, specs, [s.values for s in steps], used)
     named = {"model": run.model, "critic_model": run.critic}
     models = {framework.keys[what]: name for what, name in named.items() if name and what in framework.keys}
     values = {**settings.values, **{key: name for key, name in models.items() if settings.find(key)}}
     whole = _imported(framework, specs, used, settings, lengths, steps, log, (*_said(gpu, choices), *notes))
-    return replace(whole, configuration=values, date=date_of(text))
+    return replace(whole, configuration=values, max_response=run.max_response, date=date_of(text))
 
 
 def _imported(
@@ -206,15 +218,15 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
     return {n: total(values) / len(values) for n, values in known.items()}
 
 
-def _used(
-    framework: Framework, specs: RunSpecs, description: RunDescription, log: Log
+def mapped_to(
+    workload: Workload, framework: Framework, names: Sequence[str], *, stale: bool
 ) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
-    here = {call.name for call in dataflow(specs.workload)} | {CONTROLLER, "actor.generate.wait"}
+    here = {call.name for call in dataflow(workload)} | {CONTROLLER, "actor.generate.wait"}
     mapped = {}
-    for timer in timers(framework, description.staleness > 0):
-        covered = tuple(name for name in timer.of(log.names) if call_of(name) in here)
-        if timer.metric in log.names and covered:
+    for timer in timers(framework, stale):
+        covered = tuple(name for name in timer.of(names) if call_of(name) in here)
+        if timer.metric in names and covered:
             mapped[timer.metric] = covered
     return mapped
 
@@ -244,12 +256,11 @@ def _unpriced(used: Mapping[str, tuple[str, ...]], specs: RunSpecs) -> Iterator[
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def _steps(
-    path: Path, log: Log, framework: Framework, s: FrameworkSettings
+def steps_of(
+    path: Path, log: Log, framework: Framework, each: int
 ) -> tuple[tuple[LoggedStep, ...], list[str]]:
-    """Steps whose times make sense, and a sentence for each other one."""
+    """Steps of `each` logged ones whose times make sense, and a sentence for each other one."""
     notes: list[str] = []
-    each = framework.group(s)
     whole = [
         _joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)
     ]

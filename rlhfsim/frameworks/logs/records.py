@@ -98,7 +98,7 @@ def merged(parts: Sequence[Log]) -> Log:
     again: set[int] = set()
     for record in (record for part in parts for record in part.records):
         known = values.setdefault(record.step, {})
-        if any(not _same(known[name], value) for name, value in record.values.items() if name in known):
+        if any(not same(known[name], value) for name, value in record.values.items() if name in known):
             again.add(record.step)
         known.update(record.values)
     notes = [note for part in parts for note in part.notes]
@@ -108,7 +108,7 @@ def merged(parts: Sequence[Log]) -> Log:
     return Log(records=records, notes=tuple(notes))
 
 
-def _same(one: float, other: float) -> bool:
+def same(one: float, other: float) -> bool:
     """Alike to the float32 of TensorBoard; NaN is like NaN."""
     return math.isclose(one, other, rel_tol=1e-5) or (math.isnan(one) and math.isnan(other))
 
@@ -173,11 +173,7 @@ def read_jsonl(text: str, name: str) -> Log:
     records, broken = [], []
     rows = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
     for i, line in rows:
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            data = None
-        record = record_of(data) if isinstance(data, dict) else None
+        record = record_of_json(line)
         (records.append(record) if record else broken.append(i))
     if not records:
         raise RlhfsimError(
@@ -195,6 +191,15 @@ def _broken(lines: list[int], total: int, last: int, name: str) -> Iterator[str]
     elif lines:
         shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
         yield f"{Path(name).name}: {len(lines)} of {total} lines are no metrics of a step (line {shown})"
+
+
+def record_of_json(line: str) -> Record | None:
+    """The record of one JSON line; None where it is cut off, or has no step."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record_of(data) if isinstance(data, dict) else None
 
 
 def record_of(data: Mapping[str, Any]) -> Record | None:

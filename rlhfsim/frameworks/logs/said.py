@@ -86,7 +86,7 @@ def framework_of(said: Said, text: str, run_files: LogFiles) -> Framework:
         known = [framework_named(name) for name in framework_names()]
         printed = tuple(lines(text))
         for framework in known:
-            if any(framework.step in framework.as_today(r.values) for r in framework.records(printed)):
+            if any(framework.has_step(r.values) for r in framework.records(printed)):
                 return framework
         if said.values:
             raise

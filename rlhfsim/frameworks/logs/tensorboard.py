@@ -32,7 +32,27 @@ def read_events(path: Path) -> Log:
     Raises:
         RlhfsimError: tensorboardX is not installed, or the file is no event file or cannot be read.
     """
-    (event_type, undecodable), content = _event_type(path), read_bytes(path, MAX_BYTES)
+    content = read_bytes(path, MAX_BYTES)
+    records, end = scalars(content, path)
+    if content and not end:
+        raise RlhfsimError(
+            "not-an-event-file",
+            "no whole record of TensorBoard is in this file",
+            place=Place(file=str(path)),
+            help="is the copy complete?",
+        )
+    lost = len(content) - end
+    notes = (f"{path.name}: the last {lost} bytes are no whole record",) if lost else ()
+    return Log(records=records, notes=notes)
+
+
+def scalars(content: bytes, path: Path) -> tuple[tuple[Record, ...], int]:
+    """The scalars of whole messages by step, and where the last of them ends.
+
+    Raises:
+        RlhfsimError: tensorboardX is not installed.
+    """
+    event_type, undecodable = _event_type(path)
     by_step: dict[int, dict[str, float]] = {}
     end = 0
     for message, after in _messages(content):
@@ -45,16 +65,7 @@ def read_events(path: Path) -> Log:
             scalar = _scalar(value)
             if scalar is not None:
                 by_step.setdefault(int(event.step), {})[value.tag] = scalar
-    if content and not end:
-        raise RlhfsimError(
-            "not-an-event-file",
-            "no whole record of TensorBoard is in this file",
-            place=Place(file=str(path)),
-            help="is the copy complete?",
-        )
-    lost = len(content) - end
-    notes = (f"{path.name}: the last {lost} bytes are no whole record",) if lost else ()
-    return Log(records=tuple(Record(step=s, values=v) for s, v in sorted(by_step.items())), notes=notes)
+    return tuple(Record(step=s, values=v) for s, v in sorted(by_step.items())), end
 
 
 def _event_type(path: Path) -> tuple[Any, type[Exception]]:

@@ -96,6 +96,7 @@ FRAMEWORK = Framework(
     prompt=("train/mean_prompt_length",),
     response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
     longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"),
+    clipped=("train/truncation_rate",),
     peak=peak,
     peaks=PEAKS,
     console=lambda: block_reader(_STEP, values_of),

@@ -37,6 +37,7 @@ FRAMEWORK = Framework(
     step="timing/step_total",
     times=("timing/",),
     response=("rollout/response_length_mean", "response_length"),
+    clipped=("response_clip_ratio",),
     strip="train/",
     console=lambda: record_of_line,
     prompts_of=lambda s, records: _prompt(records),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.records import record_of
+from rlhfsim.frameworks.logs.records import record_of_json
 from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
@@ -78,11 +77,7 @@ def read_metrics(folder: Path) -> tuple[list[Row], list[str]]:
 
 
 def _row(line: str) -> Row | None:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    record = record_of(data) if isinstance(data, dict) else None
+    record = record_of_json(line)
     return {**record.values, "step": record.step} if record else None
 
 

@@ -65,6 +65,7 @@ FRAMEWORK = Framework(
     inside=(P + "train_wait_time", P + "train_time", P + "data_preprocess_time"),
     response=("rollout/response_len/mean", RESPONSE),
     longest=("rollout/response_len/max",),
+    clipped=("rollout/truncated_ratio",),
     as_today=as_today,
     console=lambda: record_of_line,
     prompts_of=prompt,

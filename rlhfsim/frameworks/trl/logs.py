@@ -75,6 +75,7 @@ FRAMEWORK = Framework(
     ),
     response=("completions/mean_length",),
     longest=("completions/max_length",),
+    clipped=("completions/clipped_ratio",),
     strip="train/",
     console=console,
     prompts_of=prompt,

@@ -147,6 +147,7 @@ FRAMEWORK = Framework(
     prompt=("prompt_length/mean",),
     response=("response_length/mean",),
     longest=("response_length/max",),
+    clipped=("response_length/clip_ratio",),
     longest_prompt=("prompt_length/max",),
     pads_to_limit=True,
     as_today=as_today,

@@ -1,0 +1,1 @@
+"""A running job against its plan: where it is, what grows, and when that ends."""

@@ -1,0 +1,129 @@
+"""`rlhfsim watch`: a job that runs, followed by its logs and held against its plan."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
+from rlhfsim.cli import completion
+from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, NAMES, settings
+from rlhfsim.cli.params import FILE, PATH, Number, OneOf, Whole, Words, flag, on_command_line, option
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
+from rlhfsim.frameworks.logs.imported import Choices
+from rlhfsim.plan import read_plan
+from rlhfsim.present.terminal import watch as view
+from rlhfsim.present.terminal.console import console, put
+from rlhfsim.what_if.watch import Event, JobWatch
+
+EPILOG = """\b
+Examples:
+  rlhfsim watch job.log
+  rlhfsim watch outputs/2026-08-20/ --gpu h100 --steps 500 --fail-on 'oom-risk>0.5'
+  rlhfsim watch runs/a --once --json
+  rlhfsim watch job.log --plan plan.json --fail-on 'step-ratio>1.5' --fail-on 'quiet-s>1800'
+"""
+MAX_STEPS = 100_000_000
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=PATH, metavar="LOG|FOLDER")
+@option("--plan", FILE, "plan.json that the job runs. Default: what the doctor says of its configuration.")
+@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
+@option("--gpu", Words("NAME", completion.gpus), "What it runs on. Default: as the log gives it away.")
+@option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own.")
+@option(
+    "--config configs", FILE, "Configuration or launch script. Default: what the log prints.", multiple=True
+)
+@option(
+    "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
+)
+@option("--model", Words("NAME", completion.models), MODEL_HELP)
+@option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logs them.")
+@option("--steps", Whole(1, MAX_STEPS), "Steps of the whole run: how far is looked ahead, and when it ends.")
+@option(
+    "--fail-on", Words("CONDITION"), f"End with exit code 1 at NAME>X: {', '.join(MEASURES)}.", multiple=True
+)
+@option("--every", Number(0.1, 3600, "s"), "Time between two looks.", default="5s")
+@flag("--once", "Judge what is there, and end.")
+@flag("--json as_json", "Print one JSON object a line.")
+@click.pass_context
+def watch(ctx: click.Context, /, path: Path, plan: Path | None, as_json: bool, **given: Any) -> None:
+    """Follow a job that runs: against its plan, when memory runs out, what grows.
+
+    LOG is what import-run reads, or the folder of the run; it need not be there yet. After five steps, and
+    whenever their number has doubled, it says how the run compares with its plan; what is wrong it says once.
+
+    Exit codes: 0 watched, 1 a condition of --fail-on is met, 2 bad input, 130 Ctrl-C.
+    """
+    with on_command_line():
+        conditions = [condition(text) for text in given["fail_on"]]
+        watched = JobWatch(
+            path,
+            plan=read_plan(plan, as_priced=True) if plan else None,
+            framework=given["framework"],
+            choices=_choices(given),
+            steps=given["steps"],
+        )
+    ctx.exit(_follow(watched, conditions, as_json, given["once"], given["every"]))
+
+
+def _choices(given: dict[str, Any]) -> Choices:
+    return Choices(
+        gpu=given["gpu"],
+        rollout_gpu=given["rollout_gpu"],
+        configs=given["configs"],
+        given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
+        prompt_tokens=given["prompt_len"],
+    )
+
+
+def _follow(watched: JobWatch, conditions: list[Condition], as_json: bool, once: bool, every_s: float) -> int:
+    """Look until a condition is met, the run has ended, or somebody ends the watch; the exit code."""
+    while True:
+        for event in watched.look(now(), last=once):
+            _tell(event, as_json)
+        if watched.found is not None:
+            for one in conditions:
+                if (value := one.value_in(watched.found)) is not None:
+                    _tell_failed(one, value, as_json)
+                    return 1
+        if once and watched.found is None:
+            raise RlhfsimError(
+                "no-step-yet",
+                "no step has ended in this log",
+                place=Place(file=str(watched.path)),
+                help="watch without --once waits for one",
+            )
+        if once or watched.ended:
+            return 0
+        pause(every_s)
+
+
+def now() -> float:
+    """Seconds of a clock that only goes forward."""
+    return time.monotonic()
+
+
+def pause(seconds: float) -> None:
+    """Wait for the log to grow."""
+    time.sleep(seconds)
+
+
+def _tell(event: Event, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(view.as_data(event)))
+        return
+    screen = console()
+    for part in view.lines(event, screen.width):
+        put(screen, part)
+
+
+def _tell_failed(one: Condition, value: float, as_json: bool) -> None:
+    data = {"event": "failed", "condition": one.text, "name": one.name, "value": value}
+    click.echo(json.dumps(data) if as_json else view.failed(one, value))

@@ -1,0 +1,154 @@
+"""What `rlhfsim watch` says of a running job: lines for people, one JSON object a line for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.calibration.comparison.phases import PhaseComparison
+from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
+from rlhfsim.calibration.watching.standing import Standing
+from rlhfsim.calibration.watching.trend import Trend
+from rlhfsim.present.tables import CUT, table
+from rlhfsim.present.terminal.console import WIDTH, drawn, labelled
+from rlhfsim.present.words import decimals, fixed, plural, short_seconds, size
+from rlhfsim.what_if.watch import Event, Judgement, Notice
+
+SMALL = 0.005
+"""Share of the step below which a phase is not shown."""
+
+
+def lines(event: Event, width: int = WIDTH) -> Iterator[RenderableType]:
+    """An event as people read it."""
+    if isinstance(event, Notice):
+        yield Text(f"{event.kind}: {event.text}", style="yellow" if event.kind == "note" else "dim")
+    elif isinstance(event, Cause):
+        yield Text(f"warning[{event.code}]: {event.what}; {event.advice}", style="red")
+    else:
+        yield from _judged(event, width)
+
+
+def _judged(event: Judgement, width: int) -> Iterator[RenderableType]:
+    found = event.found
+    steps = f"step {found.logged:,} ({plural(found.steps, 'step')} since it began)"
+    rows = {"run": f"{event.framework.title}, {steps}", "step": _step(found.step, event)}
+    if found.memory is not None:
+        rows["memory"] = _memory(found)
+    elif found.oom_risk is not None:
+        rows["memory"] = f"not logged; risk of running out {found.oom_risk:.0%} by {_source(event)}"
+    if found.response is not None:
+        rows["lengths"] = _lengths(found)
+    yield labelled(rows)
+    if found.phases:
+        yield _phases(found, width)
+
+
+def _source(event: Judgement) -> str:
+    return event.baseline.said_by if event.baseline else "nothing"
+
+
+def _step(row: PhaseComparison, event: Judgement) -> str:
+    if row.measured_s is None:
+        return "no time is logged"
+    measured = f"{short_seconds(row.measured_s)} (median of {row.steps})"
+    if row.predicted_s is None or row.ratio is None or row.low_s is None or row.high_s is None:
+        return f"{measured}; there is nothing to compare with"
+    inside = row.low_s <= row.measured_s <= row.high_s
+    where = "inside" if inside else "below" if row.measured_s < row.low_s else "above"
+    between = f"{short_seconds(row.low_s)} to {short_seconds(row.high_s)}"
+    return (
+        f"{measured}, {short_seconds(row.predicted_s)} by {_source(event)}: {row.ratio:.2f} times, {where} "
+        f"P10 to P90 ({between})"
+    )
+
+
+def _memory(found: Standing) -> str:
+    trend, risk = found.memory, found.oom_risk
+    assert trend is not None
+    limit = f" of {size(trend.limit)} that fit" if trend.limit else ""
+    text = f"{size(trend.now)}{limit}{_growth(trend, _signed)}"
+    if trend.reached is not None:
+        text += f"; full at step {_when(found.logged, trend)}"
+    if risk is None:
+        return text
+    where = f"in {trend.ahead:,} steps" if trend.each_step is not None else "by the plan"
+    return f"{text}; risk of running out {risk:.0%} {where}"
+
+
+def _lengths(found: Standing) -> str:
+    trend = found.response
+    assert trend is not None
+    text = f"mean {trend.now:,.0f} tokens{_growth(trend, lambda x: f'{x:+,.1f}')}"
+    if found.longest is not None:
+        text += f"; longest {found.longest:,.0f}"
+    if trend.limit is not None:
+        text += f", cut at {trend.limit:,.0f}"
+    if found.clipped is not None:
+        text += f"; {found.clipped:.1%} of them were cut"
+    if trend.reached is not None:
+        text += f"; the mean gets there at step {_when(found.logged, trend)}"
+    return text
+
+
+def _signed(value: float) -> str:
+    return ("-" if value < 0 else "+") + size(abs(value))
+
+
+def _growth(trend: Trend, text: Callable[[float], str]) -> str:
+    """`, +1.2 (+1.0 to +1.4) a step`."""
+    if trend.each_step is None or trend.low is None or trend.high is None:
+        return ""
+    if trend.steady:
+        return ", steady"
+    return f", {text(trend.each_step)} ({text(trend.low)} to {text(trend.high)}) a step"
+
+
+def _when(logged: int, trend: Trend) -> str:
+    assert trend.reached is not None
+    low, middle, high = (logged + ahead for ahead in trend.reached)
+    return f"{middle:,} ({low:,} to {high:,})"
+
+
+def _phases(found: Standing, width: int) -> RenderableType:
+    step = max(found.step.measured_s or 0.0, found.step.predicted_s or 0.0)
+    digits = decimals(step)
+    shown = [p for p in found.phases if max(p.measured_s or 0.0, p.predicted_s or 0.0) >= SMALL * step]
+    return drawn(
+        table(
+            "",
+            shown,
+            ("phase", lambda r: r.name),
+            (">predicted s", lambda r: fixed(r.predicted_s, digits)),
+            (">P10-P90", lambda r: f"{r.low_s:,.{digits}f}-{r.high_s:,.{digits}f}"),
+            (">measured s", lambda r: fixed(r.measured_s, digits)),
+            (">ratio", lambda r: f"{r.ratio:,.2f}"),
+            fit={"phase": CUT},
+        ),
+        width,
+    )
+
+
+def failed(condition: Condition, value: float) -> str:
+    """Why a watch ends with an error."""
+    return f"failed: {condition.text}, it is {units.significant(value, 3)}"
+
+
+def as_data(event: Event) -> dict[str, Any]:
+    """An event as a JSON object; docs/watch.md lists its keys."""
+    if isinstance(event, Notice):
+        return {"event": event.kind, "text": event.text}
+    if isinstance(event, Cause):
+        return {"event": "warning", **asdict(event)}
+    found, baseline = event.found, event.baseline
+    return {
+        "event": "judged",
+        "framework": event.framework.name,
+        "compared_with": baseline.said_by if baseline else None,
+        **asdict(found),
+        "measures": {name: value for name, (_, of) in MEASURES.items() if (value := of(found)) is not None},
+    }
