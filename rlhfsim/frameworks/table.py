@@ -15,10 +15,11 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Section, Setting, Value, call, held
+from rlhfsim.frameworks.export import Section, Setting, Value, call, held, speculation
 from rlhfsim.frameworks.fields import Fields, PlanFields, described
 from rlhfsim.frameworks.releases import Release
 from rlhfsim.plan import Plan
+from rlhfsim.specs.workload.workload import CLIP_RANGES
 
 Why = str | Callable[[Plan], str]
 ABOVE_ZERO = "above 0, so that the reference is read; how large is yours to choose"
@@ -65,6 +66,21 @@ def limit() -> Codec:
 def count() -> Codec:
     """A whole number; what is not said, or 0, is the default, of which nobody is told."""
     return Codec(lambda value: value, lambda s, keys, default: s.count(*keys) or default)
+
+
+def word(*words: str, other: str) -> Codec:
+    """One of the words; every other one, and none, means `other`, which is not written."""
+
+    def read(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> str:
+        said = str(s.find(*keys))
+        return said if said in words else other
+
+    return Codec(lambda value: value if value in words else None, read, (*words, other))
+
+
+def unwritten(codec: Codec) -> Codec:
+    """What is read, and never written: what it could say is not run."""
+    return replace(codec, write=lambda value: None)
 
 
 def lag() -> Codec:
@@ -206,6 +222,21 @@ def drafting(plan: Plan) -> str:
     if drafted is None:
         return ""
     return f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+
+
+def clip_range(end: int) -> Callable[[Plan], float | None]:
+    """One end, 0 or 1, of the clip range of an algorithm that has its own."""
+    return lambda plan: CLIP_RANGES.get(plan.workload.algorithm, (None, None))[end]
+
+
+def drafts(prefix: str) -> Rule:
+    """vLLM's `speculative_config` under `prefix`, where the rollout drafts tokens."""
+
+    def settings(plan: Plan) -> Iterator[Setting]:
+        drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
+        yield from speculation(prefix, drafted) if drafted else ()
+
+    return settings
 
 
 def of_call(name: str) -> Callable[[Plan], str]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from rlhfsim.cli.main import cli
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.verl.configuration import CONFIGURATION, describe
+from rlhfsim.frameworks.verl.configuration import CONFIGURATION
 from rlhfsim.frameworks.verl.export import EXPORT, GROUPS
 from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
 from rlhfsim.memory.role_bytes import software_of
@@ -18,6 +18,8 @@ from rlhfsim.plan import read_plan
 from rlhfsim.validation.cases.rlhf import with_defaults
 from rlhfsim.validation.rows import Row
 from tests.frameworks.test_accepted import plan, workload
+
+describe = CONFIGURATION.describe
 
 
 @pytest.mark.parametrize(

@@ -258,30 +258,6 @@ class FrameworkSettings:
         return self.resolved(self._values.get(full), full, depth + 1)
 
 
-def megatron_degrees(
-    s: FrameworkSettings, prefix: str, like: object = None, *, tp: int = 1, etp: int | None = None
-) -> dict[str, int]:
-    """Parallel sizes under the keys of Megatron-Core, as verl, NeMo-RL and SkyRL pass them on.
-
-    `like`: a layout with the defaults; `tp`: the default without one; `etp`: that of the experts, as the
-    rest (tp) where it is not given.
-    """
-    keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    usual = {"tp": tp}
-    degrees = {
-        degree: s.whole(
-            f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1))), least=1
-        )
-        for degree, key in keys.items()
-    }
-    experts = s.count(f"{prefix}.expert_tensor_parallel_size")
-    virtual = s.count(f"{prefix}.virtual_pipeline_model_parallel_size")
-    as_rest = int(getattr(like, "etp", etp or degrees["tp"])) if degrees["ep"] > 1 else 1
-    degrees["etp"] = experts or as_rest
-    degrees["vp"] = virtual or int(getattr(like, "vp", 1) or 1) if degrees["pp"] > 1 else 1
-    return degrees
-
-
 def _finite(value: object) -> float | None:
     """A number that a setting may have; None for truth values, words, and what is not finite or absurd."""
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value)[:40].isascii():

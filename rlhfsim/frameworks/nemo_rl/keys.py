@@ -5,14 +5,13 @@ Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes buil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Setting, Value, longest_response, predicted
-from rlhfsim.frameworks.export import speculation as drafting_keys
+from rlhfsim.frameworks.export import Value, longest_response, predicted
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.frameworks.nemo_rl.engines import (
@@ -32,6 +31,7 @@ from rlhfsim.frameworks.table import (
     Key,
     Row,
     Table,
+    drafts,
     flag,
     given_that,
     kept,
@@ -313,11 +313,6 @@ def _first_and_last(last: int) -> Callable[[Plan], Value]:
 
 # vllm_worker_async.py builds its engine without a usage context, so that vLLM 0.10.0 to 0.17.1 (tags v0.4.0
 # to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step.
-def _drafting(plan: Plan) -> Iterator[Setting]:
-    drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
-    yield from drafting_keys(f"++{DRAFTS}", drafted) if drafted else ()
-
-
 _ROLLOUT: tuple[Row, ...] = (
     *given_that(
         "rollout",
@@ -336,7 +331,7 @@ _ROLLOUT: tuple[Row, ...] = (
         Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=marked("fp8", "fp8")),
         *(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
     ),
-    _drafting,
+    drafts(f"++{DRAFTS}"),
     *given_that(
         "rollout",
         Key(

@@ -22,6 +22,7 @@ from rlhfsim.frameworks.table import (
     Row,
     Table,
     choice,
+    clip_range,
     count,
     flag,
     given_that,
@@ -295,18 +296,6 @@ _TRAINING: tuple[Row, ...] = (
 _GROUPS = "rollout !workload.algorithm=rloo"
 
 
-def _clip(end: int) -> Any:
-    """One end of the clip range, where the algorithm has its own."""
-
-    def value(plan: Plan) -> float | None:
-        name = plan.workload.algorithm
-        if name not in CLIP_RANGES:
-            return None
-        return CLIP_RANGES[name][end] + (name == "cispo" and end == 1)
-
-    return value
-
-
 _ALGORITHM: tuple[Row, ...] = (
     Key(
         "kl",
@@ -318,8 +307,9 @@ _ALGORITHM: tuple[Row, ...] = (
     Key("workload.algorithm", "loss_type", codec=choice(LOSSES), when=_GROUPS, read=False),
     FixedKey("scale_rewards", "none", "workload.algorithm=dr-grpo"),
     FixedKey("importance_sampling_level", "sequence", "workload.algorithm=gspo"),
-    FixedKey("epsilon", _clip(0)),
-    FixedKey("epsilon_high", _clip(1)),
+    FixedKey("epsilon", clip_range(0)),
+    FixedKey("epsilon_high", clip_range(1), "!workload.algorithm=cispo"),
+    FixedKey("epsilon_high", lambda plan: 1 + CLIP_RANGES["cispo"][1], "workload.algorithm=cispo"),
 )
 _ROLLOUT: tuple[Row, ...] = (
     Key("vllm", "use_vllm", codec=flag(), when="rollout", why=of_call("actor.generate")),

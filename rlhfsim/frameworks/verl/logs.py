@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
-from rlhfsim.frameworks.verl.configuration import CONFIGURATION, ROLL
+from rlhfsim.frameworks.verl.configuration import CONFIGURATION
+from rlhfsim.frameworks.verl.keys import CRITIC, ENGINE_NAME, ESTIMATOR, MODEL, TABLE
 from rlhfsim.frameworks.verl.mfu import PEAKS, TOKENS, peak
-from rlhfsim.frameworks.verl.versions import KL_IN_REWARD, SERVERS, VERSION, before
+from rlhfsim.frameworks.verl.reward_model import LEGACY
+from rlhfsim.frameworks.verl.versions import EACH, KL_IN_REWARD, SERVERS, VERSION, before
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
 # verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
@@ -98,19 +100,18 @@ def gpus_of(values: Mapping[str, float]) -> float | None:
 
 def engine_inside(settings: FrameworkSettings) -> bool:
     """Until v0.6 vLLM's worker was the trainer's (vllm_rollout_spmd.py), since then a server's."""
-    return settings.find(f"{ROLL}.name") in (None, "vllm") and before(settings.find(VERSION), SERVERS)
+    return settings.find(ENGINE_NAME) in (None, "vllm") and before(settings.find(VERSION), SERVERS)
 
 
 KEYS = {
-    "samples": f"{ROLL}.n",
-    "prompts": "data.train_batch_size",
-    "model": "actor_rollout_ref.model.path",
-    "critic_model": "critic.model.path",
-    "gpus_per_node": "trainer.n_gpus_per_node",
-    "max_response": "data.max_response_length",
+    **TABLE.batch,
+    "model": MODEL,
+    "critic_model": CRITIC,
+    "gpus_per_node": EACH,
+    "max_response": TABLE.key("limit.response"),
     "reference": KL_IN_REWARD,
-    "critic": "algorithm.adv_estimator",
-    "reward": "reward_model.enable",
+    "critic": ESTIMATOR,
+    "reward": f"{LEGACY}.enable",
 }
 
 

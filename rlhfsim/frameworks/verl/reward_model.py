@@ -29,13 +29,15 @@ BATCHED_TOKENS = 8192
 """Default of max_num_batched_tokens."""
 
 
-def reward_settings(plan: Plan, placed: RolePlacement) -> Iterator[Setting]:
-    """The reward model of a plan.
+def reward_settings(plan: Plan) -> Iterator[Setting]:
+    """The reward model of a plan, if it has one.
 
     Raises:
         RlhfsimError: it shares GPUs with the actor, and the rollout does not.
     """
-    placement = plan.placement
+    placement, placed = plan.placement, plan.placement.reward
+    if placed is None:
+        return
     apart = placed.pool != placement.actor.pool
     if not apart and placement.rollout and placement.rollout.pool != placement.actor.pool:
         raise RlhfsimError(
@@ -52,7 +54,7 @@ def reward_settings(plan: Plan, placed: RolePlacement) -> Iterator[Setting]:
     yield Setting(key=f"{PREFIX}.model_path", value="${REWARD_MODEL}")
     yield Setting(key=f"{ENGINE}.name", value="vllm")
     why = call(plan, "reward.score")
-    yield Setting(key=f"{ENGINE}.tensor_model_parallel_size", value=placed.layout.tp, why=why)
+    yield Setting(key=REWARD_TP, value=placed.layout.tp, why=why)
     yield Setting(key=f"{ENGINE}.free_cache_engine", value=placed.residency == "offloaded")
     yield Setting(key=f"{ENGINE}.max_num_batched_tokens", value=_tokens(plan, placed))
     why = "at most what the plan leaves beside the other roles"
@@ -87,6 +89,13 @@ def _share(plan: Plan, pool: str) -> float:
     )
     left = 1 - (whole - own) - SPARE
     return math.floor(100 * min(left, max(USUAL_SHARE, own + SPARE))) / 100
+
+
+def reward_named(s: FrameworkSettings) -> str | None:
+    """The reward model of a configuration; None: it has none."""
+    if not (s.flag(f"{LEGACY}.enable") or s.flag(f"{PREFIX}.enable")):
+        return None
+    return s.text(f"{PREFIX}.model_path", f"{LEGACY}.model.path", default="same")
 
 
 def reward_role(s: FrameworkSettings, gpus: int) -> RoleDescription:

@@ -13,27 +13,29 @@ from collections.abc import Mapping
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
-EAGER = "actor_rollout_ref.rollout.enforce_eager"
+ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+EACH, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
+EAGER = f"{ROLL}.enforce_eager"
 UNPADDED = "actor_rollout_ref.model.use_remove_padding"
-SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
+SEQUENCES = f"{ROLL}.max_num_seqs"
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 """Until v0.3 there was no such key: without a KL loss the reward held it."""
 VERSION = "verl_version"
 """Key by which a configuration, or `--set`, names the version that read it."""
 
 
-ROLLOUT_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+ROLLOUT_TP = f"{ROLL}.tensor_model_parallel_size"
 REWARD_TP = "reward.reward_model.rollout.tensor_model_parallel_size"
 TRAIN_TP = "megatron.tensor_model_parallel_size"
 """Of the policy and of the critic, below the name of the role."""
-REFERENCE_FOLLOWS = "actor_rollout_ref.ref.megatron.param_offload"
+REFERENCE_FOLLOWS = f"{REF}.megatron.param_offload"
 """Whether the reference leaves for the host where the policy does, if nobody says so."""
-ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
+ENTROPY = f"{ACTOR}.entropy_coeff"
 
 MICRO_BATCHES = (
-    "actor_rollout_ref.actor.ppo_micro_batch_size",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size",
+    f"{ROLL}.log_prob_micro_batch_size",
+    f"{REF}.log_prob_micro_batch_size",
     "critic.ppo_micro_batch_size",
     "critic.forward_micro_batch_size",
 )
@@ -85,7 +87,7 @@ def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
 
 def _ranks(s: FrameworkSettings, key: str) -> int:
     """Data-parallel ranks of a role: GPUs by its sequence parallelism, or by its degrees in Megatron-Core."""
-    gpus = (s.count("trainer.n_gpus_per_node") or 8) * (s.count("trainer.nnodes") or 1)
+    gpus = (s.count(EACH) or 8) * (s.count(NODES) or 1)
     role = key.rpartition(".")[0].replace(".rollout", ".actor")
     degrees = ("tensor_model", "pipeline_model", "context")
     megatron = (f"megatron.{degree}_parallel_size" for degree in degrees)

@@ -1,0 +1,318 @@
+"""How verl trains and scores: keys of policy, reference and critic, with Megatron-Core and with FSDP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import longest_prompt, longest_response, memory
+from rlhfsim.frameworks.fields import Fields, cut, leaves
+from rlhfsim.frameworks.table import (
+    Codec,
+    FixedKey,
+    Key,
+    count,
+    flag,
+    given_that,
+    like,
+    number,
+    of_call,
+    of_held,
+    unwritten,
+    whole,
+    word,
+)
+from rlhfsim.frameworks.verl.versions import (
+    ACTOR,
+    MICRO_BATCHES,
+    REF,
+    REFERENCE_FOLLOWS,
+    ROLL,
+    TRAIN_TP,
+    default,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import RolePlacement
+
+ROLES = {"actor": ACTOR, "reference": REF, "critic": "critic"}
+"""Role -> beginning of its keys."""
+FSDP = {"actor": f"{ACTOR}.fsdp_config", "reference": f"{REF}.fsdp_config", "critic": "critic.fsdp"}
+"""Role -> beginning of the keys of FSDP's engine."""
+ULYSSES, VIRTUAL = "ulysses_sequence_parallel_size", "virtual_pipeline_model_parallel_size"
+OLD_GRANULARITY = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity"
+"""Until 0.4."""
+SEQUENCES, ROLLOUT_SEQUENCES, REFERENCE_SEQUENCES, CRITIC_SEQUENCES = (
+    f"{key}_per_gpu" for key in MICRO_BATCHES[:4]
+)
+DYNAMIC, CRITIC_DYNAMIC = f"{ACTOR}.use_dynamic_bsz", "critic.use_dynamic_bsz"
+
+
+def by_version(key: str) -> Callable[[Fields], Any]:
+    """The default of a key in the version of a configuration."""
+    return lambda read: default(key, read["version"], megatron=read["backend"] == "megatron")
+
+
+# --- what a plan says ---------------------------------------------------------------------------------------
+
+
+def pack_limits(plan: Plan, layout: Layout) -> tuple[int, int]:
+    """Tokens of a micro-batch per GPU, (training, scoring): at least a GPU's share of the longest sample."""
+    least = math.ceil((longest_prompt(plan) + longest_response(plan)) / layout.cp)
+    train = max(layout.pack_tokens or 0, least)
+    return train, max(layout.score_pack_tokens or train, least)
+
+
+def _stages(plan: Plan, placed: RolePlacement) -> int:
+    """Virtual stages, set up once for all that a process holds."""
+    own = placed.layout.vp if placed is not plan.placement.reference else plan.placement.actor.layout.vp
+    return own if placed.layout.pp > 1 else 1
+
+
+_PLANNED: Mapping[str, Callable[[Plan, RolePlacement], Any]] = {
+    "packs": lambda plan, placed: placed.layout.pack_tokens is not None,
+    "train_tokens": lambda plan, placed: pack_limits(plan, placed.layout)[0],
+    "score_tokens": lambda plan, placed: pack_limits(plan, placed.layout)[1],
+    "stages": _stages,
+    "hosted": lambda plan, placed: placed.residency == "offloaded",
+    "leaves": lambda plan, placed: leaves(placed),
+}
+
+
+def _planned(role: str, name: str) -> Callable[[Plan], Any]:
+    def value(plan: Plan) -> Any:
+        placed = plan.placement.roles.get(role)
+        return _PLANNED[name](plan, placed) if isinstance(placed, RolePlacement) else None
+
+    return value
+
+
+PLANNED = {f"{role}.{name}": _planned(role, name) for role in ROLES for name in _PLANNED}
+"""Fields of each role: whether micro-batches are packs, their tokens, virtual stages, whether weights and
+whether optimizer states leave the GPUs."""
+
+
+# --- how a configuration is read ----------------------------------------------------------------------------
+
+
+def _ulysses(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int:
+    """The largest of several keys; the last, of older releases, takes the place of another role's."""
+    said = [s.count(key) or 1 for key in keys]
+    return max(*said, 1 if s.find(keys[-1]) else default)
+
+
+def _shards(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int | None:
+    shards = s.count(*keys) or 1
+    return shards if shards > 1 else None
+
+
+def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
+    """The layout of a role; what the engine that does not train is told is void."""
+    group, train, score = (
+        f"{ROLES[role]}.megatron",
+        read[f"{role}.train_tokens"],
+        read[f"{role}.score_tokens"],
+    )
+    changes: dict[str, Any] = {"vp": read[f"{role}.stages"] or 1}
+    if read["backend"] == "megatron":
+        s.overruled(f"{FSDP[role]}.", f"{group}.{VIRTUAL}")
+        changes["zero"] = 1
+    else:
+        s.overruled(f"{group}.")
+        changes["offload_params"] = read[f"{role}.offload_optimizer"]
+    if role == "reference":
+        changes["recompute"], train, score = read["actor.recompute"], score, None
+    return cut(read, read["actor.gpus"], role=role, pack_tokens=train, score_pack_tokens=score, **changes)
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+def engine(role: str) -> tuple[Key | FixedKey, ...]:
+    """Parallel degrees and where states lie."""
+    trained, policy = role != "reference", role == "actor"
+    why = of_call("actor.train") if trained else ""
+    rows = (*_megatron(role, why, trained=trained), *_fsdp(role, why, trained=trained))
+    return rows if policy else given_that(role, *rows)
+
+
+def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
+    group = f"{ROLES[role]}.megatron"
+
+    def usual(name: str, other: Any = 1) -> Any:
+        return other if trained else like(f"actor.{name}")
+
+    experts = f"{group}.expert_tensor_parallel_size"
+    as_rest = lambda read: read[f"{role}.tp"] if read[f"{role}.ep"] > 1 else 1  # noqa: E731
+    return given_that(
+        "backend=megatron",
+        Key(
+            f"{role}.tp",
+            f"{group}.tensor_model_parallel_size",
+            usual("tp", by_version(TRAIN_TP)),
+            whole(1),
+            why=why,
+        ),
+        Key(f"{role}.pp", f"{group}.pipeline_model_parallel_size", usual("pp"), whole(1)),
+        Key(f"{role}.cp", f"{group}.context_parallel_size", usual("cp"), whole(1)),
+        Key(f"{role}.ep", f"{group}.expert_model_parallel_size", usual("ep"), whole(1)),
+        Key(f"{role}.etp", experts, usual("etp", as_rest), count(), when=f"{role}.ep>1"),
+        Key(f"{role}.etp", experts, 1, unwritten(count()), when=f"!{role}.ep>1"),
+        Key(
+            f"{role}.stages",
+            f"{group}.{VIRTUAL}",
+            usual("stages"),
+            Codec(lambda stages: stages if stages > 1 else None, count().read),
+            when=f"{role}.pp>1",
+        ),
+        Key(f"{role}.sequence_parallel", f"{group}.sequence_parallel", True, flag(both=True)),
+        *_leaving(role, group, trained=trained),
+    )
+
+
+def _fsdp(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
+    group, moved = FSDP[role], ["critic.model.fsdp_config"] if role == "critic" else []
+    return given_that(
+        "backend=fsdp2",
+        FixedKey(f"{ROLES[role]}.strategy", "fsdp2"),
+        Key(
+            f"{role}.cp",
+            f"{group}.{ULYSSES}",
+            1 if trained else like("actor.cp"),
+            Codec(lambda cp: cp, _ulysses),
+            also=tuple(f"{older}.{ULYSSES}" for older in (*moved, ROLES[role])),
+            why=why,
+        ),
+        Key(
+            f"{role}.shards",
+            f"{group}.fsdp_size",
+            codec=Codec(lambda shards: shards, _shards),
+            why="a copy of the shards a node",
+        ),
+        Key(
+            f"{role}.zero",
+            f"{group}.reshard_after_forward",
+            3,
+            Codec(lambda zero: False if zero == 2 else None, flag(3, 2).read, (3, 2)),
+        ),
+        Key(f"{role}.offload_optimizer", f"{group}.offload_policy", codec=flag("cpu", "none"), why=memory),
+        *_leaving(role, group, trained=trained),
+    )
+
+
+def _leaving(role: str, group: str, *, trained: bool) -> tuple[Key | FixedKey, ...]:
+    """Whether weights, and what else is trained, leave the GPUs between the calls of a role."""
+
+    def why(plan: Plan) -> str:
+        return memory(plan) if PLANNED[f"{role}.hosted"](plan) else ""
+
+    key = f"{group}.param_offload"
+    usual = _follows if key == REFERENCE_FOLLOWS else False
+    rows = [Key(f"{role}.hosted", key, usual, flag(both=True), why=why)]
+    if trained:
+        rows.append(Key(f"{role}.leaves", f"{group}.optimizer_offload", codec=flag(both=True)))
+    return tuple(rows)
+
+
+def _follows(read: Fields) -> bool:
+    """Whether the reference leaves with the policy, if nobody says so."""
+    return bool(by_version(REFERENCE_FOLLOWS)(read)) and bool(read["actor.hosted"])
+
+
+def recomputing(role: str) -> tuple[Key | FixedKey, ...]:
+    """Activations that are computed again, and optimizer states on the host."""
+    model = "critic.model" if role == "critic" else "actor_rollout_ref.model"
+    adam = f"+{ROLES[role]}.optim.override_optimizer_config.optimizer"
+    override, why = f"{ROLES[role]}.megatron.override_transformer_config", of_held(f"{role}.train", role)
+    rows = (
+        Key(
+            f"{role}.recompute",
+            f"{model}.enable_gradient_checkpointing",
+            "full",
+            flag("full", "none", "selective", both=True),
+            when="backend=fsdp2",
+            why=why,
+        ),
+        *given_that(
+            "backend=megatron",
+            Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
+            Key(
+                f"{role}.offload_fraction",
+                f"{adam}_offload_fraction",
+                1.0,
+                number(),
+                when=f"{role}.offload_optimizer=cpu",
+            ),
+            Key(
+                f"{role}.recompute",
+                f"{override}.recompute_granularity",
+                codec=word("full", "selective", other="none"),
+                also=(OLD_GRANULARITY,),
+                why=why,
+            ),
+            FixedKey(f"{override}.recompute_method", "uniform", f"{role}.recompute=full"),
+            FixedKey(f"{override}.recompute_num_layers", 1, f"{role}.recompute=full"),
+        ),
+    )
+    return rows if role == "actor" else given_that(role, *rows)
+
+
+_TRAINED = of_held("actor.train", "actor")
+POLICY_MICRO_BATCHES = (
+    Key("actor.packs", DYNAMIC, codec=flag(both=True)),
+    Key(
+        "actor.train_tokens",
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        16384,
+        whole(floor=1),
+        when="actor.packs",
+        why=_TRAINED,
+    ),
+    Key(
+        "actor.score_tokens",
+        f"{ROLL}.log_prob_max_token_len_per_gpu",
+        like("actor.train_tokens"),
+        whole(floor=1),
+        when="actor.packs",
+    ),
+    Key("actor.micro_batch", SEQUENCES, 1, whole(floor=1), when="!actor.packs", why=_TRAINED),
+    Key("actor.micro_batch", ROLLOUT_SEQUENCES, when="!actor.packs", read=False),
+)
+REFERENCE_MICRO_BATCHES = given_that(
+    "reference",
+    Key(
+        "reference.micro_batch",
+        REFERENCE_SEQUENCES,
+        like("actor.sequences"),
+        whole(floor=1),
+        when="!reference.packs",
+    ),
+    Key(
+        "reference.score_tokens",
+        f"{REF}.log_prob_max_token_len_per_gpu",
+        lambda read: read["actor.train_tokens"] or 16384,
+        whole(floor=1),
+        when="reference.packs",
+    ),
+)
+CRITIC_MICRO_BATCHES = given_that(
+    "critic",
+    Key("critic.micro_batch", CRITIC_SEQUENCES, 1, whole(floor=1), when="!critic.packs"),
+    Key(
+        "critic.train_tokens", "critic.ppo_max_token_len_per_gpu", 32768, whole(floor=1), when="critic.packs"
+    ),
+    Key(
+        "critic.score_tokens",
+        "critic.forward_max_token_len_per_gpu",
+        like("critic.train_tokens"),
+        whole(floor=1),
+        when="critic.packs",
+    ),
+)
+FOLLOWS: Mapping[str, Callable[[FrameworkSettings, Fields], Any]] = {
+    "actor.sequences": lambda s, read: s.count(SEQUENCES) or 1,
+    "reference.packs": lambda s, read: s.flag(f"{REF}.log_prob_use_dynamic_bsz", default=read["actor.packs"]),
+    "critic.packs": lambda s, read: s.flag(CRITIC_DYNAMIC, default=read["actor.packs"]),
+}

@@ -1,0 +1,389 @@
+"""verl's keys: one row each, written from a plan and read (0.9.1: `verl/trainer/config/ppo_trainer.yaml`).
+
+Keys and defaults: verl/trainer/config/_generated_ppo_trainer.yaml and ..._megatron_trainer.yaml, and
+verl/experimental/{one_step_off_policy,fully_async_policy}/config; what changed: `versions`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import RoleDescription
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Value, call, predicted
+from rlhfsim.frameworks.fields import Fields, shares
+from rlhfsim.frameworks.table import (
+    FROM_ROLLOUT,
+    Codec,
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    choice,
+    clip_range,
+    drafts,
+    flag,
+    given_that,
+    kept,
+    lag,
+    marked,
+    number,
+    of_call,
+    of_held,
+    unwritten,
+    whole,
+)
+from rlhfsim.frameworks.verl.engines import (
+    CRITIC_MICRO_BATCHES,
+    FOLLOWS,
+    PLANNED,
+    POLICY_MICRO_BATCHES,
+    REFERENCE_MICRO_BATCHES,
+    by_version,
+    engine,
+    layout_of,
+    recomputing,
+)
+from rlhfsim.frameworks.verl.heads import software
+from rlhfsim.frameworks.verl.releases import RELEASES
+from rlhfsim.frameworks.verl.reward_model import reward_named, reward_role, reward_settings
+from rlhfsim.frameworks.verl.versions import (
+    ACTOR,
+    EACH,
+    EAGER,
+    KL_IN_REWARD,
+    NODES,
+    ROLL,
+    ROLLOUT_TP,
+    SEQUENCES,
+    UNPADDED,
+    VERSION,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[Algorithm, str] = {
+    "ppo": "gae",
+    "grpo": "grpo",
+    "dr-grpo": "grpo",
+    "dapo": "grpo",
+    "gspo": "grpo",
+    "cispo": "grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce_plus_plus",
+}
+READ: dict[str, Algorithm] = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "grpo_vectorized": "grpo",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++",
+    "grpo_passk": "grpo",
+}
+"""algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here."""
+MODEL, CRITIC = "actor_rollout_ref.model.path", "critic.model.path"
+ESTIMATOR, BY_DEVIATION = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
+LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
+FILTERS, MOST_BATCHES = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
+MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
+SYNCED, LAG = "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.sampler.max_off_policy_threshold"
+MINI_BATCH, GENERATED = f"{ACTOR}.ppo_mini_batch_size", "data.gen_batch_size"
+OWN_NODES, OWN_EACH = f"{ROLL}.nnodes", f"{ROLL}.n_gpus_per_node"
+SLEEPS, SENT = f"{ROLL}.free_cache_engine", f"{ROLL}.checkpoint_engine.backend"
+ENGINE_NAME, VLLM = f"{ROLL}.name", f"{ROLL}.engine_kwargs.vllm"
+DRAFTS = f"{VLLM}.speculative_config"
+MARKS = ("actor_rollout_ref.", "critic.ppo_", ESTIMATOR, "data.max_response_length")
+"""Beginnings of keys that no other framework has."""
+
+
+# --- what no row can say ------------------------------------------------------------------------------------
+
+
+def _trainer(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> str:
+    """Megatron-Core where its group of the configuration, or its trainer by name, is chosen."""
+    named = s.find("config_name")
+    return "megatron" if "megatron" in str(s.find(*keys) or named) else "fsdp2"
+
+
+def _prompts(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> int:
+    """Prompts of a batch; with 0, those of a mini-batch are one."""
+    return s.whole(*keys, default=usual) or s.whole(MINI_BATCH, default=256)
+
+
+def _own_gpus(s: FrameworkSettings, read: Fields) -> int | None:
+    """GPUs of the rollout alone; None: it shares those that train."""
+    if s.find("rollout.nnodes") is not None:  # one_step_off_policy, fully_async_policy
+        return s.whole("rollout.nnodes") * s.whole("rollout.n_gpus_per_node", default=8)
+    nodes = s.whole(OWN_NODES, default=0)
+    return nodes * s.whole(OWN_EACH, default=read["actor.each"]) if nodes else None
+
+
+def _algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the advantage estimator, for GRPO also of the loss; without division by the deviation
+    it is Dr. GRPO. DAPO reads as GRPO: what it changes of a step is said by other keys."""
+    name = s.text(ESTIMATOR, default="gae").rpartition(".")[2].lower()
+    if name not in READ:
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"{ESTIMATOR} {name!r} has no counterpart here",
+            help=f"priced: {', '.join(READ)}; the nearest one: --set {ESTIMATOR}=grpo",
+        )
+    found = READ[name]
+    match found, s.text(LOSS_MODE, default="vanilla"):
+        case "grpo", "gspo":
+            return "gspo"
+        case "grpo", "cispo":
+            return "cispo"
+    divided = s.flag(BY_DEVIATION, default=True)
+    return found if divided or found != "grpo" else "dr-grpo"
+
+
+def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:
+    if not s.flag(FILTERS):
+        return None
+    each, most = s.whole(GENERATED, default=prompts), s.whole(MOST_BATCHES, default=0)
+    return dynamic_sampling(s, prompts, each or prompts, most or None)
+
+
+def _path(s: FrameworkSettings, *, apart: bool) -> WeightPath:
+    backend = s.find(SENT)
+    return ("p2p" if backend in ("nixl", "mooncake") else "broadcast") if apart else "ipc"
+
+
+def _staleness(s: FrameworkSettings) -> float:
+    """One version in one-step-off; the threshold, at least one, in the asynchronous trainers."""
+    if s.has("trainer.v1"):
+        return float(s.whole(LAG, default=8))
+    if s.has("async_training"):
+        return max(1.0, s.share("async_training.staleness_threshold", default=0.1))
+    return 1.0
+
+
+def _interrupts(s: FrameworkSettings) -> bool:
+    """Whether requests are interrupted at an update: always in separate_async (checkpoint_engine/base.py)."""
+    if s.has("trainer.v1"):
+        return True
+    return s.has("async_training") and s.flag("async_training.partial_rollout", default=True)
+
+
+def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
+    """What critic, reference and reward model have of their own."""
+    roles = {}
+    for role in ("reference", *(["critic"] if read["critic"] else [])):
+        roles[role] = RoleDescription(
+            layout=layout_of(s, read, role),
+            residency="offloaded" if read[f"{role}.hosted"] else "resident",
+            optimizer_leaves=bool(read[f"{role}.leaves"]),
+        )
+    if not read["critic"]:
+        s.overruled("critic.")
+    if reward_named(s):
+        roles["reward"] = reward_role(s, read["actor.gpus"])
+    return roles
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    gpus, own, prompts = read["actor.gpus"], _own_gpus(s, read), read["workload.prompts"]
+    beside = read["workload.lora.rank"] > 0 and not s.flag(MERGED)
+    critic = s.find(CRITIC) if read["critic"] else None
+    megatron = read["backend"] == "megatron"
+    sleeps = s.flag(SLEEPS, default=True)
+    return {
+        "workload.algorithm": _algorithm(s),
+        "workload.model": s.model(MODEL),
+        "workload.critic": None if critic == s.find(MODEL) else critic,
+        "workload.reward.model": reward_named(s),
+        "workload.mini_batches": max(1, round(prompts / max(1, read["prompts_of_update"]))),
+        "kl": s.flag(KL_LOSS) or s.flag(KL_IN_REWARD, default=bool(by_version(KL_IN_REWARD)(read))),
+        "workload.dynamic_sampling": _dynamic_sampling(s, prompts),
+        "layout": layout_of(s, read, "actor"),
+        "roles": _roles(s, read),
+        "actor.residency": "offloaded" if read["actor.hosted"] else "resident",
+        "actor.offload_between": read["actor.leaves"],
+        "rollout.gpus": gpus if own is None else own,
+        "rollout.speculation": speculation(s, DRAFTS),
+        "rollout.sleep": (1 if beside else 2) if sleeps else 0,
+        "weight_path": "lora" if beside else _path(s, apart=own is not None),
+        "schedule.staleness": _staleness(s) if own is not None else 0.0,
+        "schedule.partial_rollout": own is not None and _interrupts(s),
+        "software": None if megatron else software(s, packing=read["workload.packing"]),
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+def _mode(plan: Plan) -> str:
+    return "sync" if shares(plan) else "separate_async"
+
+
+def _mode_why(plan: Plan) -> str:
+    return "training and rollout share the GPUs" if shares(plan) else "the rollout has GPUs of its own"
+
+
+def _most(plan: Plan) -> int | None:
+    sampling = plan.workload.dynamic_sampling
+    return (sampling.max_gen_batches or 0) if sampling else None
+
+
+_WHERE: tuple[Row, ...] = (
+    Key(
+        "backend",
+        "model_engine",
+        codec=Codec(lambda backend: "megatron" if backend == "megatron" else "dp", _trainer),
+        also=(f"{ACTOR}.strategy",),
+    ),
+    Key("actor.nodes", NODES, 1, why=predicted),
+    Key("actor.each", EACH, 8),
+    FixedKey(MODE, _mode, why=_mode_why),
+    *given_that(
+        "!shared",
+        FixedKey(HYBRID, False),
+        Key("rollout.nodes", OWN_NODES, read=False),
+        Key("rollout.each", OWN_EACH, read=False),
+        FixedKey(
+            SYNCED,
+            lambda plan: plan.workload.mini_batches,
+            why=lambda plan: f"new weights once a batch; {call(plan, 'actor.sync')}",
+        ),
+        FixedKey(LAG, lambda plan: lag().write(plan.placement.schedule.staleness)),
+    ),
+)
+_BATCH: tuple[Row, ...] = (
+    FixedKey("data.train_files", "${TRAIN_FILES}"),
+    FixedKey("data.val_files", "${VAL_FILES}"),
+    Key(
+        "workload.prompts",
+        "data.train_batch_size",
+        1024,
+        Codec(lambda prompts: prompts, _prompts),
+        why="prompts, not samples",
+    ),
+    Key("limit.prompt", "data.max_prompt_length", 512),
+    Key("limit.response", "data.max_response_length", 512),
+    FixedKey("data.filter_overlong_prompts", True),
+    FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
+    Key("generated", GENERATED, read=False),
+    FixedKey(MOST_BATCHES, _most),
+    Key("workload.samples", f"{ROLL}.n", 1),
+    Key("prompts_of_update", MINI_BATCH, 256),
+    Key("workload.epochs", f"{ACTOR}.ppo_epochs", 1, quiet=True),
+)
+
+
+_DR, _GSPO = "workload.algorithm=dr-grpo", "workload.algorithm=gspo"
+_ALGORITHM: tuple[Row, ...] = (
+    Key("workload.algorithm", ESTIMATOR, codec=choice(ESTIMATORS), read=False),
+    FixedKey(BY_DEVIATION, False, _DR),
+    FixedKey(AGGREGATION, "seq-mean-token-sum-norm", _DR),
+    FixedKey(LOSS_MODE, "gspo", _GSPO),
+    FixedKey(LOSS_MODE, "cispo", "workload.algorithm=cispo"),
+    FixedKey(AGGREGATION, "seq-mean-token-mean", _GSPO),
+    FixedKey(f"{ACTOR}.clip_ratio_low", clip_range(0)),
+    FixedKey(f"{ACTOR}.clip_ratio_high", clip_range(1)),
+    Key("kl", KL_IN_REWARD, codec=flag(both=True), when="in_reward", read=False),
+    Key("kl", KL_LOSS, codec=flag(both=True), when="!in_reward", read=False),
+    Key(
+        "workload.old_logprobs",
+        "algorithm.rollout_correction.bypass_mode",
+        codec=flag("rollout", "recompute"),
+        why=FROM_ROLLOUT,
+    ),
+)
+_SUMS = Codec(
+    lambda gradients: False if gradients == "bf16" else None,
+    lambda s, keys, usual: "bf16" if s.find(*keys) is False else "backend",
+    ("bf16", "backend"),
+)
+_POLICY: tuple[Row, ...] = (
+    FixedKey(MODEL, "${MODEL}"),
+    Key("workload.packing", UNPADDED, by_version(UNPADDED), flag(both=True)),
+    Key(
+        "workload.lora.rank",
+        "actor_rollout_ref.model.lora_rank",
+        0,
+        also=("actor_rollout_ref.model.lora.rank",),
+    ),
+    Key("alpha", "actor_rollout_ref.model.lora_alpha", read=False),
+    FixedKey(MERGED, True, "workload.lora !weight_path=lora", of_call("actor.sync")),
+    *engine("actor"),
+    Key(
+        "workload.gradients",
+        f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32",
+        codec=_SUMS,
+        when="backend=megatron",
+    ),
+    *recomputing("actor"),
+    *POLICY_MICRO_BATCHES,
+)
+_CRITIC: tuple[Row, ...] = (
+    FixedKey(CRITIC, "${MODEL}", "critic"),
+    *engine("critic"),
+    *recomputing("critic"),
+    *CRITIC_MICRO_BATCHES,
+)
+
+
+def _sent(plan: Plan) -> Value:
+    """The engine that carries weights to the rollout."""
+    return "nixl" if plan.placement.weight_path == "p2p" else "naive" if shares(plan) else "nccl"
+
+
+def _wide(plan: Plan) -> bool:
+    layout = plan.placement.rollout.layout if plan.placement.rollout else None
+    return layout is not None and (layout.attention_dp > 1 or layout.ep > 1)
+
+
+_ROLLOUT: tuple[Row, ...] = (
+    FixedKey(ENGINE_NAME, "vllm"),
+    Key("rollout.tp", ROLLOUT_TP, by_version(ROLLOUT_TP), why=of_call("actor.generate")),
+    Key("rollout.pp", f"{ROLL}.pipeline_model_parallel_size", 1, unwritten(whole())),
+    Key("rollout.attention_dp", f"{ROLL}.data_parallel_size", 1, when="wide"),
+    Key("rollout.ep", f"{ROLL}.expert_parallel_size", 1, when="wide"),
+    Key(
+        "rollout.memory_utilization",
+        f"{ROLL}.gpu_memory_utilization",
+        0.5,
+        number(),
+        why=of_held("actor.generate", "rollout"),
+    ),
+    Key("rollout.max_num_seqs", SEQUENCES, by_version(SEQUENCES)),
+    Key("rollout.max_batched_tokens", f"{ROLL}.max_num_batched_tokens", 8192),
+    Key("rollout.cuda_graphs", EAGER, lambda read: not by_version(EAGER)(read), flag(False, True, both=True)),
+    Key("rollout.sleep", SLEEPS, codec=flag(2, 0, 1, both=True), when="shared", read=False),
+    Key("rollout.precision", f"{ROLL}.quantization", codec=marked("fp8", "fp8")),
+    Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=unwritten(marked("fp8", "fp8"))),
+    drafts(f"+{DRAFTS}"),
+    FixedKey(f"{ROLL}.load_format", "safetensors", "weight_path=lora"),
+    FixedKey(SENT, _sent, why=of_call("actor.sync")),
+)
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training of the policy": _POLICY,
+        "reference": (*engine("reference"), *REFERENCE_MICRO_BATCHES),
+        "critic": _CRITIC,
+        "reward model": (reward_settings,),
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    {**PLANNED, "wide": _wide},
+    {
+        **FOLLOWS,
+        "version": lambda s, read: s.find(VERSION),
+        "shared": lambda s, read: _own_gpus(s, read) is None,
+        "critic": lambda s, read: _algorithm(s) == "ppo",
+        "reference": lambda s, read: True,
+        "wide": lambda s, read: True,
+    },
+    RELEASES,
+)
