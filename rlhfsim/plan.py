@@ -135,6 +135,8 @@ class Prediction:
     step_s: AboveZero
     low_s: Amount
     high_s: Amount
+    centre: AboveZero = 1.0
+    """P50 of a step over `step_s`: the bias of published runs like it (`step.groups`); 1 in older files."""
     tokens_per_s_per_gpu: Amount
     """Prompt and response tokens of the step / step time / all GPUs."""
     peak_memory_bytes: Amount

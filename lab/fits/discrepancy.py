@@ -3,8 +3,9 @@
     python -m lab.fits.discrepancy
 
 Reads `rlhfsim validate`'s predictions (after `lab.fits.leave_one_out`), and rewrites `*_discrepancy` of
-hardware_profiles/common.yaml and rlhfsim/step/measured_runs.csv. The law: `rlhfsim.validation.discrepancy`. Values: over all
-publishers. P10 and P90: of the values without one publisher at a time.
+hardware_profiles/common.yaml, rlhfsim/step/groups.csv and rlhfsim/step/measured_runs.csv. The laws:
+`rlhfsim.validation.discrepancy` and `rlhfsim.validation.group_law`. Values: over all publishers. P10 and P90: of the values
+without one publisher at a time. Nothing is drawn: the same rows give the same files, but for the date.
 """
 
 from __future__ import annotations
@@ -19,24 +20,35 @@ from pathlib import Path
 import numpy as np
 
 from rlhfsim import resources
+from rlhfsim.step import groups
 from rlhfsim.step.measured import COEFFICIENTS, FILE, REACH, runs_text
 from rlhfsim.validation import scoreboard, tables
-from rlhfsim.validation.discrepancy import base_of, runs_of, unseen
+from rlhfsim.validation.discrepancy import runs_of, unseen
+from rlhfsim.validation.group_law import with_ends
+from rlhfsim.validation.intervals import estimated
 from rlhfsim.validation.outcome import Outcome
 
 KINDS = ("training", "memory", "rlhf")
 
 
-def laws(outcomes: Iterable[Outcome]) -> dict[str, tuple[float, float, float, str]]:
-    """Coefficient -> value, low, high and what it was fitted on."""
+Fits = dict[str, tuple[float, float, float, str]]
+"""Coefficient -> value, low, high and what it was fitted on."""
+
+
+def laws(outcomes: Iterable[Outcome]) -> tuple[Fits, dict[str, groups.GroupLaw]]:
+    """Coefficients, and the laws of groups by kind."""
     outcomes = list(outcomes)
-    found = {}
+    found: Fits = {}
+    grouped: dict[str, groups.GroupLaw] = {}
     for kind, name in COEFFICIENTS.items():
         rows = unseen(outcomes, kind)
         if rows.publishers < 2:
             continue
-        low, high = np.percentile([base_of(rows.without(p)) for p in set(rows.publisher)], (10, 90))
-        value = base_of(rows)
+        value, law = estimated(kind, rows)
+        without = [estimated(kind, rows.without(p)) for p in sorted(set(rows.publisher))]
+        low, high = np.percentile([base for base, _ in without], (10, 90))
+        if law is not None:
+            grouped[kind] = with_ends(law, [other for _, other in without if other is not None])
         what = f"{len(rows.publisher)} rows of {rows.publishers} publishers"
         found[name] = (value, min(value, float(low)), max(value, float(high)), what)
     away = unseen(outcomes, "memory.training_peak").distance
@@ -44,7 +56,7 @@ def laws(outcomes: Iterable[Outcome]) -> dict[str, tuple[float, float, float, st
         middle, reach, most = np.percentile(away, (50, 90, 100))
         what = f"{away.size} peaks, distances to the nearest of another publisher: P90, median and largest"
         found[REACH] = (float(reach), float(middle), float(most), what)
-    return found
+    return found, grouped
 
 
 def written(text: str, found: Mapping[str, tuple[float, float, float, str]]) -> str:
@@ -64,13 +76,14 @@ def written(text: str, found: Mapping[str, tuple[float, float, float, str]]) -> 
 def main() -> None:
     """Fit and write."""
     outcomes, _ = scoreboard.collect(tables.select(KINDS), discrepancy=False)
-    found = laws(outcomes)
+    found, grouped = laws(outcomes)
     for name, (value, low, high, what) in found.items():
         sys.stdout.write(f"{name}: {value:.3f} ({low:.3f} to {high:.3f}), {what}\n")
     path = resources.shipped("hardware_profiles") / "common.yaml"
     path.write_text(written(path.read_text(encoding="utf-8"), found), encoding="utf-8")
-    runs = Path(str(packaged.files("rlhfsim.step") / FILE))
-    runs.write_text(runs_text(runs_of(outcomes)), encoding="utf-8")
+    folder = Path(str(packaged.files("rlhfsim.step")))
+    (folder / FILE).write_text(runs_text(runs_of(outcomes)), encoding="utf-8")
+    (folder / groups.FILE).write_text(groups.written(grouped), encoding="utf-8")
 
 
 if __name__ == "__main__":

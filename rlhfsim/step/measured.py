@@ -27,10 +27,11 @@ from importlib import resources
 from statistics import median
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.presets import preset_name, resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import significant
@@ -90,6 +91,10 @@ class Conditions:
     precision: str
     mixer: str = "attention"
     """`ModelSpec.mixer`."""
+    dispatcher: str = "none"
+    """Of experts over ranks: `none`, `named` or `not named`; decides a group, no distance."""
+    kernels: str = "own"
+    """Tables of kernel times: the GPU's `own`, `borrowed` or `none`; decides a group, no distance."""
 
     @property
     def model_kind(self) -> str:
@@ -122,6 +127,19 @@ class Near:
     def near(self) -> bool:
         """Whether it says something about the question."""
         return self.distance < FAR
+
+
+def dispatcher_of(layout: Layout) -> str:
+    """Whether who sends tokens to experts is known."""
+    if layout.ep == 1:
+        return "none"
+    return "named" if layout.dispatcher else "not named"
+
+
+def kernels_of(profile: Profile) -> str:
+    """Whose kernel times a GPU has."""
+    curves = profile.curves or {}
+    return "borrowed" if curves.get("borrow") else "own" if curves.get("tables") else "none"
 
 
 def distance(a: Conditions, b: Conditions) -> float:

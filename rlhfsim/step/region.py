@@ -5,7 +5,8 @@
         u^2 = w^2 + r^2 (1 - exp(-(drift d)^2 / r^2))      w: ln(high / s) on the runs, the lower side alike
         r^2 = ln(high / s)^2 of the plan that no run is near (below) - w^2, at least 0
         the step: with the mean of d over the phases of its critical chain, weighted by their seconds
-    any other, on the published runs: the discrepancy of the model (`step.measured`), alike for all phases
+    any other, on the published runs: the discrepancy of the model (`step.measured`), alike for all phases;
+        the step also by its groups (`step.groups`), whose bias is its P50
 
 Near the runs an interval grows by the drift; far from them it is that of a plan without calibrated runs: a
 run makes no plan less certain, and what runs scatter by (in w) and the drift tell of one spread, a variogram
@@ -29,7 +30,17 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias, point_of, pool_of
-from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, mixer_of, nearest, spread
+from rlhfsim.step.groups import laws
+from rlhfsim.step.measured import (
+    COEFFICIENTS,
+    Conditions,
+    Near,
+    dispatcher_of,
+    kernels_of,
+    mixer_of,
+    nearest,
+    spread,
+)
 from rlhfsim.step.measured import FAR as FAR_RUN
 from rlhfsim.step.measured import widened as wider
 
@@ -104,7 +115,7 @@ def _farther(near: T, far: T, seconds: float, drifted: float) -> T:
     high = _between(over, far_over, drifted)
     if near.low_s <= 0:
         return replace(near, high_s=seconds * math.exp(high))
-    least = math.log(seconds / far.low_s) if far.low_s > 0 else math.inf
+    least = math.log(seconds / min(far.low_s, seconds)) if far.low_s > 0 else math.inf
     low = _between(math.log(seconds / min(near.low_s, seconds)), least, drifted)
     return replace(near, low_s=seconds * math.exp(-low), high_s=seconds * math.exp(high))
 
@@ -166,8 +177,8 @@ def apart(phases: Sequence[PredictedPhase], told: Mapping[str, float]) -> tuple[
     return below, above
 
 
-def conditions(plan: Plan) -> Conditions:
-    """What a plan runs on what, as measured runs are compared."""
+def conditions(plan: Plan, profile: Profile) -> Conditions:
+    """What a plan runs on what, as measured runs are compared; `profile`: of its first GPUs."""
     actor = next(m for m in plan.models if m.role == "actor")
     work = plan.workload
     return Conditions(
@@ -183,18 +194,24 @@ def conditions(plan: Plan) -> Conditions:
         algorithm=work.algorithm,
         precision="bf16",
         mixer=mixer_of(actor.name),
+        dispatcher=dispatcher_of(plan.placement.actor.layout),
+        kernels=kernels_of(profile),
     )
 
 
 def _beside_published_runs(plan: Plan, profile: Profile) -> Plan:
     """The plan with the model's discrepancy in its intervals, and the published run that is most like it."""
-    question = conditions(plan)
+    question = conditions(plan, profile)
     found = nearest(question)
     away = found.distance if found else FAR_RUN
-    more = Z90 * spread(profile[COEFFICIENTS[question.kind]], away)
+    base = profile[COEFFICIENTS[question.kind]]
+    more = Z90 * spread(base, away)
     prediction = plan.prediction
     phases = tuple(_wider(p, p.seconds, more) for p in prediction.phases)
     wide = _wider(replace(prediction, phases=phases), prediction.step_s, more)
+    if base > 0 and (law := laws().get(question.kind)):  # 0: the coefficients say all
+        low, median, high = law.quantiles(wide.step_s, wide.low_s, wide.high_s, question)
+        wide = replace(wide, low_s=low, centre=median / wide.step_s, high_s=high)
     return replace(plan, prediction=wide, nearest=_planned(found) if found else None)
 
 

@@ -43,12 +43,16 @@ class Outcome:
     """P10 of the prediction."""
     high: float | None = None
     """P90 of the prediction."""
+    median: float | None = None
+    """P50 of the prediction; None: the prediction itself."""
     blind: float | None = None
     """The prediction with no row of the same publisher in any fit; None: no fit that it rests on read one."""
     blind_low: float | None = None
     """P10 of that prediction."""
     blind_high: float | None = None
     """P90 of that prediction."""
+    blind_median: float | None = None
+    """P50 of that prediction; None: the prediction itself."""
     skipped: str | None = None
     """Why there is no prediction; None when there is one."""
     assumptions: tuple[str, ...] = ()

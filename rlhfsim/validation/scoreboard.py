@@ -17,9 +17,10 @@ from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.quantities import MAX_MAGNITUDE
 from rlhfsim.validation import statistics, transfer
 from rlhfsim.validation import tables as registry
-from rlhfsim.validation.discrepancy import with_intervals
+from rlhfsim.validation.intervals import with_intervals
 from rlhfsim.validation.left_out import publisher
 from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.reliability import above_median, by_group, groups_covered, odds
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.targets import results
 
@@ -82,6 +83,7 @@ def board(
         "schema": SCHEMA,
         "kinds": kinds,
         "sources": {s: _source(rows) for s, rows in statistics.by_source(outcomes).items()},
+        "odds": odds(outcomes),
         "targets": results(kinds, counts=not own_rows),
         "not_rerun": list(not_rerun),
     }
@@ -137,9 +139,13 @@ def _left_out(kind: str, rows: list[Outcome]) -> dict[str, Any]:
         return {}
     unseen = statistics.blind(rows)
     by_publisher = statistics.grouped(unseen, lambda o: publisher(o.source))
+    groups = by_group(rows)
     return {
         **_figures(kind, unseen),
         **_order(unseen),
+        "above_median": above_median(unseen),
+        "groups_covered": groups_covered(groups),
+        "groups": groups,
         "publishers": {name: _figures(kind, group) for name, group in by_publisher.items()},
     }
 

@@ -103,6 +103,7 @@ def blind(outcomes: Iterable[Outcome]) -> list[Outcome]:
             predicted=o.predicted if o.blind is None else o.blind,
             low=o.low if o.blind is None else o.blind_low,
             high=o.high if o.blind is None else o.blind_high,
+            median=o.median if o.blind is None else o.blind_median,
         )
         for o in rows
         if (_fit_of(o), publisher(o.source)) not in read

@@ -56,6 +56,17 @@ def _coverage(kind: str, missed: str = "") -> Target:
     )
 
 
+def _groups(kind: str, missed: str = "") -> Target:
+    return Target(
+        kind=kind,
+        figure="groups_covered",
+        limit=1.0,
+        at_most=False,
+        title="groups of 8 rows or more with 65 to 95 % between P10 and P90",
+        missed=missed,
+    )
+
+
 TOO_FAST = (
     "GPT OSS of Megatron-Bridge comes out a third too fast, prime-rl's mixtures of experts with all experts "
     "on each GPU too, Nemotron 3 Super in NVFP4 on B300 two fifths; prime-rl's sequences of 65k tokens come "
@@ -74,6 +85,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(kind="training", figure="p90_abs_error", limit=0.25, title="P90 error over rows", missed=TOO_FAST),
     _coverage("training"),
+    _groups("training", "9 of 15 rows on H200 lie inside, and all 22 of Megatron-LM"),
     Target(kind="memory.weights", figure="median_abs_error", limit=0.02, title="median error over rows"),
     Target(kind="memory.kv_tokens", figure="median_abs_error", limit=0.08, title="median error over rows"),
     Target(
@@ -81,6 +93,11 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(kind="memory.training_peak", figure="p90_abs_error", limit=0.30, title="P90 error over rows"),
     _coverage("memory.training_peak"),
+    _groups(
+        "memory.training_peak",
+        "intervals of the components hold all 15 peaks on H200, 9 of 16 on A6000 and 10 of 18 of "
+        "Megatron-Bridge; memory has no law by group",
+    ),
     Target(
         kind="decode",
         figure="median_abs_error",
@@ -112,11 +129,9 @@ TARGETS: tuple[Target, ...] = (
         at_most=False,
         title="pairs of plans in the right order",
     ),
-    _coverage(
-        "rlhf.step",
-        "four rows in five are of NeMo-RL, of which the coefficients alone hold 84 %; what is added "
-        "comes from other publishers, of which two runs of DeepSpeed-Chat of 2023 decide",
-    ),
+    _coverage("rlhf.step"),
+    _groups("rlhf.step"),
+    Target(kind="rlhf.step", figure="above_median", least=0.42, limit=0.58, title="measured above P50"),
     Target(
         kind="rlhf.calibrated",
         figure="median_abs_error",

@@ -141,7 +141,7 @@ def test_a_plan_between_two_runs_is_inside(seen: Plan) -> None:
 def test_far_intervals_grow_by_the_drift_until_they_are_those_without_a_run(seen: Plan) -> None:
     profile = calibrated(plan(prompts=16))  # a factor of 4 in the batch
     away, told = math.log(4), on(profile, seen)
-    question = conditions(seen)
+    question = conditions(seen, profile)
     near = nearest(question)
     assert near is not None
     without = Z90 * spread(profile["rl_step_discrepancy"], near.distance)
@@ -155,7 +155,10 @@ def test_far_intervals_grow_by_the_drift_until_they_are_those_without_a_run(seen
     assert told.prediction.high_s > seen.prediction.high_s
     assert told.prediction.low_s < seen.prediction.low_s
     assert told.prediction.step_s == seen.prediction.step_s
-    very_far, alone = on(calibrated(plan(prompts=64 * 4**5)), seen), on(load_profile(GPU), seen)
+    known = calibrated(plan(prompts=64 * 4**5))
+    assert known.calibration is not None
+    fast = replace(known, calibration=replace(known.calibration, drift=replace(DRIFT, value=1.0, high=1.0)))
+    very_far, alone = on(fast, seen), on(load_profile(GPU), seen)
     assert very_far.prediction.high_s == pytest.approx(alone.prediction.high_s, rel=1e-3)
     assert very_far.prediction.low_s == pytest.approx(alone.prediction.low_s, rel=1e-3)
 

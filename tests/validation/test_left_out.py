@@ -11,7 +11,7 @@ from lab.fits import leave_one_out
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.step.measured import Conditions, MeasuredRun, distance, measured_runs, nearest, spread, widened
 from rlhfsim.validation import left_out
-from rlhfsim.validation.discrepancy import Residuals, base_of, unseen
+from rlhfsim.validation.discrepancy import MOST, Residuals, base_of, unseen
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.statistics import blind
 
@@ -79,31 +79,32 @@ def test_a_row_that_was_fitted_counts_only_by_its_prediction_without_the_publish
     assert [(o.source, o.predicted) for o in found] == [("a/b", 12.0), ("e/f", 11)]
 
 
-def test_the_base_leaves_eight_in_ten_inside_and_grows_with_fewer_publishers() -> None:
+def test_the_base_leaves_eight_in_ten_inside_and_one_publisher_tells_none() -> None:
     rng = np.random.default_rng(0)
 
     def drawn(publishers: int) -> Residuals:
         n = 600
         names = tuple(f"p{i % publishers}" for i in range(n))
         away = np.zeros(n)
-        return Residuals(error=rng.normal(0, 0.2, n), variance=np.zeros(n), distance=away, publisher=names)
+        return Residuals(error=rng.normal(0, 0.2, n), down=away, up=away, distance=away, publisher=names)
 
     assert base_of(drawn(200)) == pytest.approx(0.2, rel=0.15)
-    assert base_of(drawn(2)) > 1.2 * base_of(drawn(200))  # t: 1.47 with two, 1.07 with ten or more
+    assert base_of(drawn(1)) == MOST
 
 
 def test_a_base_between_rows_is_interpolated_and_every_side_of_an_interval_counts_for_itself() -> None:
     away = np.zeros(2)
     names = ("a", "b")
-    two = Residuals(error=np.array([0.0, 1.2816]), variance=away, distance=away, publisher=names)
-    assert base_of(two) == pytest.approx(1.886 / 1.2816, rel=1e-3)  # of 25 and 75 % of the weight: the last
+    two = Residuals(error=np.array([0.0, 1.2816]), down=away, up=away, distance=away, publisher=names)
+    assert base_of(two) == pytest.approx(1.0, rel=1e-3)  # of 25 and 75 % of the weight: the last
     five = Residuals(
         error=1.2816 * np.array([0.0, 0.1, 0.2, 0.3, 0.4]),
-        variance=np.zeros(5),
+        down=np.zeros(5),
+        up=np.zeros(5),
         distance=np.zeros(5),
         publisher=tuple("abcde"),
     )
-    assert base_of(five) == pytest.approx(0.35 * 1.476 / 1.2816, rel=1e-3)  # half way from 70 to 90 %
+    assert base_of(five) == pytest.approx(0.35, rel=1e-3)  # half way from 70 to 90 %
     above = replace(outcome("a/b"), predicted=10.0, measured=12.0, low=9.0, high=20.0, conditions=HERE)
     below = replace(above, measured=9.5)
     variances = unseen([replace(o, kind="training") for o in (above, below)], "training").variance
@@ -115,7 +116,8 @@ def test_what_coefficients_explain_is_not_explained_twice() -> None:
     n = 400
     names = tuple(f"p{i % 100}" for i in range(n))
     errors = rng.normal(0, 0.2, n)
-    wide = Residuals(error=errors, variance=np.full(n, 0.09), distance=np.zeros(n), publisher=names)
+    side = np.full(n, 0.3)
+    wide = Residuals(error=errors, down=side, up=side, distance=np.zeros(n), publisher=names)
     assert base_of(wide) == 0
 
 

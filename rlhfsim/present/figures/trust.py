@@ -14,7 +14,7 @@ from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, number, table
-from rlhfsim.validation.discrepancy import with_intervals
+from rlhfsim.validation.intervals import with_intervals
 from rlhfsim.validation.kinds import rlhf
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import shipped

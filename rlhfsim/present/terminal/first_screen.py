@@ -50,6 +50,8 @@ def verdict(plan: Plan) -> dict[str, str]:
     """Label -> sentence: time, money, way, learning, memory, and what is taken for granted."""
     p = plan.prediction
     spread = f"P10-P90 {units.significant(p.low_s)}-{units.significant(p.high_s)}"
+    if p.centre != 1:
+        spread = f"P50 {units.significant(p.step_s * p.centre)}, {spread}"
     rows = {
         "step": f"{units.format(p.step_s, 's')} ({spread}), {speed(plan)}",
         "cost": view.cost_text(plan),

@@ -22,10 +22,11 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.step.calls import CallSetting
-from rlhfsim.step.measured import Conditions
+from rlhfsim.step.measured import Conditions, kernels_of
 from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import peak_setting, training_peak
+from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
@@ -262,7 +263,7 @@ def _training(row: Row) -> Outcome:
         low=peak.low / GB,
         high=peak.high / GB,
         conditions=conditions_of(row, setting.models.actor),
-        detail=peak.detail,
+        detail={**peak.detail, "trainer": "its own facts" if trainer(row) != Trainer() else "its backend's"},
     )
 
 
@@ -290,6 +291,7 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
         algorithm="pre-training",
         precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
         mixer=model.mixer,
+        kernels=kernels_of(_profile(row)),
     )
 
 

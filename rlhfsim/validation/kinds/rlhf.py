@@ -21,7 +21,7 @@ from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.step.iteration import Iteration
-from rlhfsim.step.measured import Conditions
+from rlhfsim.step.measured import Conditions, dispatcher_of, kernels_of
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of, staleness_of
@@ -165,6 +165,8 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
         algorithm=work.algorithm,
         precision=work.train_precision,
         mixer=actor.mixer,
+        dispatcher=dispatcher_of(asked.placement.actor.layout),
+        kernels=kernels_of(asked.cluster.node_group.profile),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.specs.model.presets import preset, preset_name
 from rlhfsim.step.calls import train_cost
-from rlhfsim.step.measured import Conditions
+from rlhfsim.step.measured import Conditions, dispatcher_of, kernels_of
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import TrainingJob, job, measured
 from rlhfsim.validation.left_out import publisher, refits, without
@@ -46,6 +46,8 @@ def conditions_of(row: Row, training: TrainingJob) -> Conditions:
         algorithm="pre-training",
         precision=training.setting.workload.train_precision,
         mixer=training.model.mixer,
+        dispatcher=dispatcher_of(training.layout),
+        kernels=kernels_of(training.device.profile),
     )
 
 
