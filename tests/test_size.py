@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 22300,
     "executor/algorithms": 14500,
     "executor/coordination": 36600,
-    "executor/engines": 39000,
+    "executor/engines": 39200,
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 7000,

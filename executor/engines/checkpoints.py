@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from executor.engines import lora
+from executor.engines import device, lora
 from executor.engines.background import copied, size_of
 from executor.engines.protocols import EngineSpec, LaterWrites
 from executor.engines.transformers.heads import HeadedModel
@@ -158,14 +158,12 @@ def _identity(spec: EngineSpec) -> dict[str, Any]:
 def _random() -> dict[str, Any]:
     drawn: Any = np.random.get_state()  # noqa: NPY002  the stream that libraries draw from
     generator, words, *rest = drawn
-    state = {
+    return {
         "python": random.getstate(),
         "numpy": (generator, torch.from_numpy(words.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
+        "device": device.random_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
 
 
 def _put_random(state: Mapping[str, Any]) -> None:
@@ -173,8 +171,7 @@ def _put_random(state: Mapping[str, Any]) -> None:
     generator, words, *rest = state["numpy"]
     np.random.set_state((generator, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    device.put_random_state(state.get("device", state.get("cuda")))
 
 
 def export(saved: Saved, folder: Path, background: LaterWrites | None = None) -> None:

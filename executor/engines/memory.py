@@ -41,9 +41,9 @@ class Meter:
             self._host_peak = True
         except OSError as error:  # another kernel, or a container without the right
             log.info("the peak of the resident set is not known: %s", error)
-        if (cuda := _cuda()) is not None:
-            cuda.reset_peak_memory_stats()
-            self._device = _used(cuda)
+        if (gpu := _accelerator()) is not None:
+            gpu.reset_peak_memory_stats()
+            self._device = _used(gpu)
 
     def read(self) -> Reading:
         """Bytes by the keys above."""
@@ -51,29 +51,31 @@ class Meter:
 
         host = float(psutil.Process().memory_info().rss)
         most = max(host, _resident_peak()) if self._host_peak else host
-        if (cuda := _cuda()) is None:
+        if (gpu := _accelerator()) is None:
             device = {"allocated": host, "peak": most, "device": host, "device_peak": most}
         else:
-            used, reserved = _used(cuda), float(cuda.memory_reserved())
+            used, reserved = _used(gpu), float(gpu.memory_reserved())
             device = {
-                "allocated": float(cuda.memory_allocated()),
-                "peak": float(cuda.max_memory_allocated()),
+                "allocated": float(gpu.memory_allocated()),
+                "peak": float(gpu.max_memory_allocated()),
                 "reserved": reserved,
                 "device": used,
-                "device_peak": max(self._device, used + float(cuda.max_memory_reserved()) - reserved),
+                "device_peak": max(self._device, used + float(gpu.max_memory_reserved()) - reserved),
             }
         return device | {"host": host, "host_peak": most}
 
 
-def _cuda() -> Any:
-    """torch.cuda; None without a GPU."""
+def _accelerator() -> Any:
+    """torch.accelerator; None without a GPU."""
     import torch
 
-    return torch.cuda if torch.cuda.is_available() else None
+    from executor.engines import device
+
+    return torch.accelerator if device.available() else None
 
 
-def _used(cuda: Any) -> float:
-    free, total = cuda.mem_get_info()
+def _used(gpu: Any) -> float:
+    free, total = gpu.get_memory_info()
     return float(total - free)
 
 

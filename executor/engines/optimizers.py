@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.engines import device
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
@@ -54,7 +55,7 @@ def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
     if spec.optimizer_kind == "adam8bit":
         return _adam8bit(parameters, arguments)
     if spec.backend == "fsdp2":
-        return torch.optim.AdamW(parameters, fused=torch.cuda.is_available(), **arguments)
+        return torch.optim.AdamW(parameters, fused=device.available(), **arguments)
     if spec.layout.offload_optimizer == "cpu":
         return _host_adam(parameters, arguments)
     return torch.optim.AdamW(parameters, fused=True, **arguments)
@@ -65,7 +66,7 @@ def _adam8bit(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> 
         import bitsandbytes
     except ImportError:
         bitsandbytes = None
-    if bitsandbytes is None or not torch.cuda.is_available():
+    if bitsandbytes is None or not device.available():
         raise RlhfsimError(
             "adam8bit-unavailable",
             "8-bit Adam states need bitsandbytes and a CUDA GPU",
@@ -84,7 +85,7 @@ def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) ->
     """
     parameters = list(parameters)
     reason = "no GPU"
-    if torch.cuda.is_available():
+    if device.available():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         try:

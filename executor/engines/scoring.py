@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor.engines import device
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
 from executor.engines.protocols import EngineSpec, Head
 from executor.engines.transformers import attention
@@ -30,7 +31,7 @@ class ForwardPasses:
     def __init__(self, spec: EngineSpec, model: HeadedModel, module: Callable[..., Any]) -> None:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
-        self.device = own_device()
+        self.device = device.own()
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Log-prob of every response token under the temperature, (R,) a sample."""
@@ -94,12 +95,6 @@ class ForwardPasses:
         assert self.spec.head == head, f"{self.spec.role} has the head {self.spec.head}, not {head}"
 
 
-def own_device() -> torch.device:
-    """Of this process: the GPU that it sees, else the CPU."""
-    cuda = torch.cuda.is_available()
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-
-
 @contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
     """Evaluation mode (no dropout, no recompute), and back to what it was."""
@@ -114,8 +109,7 @@ def evaluated(module: nn.Module) -> Iterator[None]:
 def trim() -> None:
     """Give freed memory back: CUDA's cache to the device, the C heap to the system."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    device.empty_cache()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):  # not glibc: freed pages stay with the process

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from executor.engines import device
 from executor.engines.scoring import trim
 from rlhfsim.errors import RlhfsimError
 
@@ -74,9 +75,7 @@ class HostMemory:
             while len(data):
                 if number == len(self.chunks):
                     size = min(CHUNK_BYTES, left)
-                    self.chunks.append(
-                        torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-                    )
+                    self.chunks.append(torch.empty(size, dtype=torch.uint8, pin_memory=device.available()))
                 kept = self.chunks[number][offset : offset + len(data)]
                 yield data[: len(kept)], kept
                 data, offset, left = data[len(kept) :], offset + len(kept), left - len(kept)
@@ -106,7 +105,8 @@ class Storages:
         unique: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            moves = storage.device.type == "cuda" or (folder is not None and storage.device.type == "cpu")
+            kind = storage.device.type
+            moves = kind != "meta" and (kind != "cpu" or folder is not None)
             if moves and storage.nbytes() and storage.data_ptr() not in gone:
                 unique.setdefault(storage.data_ptr(), storage)
         self._storages: list[torch.UntypedStorage] = list(unique.values())
@@ -135,7 +135,7 @@ class Storages:
         if self._file is None:
             for data, kept in self._host.pieces(self._storages):
                 kept.copy_(data, non_blocking=True)
-            _settle()
+            device.settle()
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("wb") as file:
@@ -146,7 +146,7 @@ class Storages:
         if self._file is None:
             for data, kept in self._host.pieces(self._storages):
                 data.copy_(kept, non_blocking=True)
-            _settle()
+            device.settle()
             return
         with self._file.open("rb") as file:
             for storage in self._storages:
@@ -220,12 +220,6 @@ class Movable(ABC):
             if away is not None:
                 away.drop()
         self._weights = self._states = self._hosts = None
-
-
-def _settle() -> None:
-    """Wait for copies that run beside the host."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _memory(storage: torch.UntypedStorage) -> memoryview:

@@ -22,30 +22,21 @@ def check_device(*, gpu: bool) -> bool:
     """
     import torch
 
-    if torch.cuda.is_available():
+    from executor.engines import device
+
+    if device.available():
         os.environ.pop("DS_ACCELERATOR", None)
         return True
     if gpu:
         raise RlhfsimError(
             "gpu-not-usable",
             f"a process was given a GPU (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}) "
-            f"that torch {torch.__version__} cannot use: {_why_not()}",
+            f"that torch {torch.__version__} cannot use: {device.why_not()}",
             help="rlhfsim check-machine there compares the driver with the CUDA of torch: install a newer "
             f"driver (CUDA 13: {LEAST_DRIVER[13]} or later), or torch built for that driver",
         )
     os.environ["DS_ACCELERATOR"] = "cpu"
     return False
-
-
-def _why_not() -> str:
-    """In torch's words."""
-    import torch
-
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return str(error).split(". ")[0]
-    return "it finds no device"
 
 
 def rendezvous(host: str, ranks: int) -> Any:
@@ -72,6 +63,8 @@ def start(
     """
     import torch
 
+    from executor.engines import device
+
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -80,15 +73,12 @@ def start(
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
-    device = None
-    if check_device(gpu=gpu):
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+    own = device.use(local_rank) if check_device(gpu=gpu) else None
     torch.distributed.init_process_group(
-        "nccl" if device else "gloo",
+        "nccl" if own else "gloo",
         timeout=timedelta(seconds=timeout_s),
         # a bound device makes torch split later groups off this one; a single rank has nobody to split from
-        device_id=device if world > 1 else None,
+        device_id=own if world > 1 else None,
     )
 
 

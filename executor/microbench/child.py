@@ -44,7 +44,7 @@ def _answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {"machine": asdict(describe())}
     scratch = folder / "scratch"
     scratch.mkdir()
-    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    device: Device = "cuda" if torch.accelerator.is_available() else "cpu"
     setup = ProbeSetup(
         device=device, scratch=scratch, quick=task["quick"], part=task["part"], spawned=task["spawned"]
     )

@@ -24,7 +24,7 @@ CPU_RANKS = 2
 def measure(setup: ProbeSetup) -> list[Measured]:
     """Seconds of an all-reduce by (ranks, bytes), and of the start of a group with its first collective."""
     cuda = setup.device == "cuda"
-    ranks = torch.cuda.device_count() if cuda else CPU_RANKS
+    ranks = torch.accelerator.device_count() if cuda else CPU_RANKS
     if ranks < 2:
         raise unavailable("this machine has one GPU, so there is nobody to exchange with")
     sizes, repeats, groups = (QUICK, 6, 4) if setup.quick else (SIZES, 15, 5)
@@ -55,7 +55,7 @@ def _rank(
     torch.set_num_threads(1)
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.accelerator.set_device_index(rank)
     starts = []
     for group in range(groups):
         if group:
@@ -80,6 +80,6 @@ def _all_reduce(size: float, repeats: int, device: str) -> list[float]:
         started = time.perf_counter()
         dist.all_reduce(tensor)
         if device != "cpu":
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - started)
     return seconds[WARM:]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from executor.engines import device
 from rlhfsim.provenance import installed_version
 from rlhfsim.specs.hardware.measured import Machine
 from rlhfsim.units import KIB
@@ -22,22 +23,22 @@ server cores do (Intel and AMD optimisation manuals)."""
 
 def describe() -> Machine:
     """This machine, as this process sees it."""
-    cuda = torch.cuda.is_available()
+    cuda = device.available()
     info = Path("/proc/cpuinfo").read_text()
     peak, source = cpu_peak(info)
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     memory = Path("/proc/meminfo").read_text()
     return Machine(
         kind="cuda" if cuda else "cpu",
-        title=torch.cuda.get_device_name(0) if cuda else model[1].strip() if model else "unknown CPU",
+        title=device.name() if cuda else model[1].strip() if model else "unknown CPU",
         date=datetime.now(UTC).date().isoformat(),
         cores=len(os.sched_getaffinity(0)),
         memory=_kib(memory, "MemTotal"),
         free=_kib(memory, "MemAvailable"),
         peak=0.0 if cuda else peak,
         peak_source="" if cuda else source,
-        gpus=torch.cuda.device_count() if cuda else 0,
-        gpu_memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else 0.0,
+        gpus=torch.accelerator.device_count() if cuda else 0,
+        gpu_memory=device.total_bytes() if cuda else 0.0,
         versions=tuple(
             (name, installed)
             for name, names in LIBRARIES.items()

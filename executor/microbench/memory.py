@@ -112,7 +112,7 @@ def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:
 
     def small() -> None:
         target.copy_(few, non_blocking=True)
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
 
     return [
         rate(

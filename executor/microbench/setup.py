@@ -70,5 +70,5 @@ def timed(call: Callable[[], object], device: str, count: int = 1) -> float:
 
 def wait(device: str) -> None:
     """Until the GPU has done what it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.accelerator.synchronize()

@@ -11,7 +11,7 @@ import pytest
 
 from executor.coordination import cluster
 from executor.coordination.tracing import Reply, RunRecorder
-from executor.engines import memory, training
+from executor.engines import device, memory, training
 from executor.engines.memory import Meter
 from executor.tasks import tiny
 from rlhfsim.errors import RlhfsimError
@@ -55,7 +55,7 @@ def test_a_gpu_that_torch_cannot_use_stops_the_launch(monkeypatch: pytest.Monkey
     def too_old() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", too_old)
     with pytest.raises(
         RlhfsimError, match=r"driver on your system is too old \(found version 12040\)"
@@ -66,13 +66,11 @@ def test_a_gpu_that_torch_cannot_use_stops_the_launch(monkeypatch: pytest.Monkey
 
 
 def test_a_worker_on_a_gpu_does_not_inherit_the_cpu_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "available", lambda: True)
     assert training.check_device(gpu=True)
     assert "DS_ACCELERATOR" not in os.environ
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "available", lambda: False)
     assert not training.check_device(gpu=False)
     assert os.environ["DS_ACCELERATOR"] == "cpu"
 
@@ -117,7 +115,7 @@ class Cuda:
     def reset_peak_memory_stats(self) -> None:
         self.peak = self.reserved
 
-    def mem_get_info(self) -> tuple[float, float]:
+    def get_memory_info(self) -> tuple[float, float]:
         return 80e9 - self.others - self.reserved, 80e9
 
     memory_allocated = memory_reserved = lambda self: self.reserved
@@ -128,7 +126,7 @@ def test_the_peak_of_a_gpu_is_the_driver_s_count_with_what_torch_held_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, meter = Cuda(), Meter()
-    monkeypatch.setattr(memory, "_cuda", lambda: cuda)
+    monkeypatch.setattr(memory, "_accelerator", lambda: cuda)
     meter.start()
     cuda.peak = 50e9  # in the call
     assert {k: meter.read()[k] for k in ("peak", "device", "device_peak")} == {
@@ -164,7 +162,7 @@ def test_the_optimizer_on_the_host_is_torch_s_where_deepspeed_s_cannot_be_built(
     def built(*_: Any, **__: Any) -> None:
         builder.assert_no_cuda_mismatch()
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(device, "available", lambda: gpu)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(builder, "installed_cuda_version", lambda name="": (13, 1))
     monkeypatch.setattr(adam, "DeepSpeedCPUAdam", built)

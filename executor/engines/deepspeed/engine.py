@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor.engines import lora, weights
+from executor.engines import device, lora, weights
 from executor.engines.deepspeed import process_groups, shards
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.deepspeed.learner import DeepSpeedLearner
@@ -24,7 +24,6 @@ from executor.engines.deepspeed.split import split_parameters
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
 from executor.engines.protocols import EngineSpec
-from executor.engines.scoring import own_device
 from executor.engines.transformers import heads
 from executor.engines.transformers.shards import EmptyParameters
 from executor.samples import Sample
@@ -78,7 +77,7 @@ def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, EmptyParameters | None
     how: dict[str, Any] = {"temperature": spec.temperature, "seed": spec.seed}
     if spec.layout.zero == 3 or spec.layout.tp > 1:
         return heads.outline(*what, **how)
-    return heads.load(*what, device=own_device(), **how), None
+    return heads.load(*what, device=device.own(), **how), None
 
 
 def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: EmptyParameters | None) -> Any:
@@ -88,7 +87,7 @@ def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: EmptyParamet
         spec.layout,
         spec.optimizer,
         spec.precision,
-        cuda=torch.cuda.is_available(),
+        cuda=device.available(),
         gradients=spec.gradients,
     )
     start = partial(deepspeed.initialize, model=model, dist_init_required=False)

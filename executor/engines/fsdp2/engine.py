@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from executor.engines import lora, states, weights
+from executor.engines import device, lora, states, weights
 from executor.engines.fsdp2 import build, checkpoints, limits
 from executor.engines.fsdp2.config import shards_of
 from executor.engines.learner import Learner
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
 from executor.engines.protocols import EngineSpec, LaterWrites
-from executor.engines.scoring import own_device, trim
+from executor.engines.scoring import trim
 from executor.engines.transformers import heads
 from executor.samples import Sample
 from executor.weight_transfer.packing import Named
@@ -35,7 +35,7 @@ class Fsdp2Engine(Learner):
     def __init__(self, spec: EngineSpec) -> None:
         """Read this rank's parts; a collective over the default process group."""
         limits.check(spec)
-        model = build.sharded(spec, own_device())
+        model = build.sharded(spec, device.own())
         super().__init__(spec, model, model)
         self.root: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes its class
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from executor.engines import device
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.mesh import coordinates
 from executor.engines.optimizers import adam
@@ -157,7 +158,7 @@ def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], 
 
     layout = replace(spec.layout, tp=1)
     config = ds_config(
-        layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available(), gradients=spec.gradients
+        layout, spec.optimizer, spec.precision, cuda=device.available(), gradients=spec.gradients
     )
     config |= {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

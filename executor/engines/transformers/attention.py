@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from executor.engines import device
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def implementation(config: Any, dtype: torch.dtype) -> str:
     from transformers.utils.import_utils import is_flash_attn_2_available
 
     half = dtype in (torch.bfloat16, torch.float16)
-    if half and torch.cuda.is_available() and is_flash_attn_2_available():
+    if half and device.available() and is_flash_attn_2_available():
         return FLASH
     more = _more(config)
     if more:

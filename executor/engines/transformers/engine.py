@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from executor.engines import device
 from executor.engines.protocols import EngineSpec
-from executor.engines.scoring import ForwardPasses, own_device, trim
+from executor.engines.scoring import ForwardPasses, trim
 from executor.engines.states import Movable, module_tensors
 from executor.engines.transformers import heads
 
@@ -22,7 +23,7 @@ class TransformersEngine(Movable, ForwardPasses):
             spec.precision,
             temperature=spec.temperature,
             seed=spec.seed,
-            device=own_device(),
+            device=device.own(),
         )
         model.requires_grad_(False).eval()
         super().__init__(spec, model, model)

@@ -59,9 +59,9 @@ def stop_tokens(model: str) -> list[int]:
 
 def current_device() -> Device:
     """What this process sees."""
-    import torch
+    from executor.engines import device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if device.available() else "cpu"
 
 
 def refuse(spec: RolloutSpec, device: Device) -> None:

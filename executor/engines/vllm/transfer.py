@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer import (
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from executor.engines import device
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
 from executor.weight_transfer.control import Control
@@ -60,8 +61,8 @@ class BucketSource(WeightSource):
             if dist.is_initialized():
                 dist.barrier()
             for name, tensor in bucket:
-                if tensor.is_cuda:  # vLLM packs on streams of its own; the checksum waited for the gather's
-                    tensor.record_stream(torch.cuda.current_stream())
+                # vLLM packs on streams of its own; the checksum waited for the gather's
+                device.keep_for_stream(tensor)
                 yield name, tensor
 
     def largest(self) -> int:
@@ -124,12 +125,12 @@ class NativeSender:
         """Run in a thread that can be given up: NCCL's calls have no time limit (trl#6797)."""
         assert self.control is not None
         failed: list[BaseException] = []
-        device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+        own = device.own()
 
         def run() -> None:
             try:
-                if device is not None:
-                    torch.accelerator.set_device_index(device)
+                if own.type != "cpu":
+                    torch.accelerator.set_device_index(own)
                 self._run()
             except BaseException as error:
                 failed.append(error)

@@ -61,7 +61,7 @@ class Staging:
 
     def _receive(self, version: int, device: str) -> Transfer:
         if device.startswith("cuda"):
-            torch.cuda.set_device(device)  # of this thread
+            torch.accelerator.set_device_index(torch.device(device))  # of this thread
         check_room(self._size)
         mine = self._tables[self._rank]
         file = FlatFile(mine.with_suffix(".weights"))
