@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 36100,
     "rlhfsim/cli": 31600,
     "rlhfsim/desk": 11500,
-    "rlhfsim/frameworks": 95200,
+    "rlhfsim/frameworks": 94800,
     "rlhfsim/kernels": 11500,
     "rlhfsim/memory": 17200,
     "rlhfsim/present": 81300,

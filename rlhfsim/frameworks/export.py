@@ -16,6 +16,7 @@ from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_workload
+from rlhfsim.frameworks.predictions import headline, memory, predicted
 from rlhfsim.frameworks.refusal import check_runs
 from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
@@ -23,8 +24,6 @@ from rlhfsim.frameworks.says import Aspect, value_of
 from rlhfsim.outputs import comment, markdown_text
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.units import format
 from rlhfsim.verdict import verdict
 
 Value = bool | int | float | str | None
@@ -284,52 +283,6 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
     return "\n".join(lines) + "\n"
 
 
-def headline(plan: Plan) -> str:
-    """What runs where, in short."""
-    policy = next(m.name for m in plan.models if m.role == "actor")
-    gpus = " + ".join(f"{h.gpus} {h.profile}" for h in plan.hardware)
-    return f"{plan.workload.title} of {policy} on {gpus}"
-
-
-def title_of(plan: Plan, release: str) -> str:
-    """The first lines of every file: what runs where under which release, the verdict, the fullest GPU."""
-    return f"{headline(plan)}, {release}\n{verdict(plan)}\n{predicted(plan)}\n{memory(plan)}"
-
-
-def predicted(plan: Plan) -> str:
-    """The step in words."""
-    p = plan.prediction
-    return (
-        f"A step is predicted to take {format(p.step_s, 's')} (P10 to P90: {format(p.low_s, 's')} to "
-        f"{format(p.high_s, 's')})"
-    )
-
-
-def memory(plan: Plan) -> str:
-    """The fullest GPU in words."""
-    p = plan.prediction
-    return (
-        f"The fullest GPU holds {format(p.peak_memory_bytes, 'byte')} of {format(p.capacity_bytes, 'byte')} "
-        f"({p.peak_role}, {p.peak_phase}; risk of running out {p.probability_out_of_memory:.1%})"
-    )
-
-
-def call(plan: Plan, name: str) -> str:
-    """What is predicted of a call: `actor.train: 12 s, compute`; empty where the plan has none."""
-    found = [phase for phase in plan.prediction.phases if phase.name == name]
-    if not found:
-        return ""
-    return f"{name} {format(sum(p.seconds for p in found), 's')}, bound by {found[0].bound_by}"
-
-
-def held(plan: Plan, phase: str, pool: str) -> str:
-    """What the ledger says a GPU of a pool holds during a phase; empty where the plan has no such phase."""
-    total = sum(entry.bytes for entry in plan.prediction.ledger if (entry.phase, entry.pool) == (phase, pool))
-    if not total:
-        return ""
-    return f"{phase} holds {format(total, 'byte')} of {format(plan.prediction.capacity_bytes, 'byte')} a GPU"
-
-
 def scored_alike(plan: Plan, role: RolePlacement) -> bool:
     """Whether a role scores as the actor does: weights cut alike, micro-batches of the same size."""
     actor, backend = plan.placement.actor, plan.placement.backend
@@ -378,16 +331,6 @@ def nodes_of(plan: Plan, gpus: int) -> tuple[int, int]:
             help=f"design with pools of whole nodes, for example on {gpus // each * each} GPUs",
         )
     return gpus // each, each
-
-
-def speculation(prefix: str, drafted: Speculation) -> Iterator[Setting]:
-    """vLLM's `SpeculativeConfig`, in the frameworks that hand on what stands under `prefix`."""
-    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
-    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
-    yield Setting(key=f"{prefix}.method", value=method, why=why)
-    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
-    if drafted.method in ("draft", "eagle"):
-        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
 
 def of_old_logprobs(plan: Plan) -> Iterator[Unsaid]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Section, Setting, Value, call, held, speculation
+from rlhfsim.frameworks.export import Section, Setting, Value
 from rlhfsim.frameworks.fields import Fields, PlanFields, described
+from rlhfsim.frameworks.predictions import call, held
 from rlhfsim.frameworks.releases import Release
 from rlhfsim.plan import Plan
 from rlhfsim.specs.workload.workload import CLIP_RANGES
@@ -234,7 +235,13 @@ def drafts(prefix: str) -> Rule:
 
     def settings(plan: Plan) -> Iterator[Setting]:
         drafted = plan.placement.rollout.layout.speculation if plan.placement.rollout else None
-        yield from speculation(prefix, drafted) if drafted else ()
+        if drafted is None:
+            return
+        method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
+        yield Setting(key=f"{prefix}.method", value=method, why=drafting(plan))
+        yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+        if drafted.method in ("draft", "eagle"):
+            yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
     return settings
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rlhfsim.frameworks.areal.form import nested
 from rlhfsim.frameworks.areal.keys import TABLE
 from rlhfsim.frameworks.areal.unsaid import unsaid_of
-from rlhfsim.frameworks.export import Exporter, Written, the_rollout, title_of
+from rlhfsim.frameworks.export import Exporter, Written, the_rollout
 from rlhfsim.frameworks.launch_script import bash
+from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import written_for
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan

@@ -8,15 +8,11 @@ from typing import Any, cast
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.areal.allocations import allocation, degrees_of, gpus_of, spelled
-from rlhfsim.frameworks.configuration.described import (
-    ON_HOST,
-    RoleDescription,
-    rollout_layout,
-    training_layout,
-)
+from rlhfsim.frameworks.configuration.described import RoleDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Setting, call, held, memory, nodes_of, predicted
+from rlhfsim.frameworks.export import Setting, nodes_of
 from rlhfsim.frameworks.fields import Fields, leaves, shares
+from rlhfsim.frameworks.predictions import call, held, memory, predicted
 from rlhfsim.frameworks.table import (
     ABOVE_ZERO,
     FROM_ROLLOUT,
@@ -96,7 +92,8 @@ def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int) -> L
         cuts["zero"] = int(s.flag(f"{section}.megatron.ddp.use_distributed_optimizer", default=True))
         cuts["vp"] = max(1, s.whole(f"{section}.megatron.virtual_pipeline_parallel_size", default=1))
     else:
-        cuts |= {"zero": 3, **(ON_HOST if s.flag(f"{section}.fsdp.offload_params") else {})}
+        hosted = "cpu" if s.flag(f"{section}.fsdp.offload_params") else "none"
+        cuts |= {"zero": 3, "offload_optimizer": hosted, "offload_params": hosted}
     recomputes = not scores and s.flag(f"{section}.gradient_checkpointing")
     kind = s.text(f"{section}.megatron.recompute_granularity", default="full") if recomputes else "none"
     limit = s.count(f"{section}.mb_spec.max_tokens_per_mb")

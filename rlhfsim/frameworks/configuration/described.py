@@ -39,9 +39,6 @@ T = TypeVar("T")
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
 
-ON_HOST: Mapping[str, Literal["cpu"]] = {"offload_optimizer": "cpu", "offload_params": "cpu"}
-"""Of a layout under PyTorch's CPUOffloadPolicy: weights, gradients and optimizer states lie on the host."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleDescription:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rlhfsim.frameworks.export import Exporter, Setting, Value, Written, script, the_rollout, title_of
+from rlhfsim.frameworks.export import Exporter, Setting, Value, Written, script, the_rollout
 from rlhfsim.frameworks.nemo_rl.keys import TABLE, TRANSPORT, loop_of
 from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
+from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Value, longest_response, predicted
+from rlhfsim.frameworks.export import Value, longest_response
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.frameworks.nemo_rl.engines import (
@@ -24,6 +24,7 @@ from rlhfsim.frameworks.nemo_rl.engines import (
     packs,
     software,
 )
+from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import (
     ABOVE_ZERO,
     Codec,

@@ -14,11 +14,11 @@ from rlhfsim.frameworks.export import (
     longest_response,
     script,
     the_rollout,
-    title_of,
 )
 from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
+from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -14,9 +14,10 @@ from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, dynamic_sampling, own_modules
 from rlhfsim.frameworks.configuration.findings import said_as
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Setting, memory, predicted
+from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields, cut
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
+from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.table import (
     FixedKey,
     Key,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Exporter, Setting, Written, script, the_rollout, title_of
+from rlhfsim.frameworks.export import Exporter, Setting, Written, script, the_rollout
+from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.skyrl.keys import TABLE
 from rlhfsim.frameworks.skyrl.unsaid import unsaid, updates
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for

@@ -9,8 +9,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import memory, predicted
 from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
+from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.skyrl.unsaid import scoring, updates, versions
 from rlhfsim.frameworks.table import (
     FROM_ROLLOUT,

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Unsaid, call, longest_prompt, longest_response
+from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response
 from rlhfsim.frameworks.nearest import with_placement, with_roles, with_rollout, with_schedule, with_workload
+from rlhfsim.frameworks.predictions import call
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement

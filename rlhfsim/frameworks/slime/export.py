@@ -11,15 +11,14 @@ from rlhfsim.frameworks.export import (
     Setting,
     Unsaid,
     Written,
-    call,
     longest_prompt,
     longest_response,
     scored_alike,
     script,
     the_rollout,
-    title_of,
 )
 from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
+from rlhfsim.frameworks.predictions import call, title_of
 from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for

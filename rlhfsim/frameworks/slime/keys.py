@@ -12,8 +12,9 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Setting, memory, predicted
+from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields
+from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.table import (
     ABOVE_ZERO,
     FROM_ROLLOUT,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, SettingMissing
-from rlhfsim.frameworks.export import predicted
+from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import Codec, FixedKey, Key, count, flag, given_that, marked, of_call
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.backends import Backend

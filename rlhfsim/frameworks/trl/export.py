@@ -14,14 +14,13 @@ from rlhfsim.frameworks.export import (
     Setting,
     Unsaid,
     Written,
-    headline,
     longest_prompt,
     of_old_logprobs,
     scored_alike,
-    title_of,
 )
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
+from rlhfsim.frameworks.predictions import headline, title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
 from rlhfsim.outputs import comment

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import longest_prompt, longest_response, memory
+from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, cut, leaves
+from rlhfsim.frameworks.predictions import memory
 from rlhfsim.frameworks.table import (
     Codec,
     FixedKey,

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout, title_of
+from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
+from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.verl.engines import pack_limits
 from rlhfsim.frameworks.verl.keys import TABLE

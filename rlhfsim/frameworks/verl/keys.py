@@ -12,8 +12,9 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Value, call, predicted
+from rlhfsim.frameworks.export import Value
 from rlhfsim.frameworks.fields import Fields, shares
+from rlhfsim.frameworks.predictions import call, predicted
 from rlhfsim.frameworks.table import (
     FROM_ROLLOUT,
     Codec,

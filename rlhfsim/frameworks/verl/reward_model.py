@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Setting, Unsaid, call, longest_prompt, longest_response, nodes_of
+from rlhfsim.frameworks.export import Setting, Unsaid, longest_prompt, longest_response, nodes_of
 from rlhfsim.frameworks.nearest import with_layouts
+from rlhfsim.frameworks.predictions import call
 from rlhfsim.frameworks.verl.versions import REWARD_TP, SERVERS, VERSION, before, default
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
