@@ -20,6 +20,9 @@ from executor.weight_transfer.shared_memory import sweep
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 
+SYSTEM_HELP = (
+    "free space on the disk of the run's folder, or mount it again; then the same line with --resume"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +55,10 @@ class RestartLoop:
                 self._stop_if_too_many(failure, newest)
             except RlhfsimError as error:
                 raise self._stopped(error) from error
+            except OSError as error:  # of the machine: a full disk, a folder that is gone
+                where = f": {error.filename}" if error.filename is not None else ""
+                what = f"{(error.strerror or type(error).__name__).lower()}{where}"
+                raise self._stopped(RlhfsimError("system", what, help=SYSTEM_HELP)) from error
             except (KeyboardInterrupt, SystemExit):
                 run.listener.phase(f"interrupted; {_words(checkpoints.newest(run.files.checkpoints))}")
                 raise

@@ -185,6 +185,7 @@ class Run:
             self.files.metrics,
             self.files.tensorboard,
             first_step=first,
+            rows=rows,
             config=_configuration(self.job),
             custom=parts.made.get("logger"),
         )

@@ -242,6 +242,7 @@ def _temporary_file(folder: Path, content: str | bytes) -> Iterator[Path]:
                     continue
                 file.write(_bytes(content))
                 file.flush()
+                os.fsync(handle)  # else a power failure after the rename leaves an empty file under its name
                 yield path
                 return
             finally:

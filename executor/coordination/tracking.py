@@ -48,11 +48,14 @@ class Sink(NamedTuple):
 class MetricsFile:
     """metrics.jsonl, a line an iteration, flushed at once."""
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
-        """Lines of `first_step` and later are removed: a resumed run writes them again."""
+    def __init__(self, path: Path, first_step: int = 0, rows: Sequence[Mapping[str, float]] = ()) -> None:
+        """Lines of `first_step` and later are removed: a resumed run writes them again. `rows`: the first
+        ones as a checkpoint has them, for a power failure may have taken their lines.
+        """
         self._path = path
-        earlier = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []
-        write_atomically(path, "".join(_line(row) for row in earlier))
+        earlier = {int(row[STEP]): row for row in read_metrics(path)} if path.exists() else {}
+        earlier |= {step: {STEP: step, ITERATION: step + 1, **row} for step, row in enumerate(rows)}
+        write_atomically(path, "".join(_line(earlier[s]) for s in sorted(earlier) if s < first_step))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
@@ -237,10 +240,12 @@ def open_trackers(
     tensorboard: Path,
     *,
     first_step: int = 0,
+    rows: Sequence[Mapping[str, float]] = (),
     config: Mapping[str, Any] | None = None,
     custom: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> Trackers:
-    """Everything that settings ask for, ready to log; `custom`: the user's logger, see algorithms/custom.py.
+    """Everything that settings ask for, ready to log; `rows`: those of a checkpoint; `custom`: the user's
+    logger, see algorithms/custom.py.
 
     Raises:
         RlhfsimError: a library that was asked for is not installed.
@@ -263,7 +268,7 @@ def open_trackers(
         others.append(Sink("custom.logger", custom, show, getattr(custom, "close", lambda: None)))
     if ids:
         write_atomically(kept, json.dumps(ids, indent=1) + "\n")
-    return Trackers(MetricsFile(metrics, first_step), others)
+    return Trackers(MetricsFile(metrics, first_step, rows), others)
 
 
 def _opened(service: str, before: str | None, open_it: Callable[[], Sink]) -> list[Sink]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import types
@@ -227,6 +228,19 @@ def test_lines_that_no_parser_reads_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text("\n".join([*bad[:3], whole, *bad[3:]]))
     assert [row["a"] for row in read_metrics(tmp_path / "lines.jsonl") if "a" in row] == [2]
     assert [line["a"] for line in sample_log.read(tmp_path / "lines.jsonl") if "a" in line] == [2]
+
+
+def test_lines_that_a_power_failure_took_come_back_from_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0, "iteration": 1, "loss": 2.0}\n{"step": 1, "iter')
+    file = MetricsFile(path, first_step=2, rows=[{"loss": 2.0}, {"loss": math.inf}])
+    file.log(2, {"loss": 1.0})
+    file.close()
+    assert [(row["step"], row["iteration"], row["loss"]) for row in read_metrics(path)] == [
+        (0, 1, 2.0),
+        (1, 2, math.inf),
+        (2, 3, 1.0),
+    ]
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path: Path) -> None:

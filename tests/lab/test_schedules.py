@@ -1,0 +1,48 @@
+"""Fifty schedules of faults in the coordination layer end exact; planted faults of ours are found by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from executor.coordination import manifest
+from lab.schedules.schedule import schedule
+
+COUNT = 50
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, 10))
+def test_schedules_end_with_the_bits_of_an_undisturbed_run_and_every_refusal_has_its_reason(
+    first: int,
+) -> None:
+    wrong = [(o.seed, o.wrong) for o in map(schedule, range(first, first + 10)) if o.wrong]
+    assert not wrong, "again, one by one: python -m lab.schedules --seed SEED --count 1"
+
+
+def test_a_schedule_follows_from_its_seed_alone() -> None:
+    first, second = schedule(3), schedule(3)
+    assert first.endings == second.endings
+    assert first.wrong == second.wrong == ""
+
+
+@pytest.mark.parametrize(
+    ("seed", "broken", "by"),
+    [
+        (5, "lab.schedules.disk.Disk._fsync", lambda self, handle: None),
+        (
+            37,
+            "executor.coordination.checkpoints.problems",
+            lambda *_, **__: manifest.problems(*_, contents=False),
+        ),
+        (6, "executor.coordination.amendments.check_allowed", lambda *_: None),
+        (6, "executor.restart_loop.RestartLoop._stopped", lambda self, error: error.__cause__ or OSError()),
+    ],
+    ids=["nothing is synced", "bytes are not verified", "inputs are not compared", "no reason is given"],
+)
+def test_a_planted_fault_of_ours_is_found(
+    seed: int, broken: str, by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, by)
+    assert schedule(seed).wrong
