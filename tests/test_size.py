@@ -22,9 +22,9 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 11200,
     "rlhfsim/calibration": 36100,
-    "rlhfsim/cli": 31600,
+    "rlhfsim/cli": 32000,
     "rlhfsim/desk": 11500,
-    "rlhfsim/frameworks": 94800,
+    "rlhfsim/frameworks": 96600,
     "rlhfsim/kernels": 11500,
     "rlhfsim/memory": 17200,
     "rlhfsim/present": 81300,

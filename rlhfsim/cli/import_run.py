@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -14,10 +16,10 @@ from rlhfsim.api import estimate
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
-    PATH,
     NewFolder,
     Number,
     OneOf,
+    PathName,
     Words,
     bad_option,
     emit,
@@ -31,6 +33,7 @@ from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported
 from rlhfsim.frameworks.logs.imported import import_run as read_logs
 from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, trace_of
+from rlhfsim.frameworks.logs.wandb_run import WandbRun
 from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, plan_text
@@ -50,8 +53,35 @@ MODEL_HELP = "The policy, over what the files name: preset, Hugging Face name or
 NAMES = framework_names()
 
 
+class RunPath(PathName):
+    """A log, a folder, or the address of a run of Weights & Biases."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        """The path, or the address as text."""
+        text = str(value)
+        return text if "://" in text else Path(super().convert(value, param, ctx))
+
+
+@contextmanager
+def run_files(path: Path | str) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Where the files of a run are, and what brings those that are new.
+
+    Raises:
+        RlhfsimError: the run has an address and cannot be copied.
+    """
+    if isinstance(path, Path):
+        yield path, lambda: None
+        return
+    with TemporaryDirectory(prefix="rlhfsim-") as folder:
+        run = WandbRun(path, Path(folder))
+        yield run.folder, run.update
+
+
+RUN = RunPath(path_type=Path)
+
+
 @writer(name="import-run", epilog=EPILOG)
-@click.argument("path", type=PATH)
+@click.argument("path", type=RUN)
 @option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
 @option(
     "--gpu",
@@ -72,11 +102,12 @@ NAMES = framework_names()
 @option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logged them.")
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
-def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
+def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
     """Read a run of another framework into a folder that compare and calibrate read.
 
     PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines, a history
-    that Weights & Biases exported as CSV or JSON, trainer_state.json) or its folder. The configuration is
+    that Weights & Biases exported as CSV or JSON, trainer_state.json), its folder (also that of MLflow,
+    mlruns), or the address of a run of Weights & Biases. The configuration is
     the one that the log prints; what it leaves out is the framework's own default, and is listed. What
     nothing says is asked for, all at once. Every metric that is a time and has no counterpart is named.
     """
@@ -87,9 +118,9 @@ def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **gi
         given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
         prompt_tokens=given["prompt_len"],
     )
-    with on_command_line():
-        run, plan = import_into(path, framework, choices, out)
-    emit(as_json, lambda: view.as_data(run, plan, path, out), lambda: view.report(run, plan, out))
+    with on_command_line(), run_files(path) as (files, _):
+        run, plan = import_into(files, framework, choices, out)
+    emit(as_json, lambda: view.as_data(run, plan, files, out), lambda: view.report(run, plan, out))
 
 
 def import_into(path: Path, framework: str | None, choices: Choices, out: Path) -> tuple[Imported, Plan]:

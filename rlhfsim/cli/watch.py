@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import click
 
 from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
 from rlhfsim.cli import completion
-from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, NAMES, settings
-from rlhfsim.cli.params import FILE, PATH, Number, OneOf, Whole, Words, flag, on_command_line, option
+from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, NAMES, RUN, run_files, settings
+from rlhfsim.cli.params import FILE, Number, OneOf, Whole, Words, flag, on_command_line, option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.frameworks.logs.imported import Choices
@@ -32,7 +34,7 @@ MAX_STEPS = 100_000_000
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path", type=PATH, metavar="LOG|FOLDER")
+@click.argument("path", type=RUN, metavar="LOG|FOLDER")
 @option("--plan", FILE, "plan.json that the job runs. Default: what the doctor says of its configuration.")
 @option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
 @option("--gpu", Words("NAME", completion.gpus), "What it runs on. Default: as the log gives it away.")
@@ -53,24 +55,36 @@ MAX_STEPS = 100_000_000
 @flag("--once", "Judge what is there, and end.")
 @flag("--json as_json", "Print one JSON object a line.")
 @click.pass_context
-def watch(ctx: click.Context, /, path: Path, plan: Path | None, as_json: bool, **given: Any) -> None:
+def watch(ctx: click.Context, /, path: Path | str, plan: Path | None, as_json: bool, **given: Any) -> None:
     """Follow a job that runs: against its plan, when memory runs out, what grows.
 
-    LOG is what import-run reads, or the folder of the run; it need not be there yet. After five steps, and
-    whenever their number has doubled, it says how the run compares with its plan; what is wrong it says once.
+    LOG is what import-run reads, the folder of the run, or its address at Weights & Biases. A file need not
+    be there yet. After five steps, and whenever their number has doubled, it says how the run compares with
+    its plan; what is wrong it says once.
 
     Exit codes: 0 watched, 1 a condition of --fail-on is met, 2 bad input, 130 Ctrl-C.
     """
     with on_command_line():
         conditions = [condition(text) for text in given["fail_on"]]
+        priced = read_plan(plan, as_priced=True) if plan else None
+        choices = _choices(given)
+    with run_files(path) as (files, update):
         watched = JobWatch(
-            path,
-            plan=read_plan(plan, as_priced=True) if plan else None,
-            framework=given["framework"],
-            choices=_choices(given),
-            steps=given["steps"],
+            files, plan=priced, framework=given["framework"], choices=choices, steps=given["steps"]
         )
-    ctx.exit(_follow(watched, conditions, as_json, given["once"], given["every"]))
+        looks = Looks(every_s=given["every"], once=given["once"], update=update)
+        code = _follow(watched, conditions, looks, as_json)
+    ctx.exit(code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """When a log is looked at."""
+
+    every_s: float
+    once: bool
+    update: Callable[[], None]
+    """Brings what is new where the log is elsewhere."""
 
 
 def _choices(given: dict[str, Any]) -> Choices:
@@ -83,26 +97,27 @@ def _choices(given: dict[str, Any]) -> Choices:
     )
 
 
-def _follow(watched: JobWatch, conditions: list[Condition], as_json: bool, once: bool, every_s: float) -> int:
+def _follow(watched: JobWatch, conditions: list[Condition], looks: Looks, as_json: bool) -> int:
     """Look until a condition is met, the run has ended, or somebody ends the watch; the exit code."""
     while True:
-        for event in watched.look(now(), last=once):
+        for event in watched.look(now(), last=looks.once):
             _tell(event, as_json)
         if watched.found is not None:
             for one in conditions:
                 if (value := one.value_in(watched.found)) is not None:
                     _tell_failed(one, value, as_json)
                     return 1
-        if once and watched.found is None:
+        if looks.once and watched.found is None:
             raise RlhfsimError(
                 "no-step-yet",
                 "no step has ended in this log",
                 place=Place(file=str(watched.path)),
                 help="watch without --once waits for one",
             )
-        if once or watched.ended:
+        if looks.once or watched.ended:
             return 0
-        pause(every_s)
+        pause(looks.every_s)
+        looks.update()
 
 
 def now() -> float:

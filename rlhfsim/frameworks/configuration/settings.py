@@ -20,6 +20,8 @@ _DEPTH = 20
 
 
 FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+UNSET = ("???", "None")
+"""What stands for nothing: of OmegaConf, and of Python as YAML and MLflow write it."""
 PLACEHOLDER = 8
 """Stands for a key that is asked for, while others are looked for."""
 MAX_NUMBER = 1e12
@@ -116,7 +118,7 @@ class FrameworkSettings:
         self.asked.keys.update(keys)
         for key in keys:
             value = self.resolved(self._values.get(key), key, 0)
-            if value is not None and value != "???":
+            if value is not None and value not in UNSET:
                 return value
         return None
 

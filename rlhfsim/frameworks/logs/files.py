@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.framework import Framework
 from rlhfsim.frameworks.logs.history import FORMS, read_history
+from rlhfsim.frameworks.logs.mlflow import MlflowMetrics, run_in
 from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, read_jsonl, read_trainer_state
 from rlhfsim.frameworks.logs.tensorboard import MARK, read_events
 from rlhfsim.specs.loading import read_text
@@ -33,12 +34,14 @@ class LogFiles:
     histories: tuple[Path, ...] = ()
     texts: tuple[Path, ...] = ()
     configs: tuple[Path, ...] = ()
+    mlflow: Path | None = None
+    """The folder of a run of MLflow, which holds both."""
 
     @property
     def logs(self) -> int:
         """Files with metrics."""
         metrics = (*self.events, *self.json_lines, *self.states, *self.histories)
-        return len(metrics) + len(self.texts)
+        return len(metrics) + len(self.texts) + (self.mlflow is not None)
 
 
 def find(path: Path) -> LogFiles:
@@ -52,6 +55,8 @@ def find(path: Path) -> LogFiles:
         raise RlhfsimError(
             "unreadable-file", "there is no such file or folder", place=place, help="check the path"
         )
+    if path.is_dir() and (run := run_in(path)) is not None:
+        return LogFiles(mlflow=run)
     files = (
         sorted(p for p, _ in zip(path.rglob("*"), range(MAX_FILES), strict=False) if p.is_file())
         if path.is_dir()
@@ -123,6 +128,8 @@ def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
 
 def _read_files(run_files: LogFiles, framework: Framework) -> Iterator[Log]:
     """Files with metrics; of many one that is not of this kind is passed over by name."""
+    if run_files.mlflow is not None:
+        yield Log(records=tuple(MlflowMetrics(run_files.mlflow).new()))
     for path in run_files.events:
         yield read_events(path)
     for path in (*run_files.json_lines, *run_files.histories):

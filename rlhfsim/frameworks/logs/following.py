@@ -13,6 +13,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.files import LogFiles, as_today, find, folded, stripped
 from rlhfsim.frameworks.logs.framework import Framework
 from rlhfsim.frameworks.logs.history import FORMS, read_history
+from rlhfsim.frameworks.logs.mlflow import MlflowMetrics
 from rlhfsim.frameworks.logs.records import Log, Record, lines, read_trainer_state, record_of_json
 from rlhfsim.frameworks.logs.steps import Steps
 from rlhfsim.frameworks.logs.tail import LineTail, Tail
@@ -88,6 +89,18 @@ class Events:
             records, end = scalars(content, self._path)
             self._half = content[end:]
             yield from (("", METRICS, record) for record in records)
+
+
+class Mlflow:
+    """A run in a folder of MLflow."""
+
+    def __init__(self, path: Path) -> None:
+        """The folder of the run."""
+        self._metrics = MlflowMetrics(path)
+
+    def new(self) -> Iterator[Found]:
+        """What its metrics have gained, by step."""
+        yield from (("", METRICS, record) for record in self._metrics.new())
 
 
 class WholeFile:
@@ -171,6 +184,7 @@ class LogFollower:
 
     def _open(self, files: LogFiles) -> None:
         kinds: tuple[tuple[Iterable[Path], Callable[[Path], LogFile]], ...] = (
+            ((files.mlflow,) if files.mlflow else (), Mlflow),
             (files.events, Events),
             (files.json_lines, JsonLinesLog),
             ((*files.states, *files.histories), WholeFile),

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.forms import Said, of_files, of_text
+from rlhfsim.frameworks.configuration.forms import Said, of_files, of_text, scalars
 from rlhfsim.frameworks.configuration.recognise import recognised, settings_of
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.files import LogFiles
 from rlhfsim.frameworks.logs.framework import Framework, framework_named, framework_names
+from rlhfsim.frameworks.logs.mlflow import parameters
 from rlhfsim.frameworks.logs.printed import printed_command, printed_values
 from rlhfsim.frameworks.logs.records import lines
 from rlhfsim.specs.loading import Source
@@ -67,6 +68,8 @@ def said_of(text: str, run_files: LogFiles, configs: Sequence[Path]) -> Said:
     parts += [of_text(json.dumps(values), THE_LOG) for values in printed_values(text)]
     files = configs or (() if parts else run_files.configs)
     parts += [of_files(files)] if files else []
+    if run_files.mlflow is not None and not configs:
+        parts.append(of_text(json.dumps(scalars(parameters(run_files.mlflow))), str(run_files.mlflow)))
     return Said(
         values={key: value for part in parts for key, value in part.values.items()},
         text="\n".join(part.text for part in parts),
