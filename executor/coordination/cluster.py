@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -298,7 +299,10 @@ def joined(
     logs: Path | None = None,
 ) -> Iterator[Reservation]:
     """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
-    resource = connect(plan, address, environment)
+    try:
+        resource = connect(plan, address, environment)
+    except SystemExit as error:  # Ray's handler of SIGTERM, which exits with the number of the signal
+        raise SystemExit(128 + signal.SIGTERM) from error
     try:
         with ended_by_sigterm():  # Ray has set its own handler by now
             check(plan, resource)

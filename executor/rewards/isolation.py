@@ -44,6 +44,8 @@ NOBODY = 65534
 SCRATCH_BYTES = 16 * 2**20
 UNCOUNTED_BYTES = 2 * SCRATCH_BYTES
 """Most that a program can hold outside its address space: the scratch folder, buffers of 64 descriptors."""
+PIPES_BYTES = 2 * 2**20
+"""The same of each of several processes, which get pipes of 64 KiB and no pairs of sockets."""
 _SCRATCH_FILES = 256  # below Python's recursion limit: a deepest possible tree can be removed
 
 
@@ -191,7 +193,8 @@ def address_space(memory_bytes: int, processes: int) -> int:
 
     Where the program gets less than 256 MiB, an eighth is kept for what is not mapped, which may be more.
     """
-    return (memory_bytes - min(UNCOUNTED_BYTES, memory_bytes // 8)) // processes
+    held = UNCOUNTED_BYTES if processes == 1 else SCRATCH_BYTES + processes * PIPES_BYTES
+    return (memory_bytes - min(held, memory_bytes // (8 if processes == 1 else 2))) // processes
 
 
 def in_memory(folder: str) -> bool:

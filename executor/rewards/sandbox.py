@@ -330,7 +330,13 @@ def _command(mode: Mode, scratch: str, modules: Modules) -> list[str]:
 
 def _bubblewrap(root: Path, scratch: str, places: Sequence[str]) -> list[str]:
     """bwrap with the view of `isolation.enter_namespaces`; as root it keeps what it needs to drop root."""
-    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
     command += ["--unshare-cgroup-try", "--dev", "/dev", "--proc", "/proc", "--chdir", "/"]
     if os.geteuid() == 0:
         for name in _CAPABILITIES.split():
@@ -348,4 +354,6 @@ def _bubblewrap(root: Path, scratch: str, places: Sequence[str]) -> list[str]:
         inside = f"{_INSIDE}/executor/{name}.py"
         command += ["--ro-bind", str(root / "executor" / f"{name}.py"), inside]
     size = ["--perms", "0700", "--size", str(isolation.SCRATCH_BYTES)]
-    return [*command, *size, "--tmpfs", scratch, "--"]
+    # its own root and /dev are in memory too: nothing but the scratch folder may grow
+    fixed = ["--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*command, *size, "--tmpfs", scratch, *fixed, "--"]

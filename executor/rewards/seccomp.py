@@ -105,6 +105,8 @@ _HIDDEN_MEMORY = {  # pages that no limit on address space counts
     "inotify_init1": (294, 26),
     "landlock_create_ruleset": (444, 444),
 }
+_SHARED_OUT = {"socketpair": (53, 199)}
+"""Refused where there are several processes: each could hold 14 MB in the buffers of its sockets."""
 _SIGNALS_TO_OTHERS = {
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
@@ -145,7 +147,8 @@ def executing(pid: int | None, *, processes: bool) -> bytes:
     namespace and may signal whom it likes there.
     """
     column = _ARCHITECTURES[platform.machine()][0]
-    names = _HIDDEN_MEMORY | ({} if processes else _NEW_PROCESS) | ({} if pid is None else _SIGNALS_TO_OTHERS)
+    names = _HIDDEN_MEMORY | (_SHARED_OUT if processes else _NEW_PROCESS)
+    names |= {} if pid is None else _SIGNALS_TO_OTHERS
     refused = [number for numbers in names.values() if (number := numbers[column]) is not None]
     rules = [*_head(), *_refuse(refused)]
     rules += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]

@@ -180,7 +180,42 @@ def test_programs_may_use_asyncio_and_files(sandbox: Sandbox) -> None:
 def test_several_processes_share_one_limit_of_memory() -> None:
     whole = isolation.address_space(256 * 2**20, 1)
     assert whole + isolation.UNCOUNTED_BYTES == 256 * 2**20
-    assert isolation.address_space(256 * 2**20, 4) == whole // 4
+    shared = 256 * 2**20 - isolation.SCRATCH_BYTES - 4 * isolation.PIPES_BYTES
+    assert isolation.address_space(256 * 2**20, 4) == shared // 4
+
+
+@pytest.mark.parametrize("pair", ["socket.socketpair()", "os.pipe()"])
+def test_buffers_of_many_processes_keep_to_the_limit_together(sandbox: Sandbox, pair: str) -> None:
+    if not sandbox.facts["pids"]:
+        pytest.skip("it starts no processes here")
+    code = f"""
+import os, socket
+go, gone = os.pipe()
+for _ in range(6):
+  if os.fork() == 0:
+    held, total = [], 0
+    try:
+      while True:
+        ends = {pair}
+        for end in ends:
+          number = end if isinstance(end, int) else end.fileno()
+          os.set_blocking(number, False)
+          try:
+            while True: total += os.write(number, bytes(4096))
+          except OSError: pass
+        held.append(ends)
+    except OSError: pass
+    os.write(1, f"{{total}}\\n".encode())
+    os.close(gone)
+    os.read(go, 1)  # all hold it at once
+    os._exit(0)
+os.close(gone)
+for _ in range(6): os.wait()
+"""
+    outcome = _run(sandbox, code, processes=8, wall_s=10.0)
+    totals = [int(line) for line in outcome.output.split()]
+    assert len(totals) == 6, outcome.errors
+    assert sum(totals) <= 8 * isolation.PIPES_BYTES
 
 
 def test_scratch_files_that_would_take_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

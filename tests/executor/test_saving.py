@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.coordination import saving
+from executor.coordination import cluster, saving
 from executor.coordination.checkpoints import Checkpoint, RunIdentity, RunProgress, best_of, newest
 from executor.coordination.failures import PartFailed
 from executor.coordination.saving import Saver, SaveTimes, ended_by_sigterm, stop_requests
@@ -195,3 +195,13 @@ def test_best_and_newest_stay(tmp_path: Path) -> None:
     assert best_of(tmp_path) == (tmp_path / "step-000004", 0.7)
     (tmp_path / "step-000004" / "manifest.json").unlink()
     assert best_of(tmp_path) == (tmp_path / "step-000007", 0.1)  # what is not whole is no best
+
+
+def test_a_sigterm_while_ray_starts_has_the_exit_code_of_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*_: object) -> str:  # as the handler that Ray sets
+        raise SystemExit(signal.SIGTERM)
+
+    monkeypatch.setattr(cluster, "connect", terminated)
+    with pytest.raises(SystemExit) as ended, cluster.joined(None, None, {}, 1.0):  # type: ignore[arg-type]
+        pass
+    assert ended.value.code == 128 + signal.SIGTERM
