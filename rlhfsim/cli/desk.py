@@ -79,7 +79,8 @@ def desk(port: int, host: str, ask: str, open: bool) -> None:
         of_search(ask, FIELDS)
     local = is_loopback(host)
     read, compare = partial(asked, files=local), partial(elsewhere, files=local)
-    with Server(host, port, fields=FIELDS, read=read, candidates=compare, start=ask) as server:
+    server = Server(host, port, fields=FIELDS, read=read, candidates=compare, start=ask, files=local)
+    with server:
         click.echo(f"{server.address}  (Ctrl-C ends it)")
         if not local:
             click.echo(f"whoever reaches {host} can use this page: it asks for no password", err=True)

@@ -18,7 +18,7 @@ from rlhfsim.present.html.content import Code
 from rlhfsim.present.terminal.choose import notes, rows, table, warning
 from rlhfsim.what_if.choose import ClusterOption
 
-TABS = {"plan": "Plan", "choose": "Other GPUs and frameworks"}
+TABS = {"plan": "Plan", "choose": "Other GPUs and frameworks", "own": "Your script or log"}
 CONTROLS = {"gpu": "Kinds of GPUs", "gpus": "Numbers of GPUs", "framework": "Framework"}
 """What is compared; empty: around the question."""
 POLL_MS = 500
@@ -27,7 +27,7 @@ CHOSEN = ("gpus", "gpu", "framework", "backend")
 
 
 def tabs() -> Component:
-    """One answer, or many beside each other."""
+    """One answer, many next to each other, or one's own script or log."""
     buttons = [
         html.Button(text, id={"tab": name}, role="tab", className="on" if name == "plan" else "")
         for name, text in TABS.items()
@@ -68,6 +68,7 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
         Output("answer", "hidden"),
         Output("progress", "hidden"),
         Output("choose", "hidden"),
+        Output("own", "hidden"),
         Output({"tab": ALL}, "className"),
         Input({"tab": ALL}, "n_clicks"),
         Input({"row": ALL}, "n_clicks"),
@@ -77,7 +78,8 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
         if not _clicked():
             raise PreventUpdate
         name = ctx.triggered_id.get("tab", "plan")
-        return name != "plan", name != "plan", name != "choose", ["on" if tab == name else "" for tab in TABS]
+        hidden = [panel != name for panel in ("plan", "plan", "choose", "own")]
+        return *hidden, ["on" if tab == name else "" for tab in TABS]
 
     @app.callback(
         Output("table", "children"),

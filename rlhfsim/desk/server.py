@@ -20,6 +20,7 @@ from werkzeug.serving import make_server
 from rlhfsim.desk.choose import connect_choose
 from rlhfsim.desk.comparisons import Comparisons, ReadCandidates
 from rlhfsim.desk.page import Fields, connect, layout
+from rlhfsim.desk.pasted import MAX_REQUEST_BYTES, connect_pasted
 from rlhfsim.desk.searches import Read, Searches
 from rlhfsim.desk.state import query
 from rlhfsim.errors import RlhfsimError
@@ -38,9 +39,20 @@ class Server:
     """The page and its searches, from `with` to its end."""
 
     def __init__(
-        self, host: str, port: int, *, fields: Fields, read: Read, candidates: ReadCandidates, start: str
+        self,
+        host: str,
+        port: int,
+        *,
+        fields: Fields,
+        read: Read,
+        candidates: ReadCandidates,
+        start: str,
+        files: bool = False,
     ) -> None:
-        """`read`: see `Searches`; `candidates`: see `Comparisons`; `start`: asked without an address."""
+        """`read`: see `Searches`; `candidates`: see `Comparisons`; `start`: asked without an address.
+
+        `files`: what is pasted may name models of this machine.
+        """
         self._searches = Searches(read)
         self._comparisons = Comparisons(candidates)
         app = Dash("rlhfsim.desk", title="rlhfsim desk", update_title="", serve_locally=True)
@@ -48,6 +60,8 @@ class Server:
         app.layout = layout(fields, start)
         connect(app, fields, lambda question: read(query(question)), self._searches)
         connect_choose(app, self._comparisons)
+        connect_pasted(app, files=files)
+        app.server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
         _guard(app, names(host))
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         try:

@@ -7,12 +7,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhfsim.cli.desk import FIELDS, asked, elsewhere
 from rlhfsim.desk.server import Server, names
+from tests.desk.test_pasted import SCRIPT
+from tests.frameworks.test_importers import verl_console
 
 START = "gpus=4&model=0.5b&algorithm=grpo&prompts=64&samples=2&response-len=256"
 VERDICT = (
@@ -102,6 +105,26 @@ def compare(page: Any) -> None:
     assert page.evaluate(outside) == 0
     page.fill("#field-prompts input", "32")
     page.wait_for_selector("#table .status.warn", timeout=WAIT_MS)
+
+
+def test_a_script_is_pasted_and_a_log_dropped(desk: Server, browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 844})
+    page.goto(desk.address)
+    page.click("#tabs button:nth-child(3)")
+    page.fill("#own-text", SCRIPT)
+    page.fill("#own-gpu", "h100")
+    page.click("#own-judge")
+    page.wait_for_selector("#own-answer .status.good", timeout=WAIT_MS)
+    assert "fits: risk of running out of memory" in page.inner_text("#own-answer pre")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    (tmp_path / "job.log").write_text(verl_console(3))
+    page.set_input_files("#own-file input", tmp_path / "job.log")
+    page.wait_for_function(
+        "document.querySelector('#own-answer .status')?.innerText.includes('A log of verl')", timeout=WAIT_MS
+    )
+    page.click("#tabs button:nth-child(1)")
+    page.wait_for_selector("#own", state="hidden", timeout=WAIT_MS)
+    page.close()
 
 
 def status_of(address: str, **headers: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from io import StringIO
 
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -65,6 +66,15 @@ class _Terminal(Console):
 def put(screen: Console, part: RenderableType | str) -> None:
     """Print a part; text that does not wrap (a command, to be copied) stays in one line of any length."""
     screen.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+
+
+def as_text(parts: Iterable[RenderableType]) -> str:
+    """What a terminal of `WIDTH` columns shows, without colours."""
+    text = StringIO()
+    screen = _Terminal(file=text, width=WIDTH, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        put(screen, part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def new_table(width: int | None = WIDTH) -> Table:

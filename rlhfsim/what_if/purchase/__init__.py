@@ -1,1 +1,0 @@
-"""What to buy, reserve and rent for a mix of jobs over three years, and what that costs."""
