@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 11200,
     "rlhfsim/calibration": 36100,
-    "rlhfsim/cli": 32000,
+    "rlhfsim/cli": 32150,
     "rlhfsim/desk": 12800,
     "rlhfsim/frameworks": 96600,
     "rlhfsim/kernels": 11500,
@@ -31,7 +31,7 @@ BUDGET = {
     "rlhfsim/rollout": 15500,
     "rlhfsim/search": 49000,
     "rlhfsim/simulation": 23500,
-    "rlhfsim/specs": 37800,
+    "rlhfsim/specs": 38400,
     "rlhfsim/step": 14000,
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 37000,

@@ -12,12 +12,13 @@ from rlhfsim.cli.params import (
     Number,
     OneOf,
     Several,
-    Whole,
     Words,
     bad_option,
+    field_option,
     on_command_line,
     option,
     together,
+    typed,
 )
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.request import (
@@ -30,9 +31,9 @@ from rlhfsim.search.request import (
 )
 from rlhfsim.search.requirements import CONFIDENCE, QUANTITIES, Requirement, check_steps, requirement
 from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES, bound
-from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import SEARCHED
+from rlhfsim.specs.ranges import Steps
 from rlhfsim.units import DAY, Dimension, format
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
@@ -52,7 +53,7 @@ require_option = option(
 )
 target_options = (
     require_option,
-    option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
+    option("--steps", typed(Steps), "Steps of the whole run, for its time and cost."),
 )
 """Targets, and the run that some of them need."""
 constraint_options = together(
@@ -62,7 +63,7 @@ constraint_options = together(
         f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}.",
         default="",
     ),
-    option("--max-staleness", Number(1, 64), "Most policy versions of lag with --allow async.", default=1),
+    field_option(Request, "max_staleness", "Most policy versions of lag with --allow async."),
     option(
         "--architecture", OneOf("architecture", ARCHITECTURES), f"Only this one: {', '.join(ARCHITECTURES)}."
     ),
@@ -78,16 +79,11 @@ constraint_options = together(
         multiple=True,
     ),
     option("--forbid", Several("choice", CHOICES), f"Rule out: {', '.join(CHOICES)}.", default=""),
-    option("--max-gpus-per-role", Whole(1, MAX_GPUS), "Largest pool where there are several."),
-    option(
-        "--max-oom",
-        Number(0.001, 0.3),
-        "Largest risk of running out of memory that a plan may carry.",
-        default=0.1,
-    ),
-    option(
-        "--time-limit",
-        Number(0.1, DAY, "s"),
+    field_option(Request, "max_gpus_per_role", "Largest pool where there are several."),
+    field_option(Request, "max_oom", "Largest risk of running out of memory that a plan may carry."),
+    field_option(
+        Request,
+        "time_limit",
         "Longest search; then the best plan so far, and how much better one could still be. "
         "Without it the largest searches end after a fixed amount of work, in the same way.",
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rlhfsim.cli import completion
-from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, settings
+from rlhfsim.cli.import_run import MODEL_HELP, settings
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
     Number,
@@ -22,6 +22,7 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    typed,
 )
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_names
@@ -30,6 +31,7 @@ from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.outputs import write_new
 from rlhfsim.present.terminal import doctor as view
+from rlhfsim.specs.ranges import Tokens
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
 from rlhfsim.what_if.doctor.fix import ChangedFile, changed_path, fixed
@@ -69,8 +71,8 @@ class MeanTokens(Number):
     "--version", Words("RELEASE"), "Release of the framework, as 0.7: its defaults hold. Default: the latest."
 )
 @option("--model", Words("NAME", completion.models), MODEL_HELP)
-@option("--prompt-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a prompt; its limit is read.")
-@option("--response-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a response; its limit is read.")
+@option("--prompt-len", typed(Tokens, MeanTokens), "Mean tokens of a prompt; its limit is read.")
+@option("--response-len", typed(Tokens, MeanTokens), "Mean tokens of a response; its limit is read.")
 @option(
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )

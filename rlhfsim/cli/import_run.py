@@ -17,7 +17,6 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
     NewFolder,
-    Number,
     OneOf,
     PathName,
     Words,
@@ -26,6 +25,7 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    typed,
     writer,
 )
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
@@ -38,6 +38,7 @@ from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TR
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, plan_text
 from rlhfsim.present.terminal import import_run as view
+from rlhfsim.specs.ranges import Tokens
 from rlhfsim.trace import dumps
 
 EPILOG = """\b
@@ -48,7 +49,6 @@ Examples:
   rlhfsim import-run trl_run/ --framework trl --config launch.sh --gpu h100 --prompt-len 300 --out runs/trl
   rlhfsim compare runs/verl/plan.json runs/verl/
 """
-MAX_TOKENS = 10_000_000
 MODEL_HELP = "The policy, over what the files name: preset, Hugging Face name or folder of a config.json."
 NAMES = framework_names()
 
@@ -99,7 +99,7 @@ RUN = RunPath(path_type=Path)
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
 @option("--model", Words("NAME", completion.models), MODEL_HELP)
-@option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logged them.")
+@option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logged them.")
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
 def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:

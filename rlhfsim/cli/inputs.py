@@ -16,19 +16,21 @@ from rlhfsim.cli.params import (
     Number,
     OneOf,
     Option,
-    Whole,
     Words,
     bad_option,
+    field_option,
     flag,
     from_pairs,
     on_command_line,
     option,
     parse_pairs,
     together,
+    typed,
 )
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Fabric
+from rlhfsim.specs.hardware.clusters import ClusterText
+from rlhfsim.specs.hardware.hardware import Cluster, Fabric
 from rlhfsim.specs.hardware.prices import MARKETS
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
@@ -36,6 +38,8 @@ from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.quantities import UsdPerHour
+from rlhfsim.specs.ranges import PoolGpus
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import (
@@ -43,15 +47,12 @@ from rlhfsim.specs.workload.workload import (
     GROUPED,
     MAX_SEQUENCES,
     WITHOUT_KL,
-    Algorithm,
     Environment,
     Rules,
     Workload,
     usual_batch,
 )
 
-MAX_PRICE = 10_000.0
-"""USD per GPU-hour; more is a slip."""
 DISTRIBUTIONS: dict[str, Any] = {
     "fixed": Fixed,
     "lognormal": LogNormal,
@@ -65,11 +66,8 @@ _WRITE = (
 
 
 GPU, NAME = Words("NAME", completion.gpus), Words("NAME")
-oversubscription_option = option(
-    "--oversubscription",
-    Number(1, MAX_OVERSUBSCRIPTION),
-    "2: the network between nodes carries half of what the NICs could.",
-    default=1.0,
+oversubscription_option = field_option(
+    ClusterText, "oversubscription", "2: the network between nodes carries half of what the NICs could."
 )
 FRAMEWORKS = (*(x.name for x in frameworks()), ANY)
 backend_options = together(
@@ -119,16 +117,16 @@ class Rent(Number):
 
 def price_option(help: str = "USD per GPU-hour, in place of the listed price.") -> Option:
     """What a GPU costs."""
-    return option("--price", Number(0, MAX_PRICE, "usd/h"), help)
+    return option("--price", typed(UsdPerHour), help)
 
 
 def rent_option(help: str = "USD per GPU-hour, or the listed price that counts: reserved, spot.") -> Option:
     """What a GPU costs, or on which market it is rented."""
-    return option("--price", Rent(0, MAX_PRICE, "usd/h"), help)
+    return option("--price", typed(UsdPerHour, Rent), help)
 
 
 def _cluster(*, required: bool) -> Callable[[F], F]:
-    gpus = Whole(1, MAX_GPUS)
+    gpus = typed(PoolGpus)
     known = "GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."
     return together(
         option(
@@ -145,7 +143,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
 
 
 def _workload(*, required: bool) -> Callable[[F], F]:
-    sequences, tokens, algorithms = Whole(1, 10**9), Words("TOKENS"), get_args(Algorithm)
+    tokens = Words("TOKENS")
     model, grouped = Words("NAME", completion.models), ", ".join(sorted(GROUPED))
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
     started = "Further prompts started, as a share: 0.25; the first to finish are trained on."
@@ -160,24 +158,31 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option(
             "--model", model, "Policy: name or alias (rlhfsim models), or a config.json.", required=required
         ),
-        option("--algorithm", OneOf("algorithm", algorithms), f"{', '.join(algorithms)}.", default="ppo"),
-        option("--prompts", sequences, "Prompts per step; default: 1,024, or 128 where --samples is 8."),
-        option("--samples", sequences, f"Responses per prompt; default: 8 for {grouped}, else 1."),
+        field_option(Workload, "algorithm", "{choices}."),
+        field_option(
+            Workload,
+            "prompts",
+            "Prompts per step; default: 1,024, or 128 where --samples is 8.",
+            default=None,
+        ),
+        field_option(
+            Workload, "samples", f"Responses per prompt; default: 8 for {grouped}, else 1.", default=None
+        ),
         option("--prompt-len", tokens, "Tokens, or a distribution as for --response-len.", default="1024"),
         option("--response-len", tokens, drawn, default="1024"),
-        option("--epochs", Whole(1, 100), "Passes over the batch in one step.", default=1),
-        option("--mini-batches", Whole(1, 4096), "Optimizer updates per epoch.", default=1),
-        option("--critic", NAME, "Critic model (PPO); same: as the policy.", default="same"),
-        option("--reference", NAME, "Reference model, same or none.", default="same"),
+        field_option(Workload, "epochs", "Passes over the batch in one step."),
+        field_option(Workload, "mini_batches", "Optimizer updates per epoch."),
+        field_option(Workload, "critic", "Critic model (PPO); same: as the policy."),
+        field_option(Workload, "reference", "Reference model, same or none."),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--environment", Words("KEY=VALUE,..."), answered),
         option("--dynamic-sampling", Words("KEPT"), refilled),
-        option("--oversampling", Number(0, 16), started, default=0.0),
+        field_option(Workload, "oversampling", started),
         option("--speculation", Words("KEY=VALUE,..."), drafted),
         flag("--no-kl", "No KL term, so no reference model."),
         flag("--no-packing", "Pad every sequence to the longest."),
-        option("--seed", Whole(0, 2**63 - 1), "Seed of drawn lengths.", default=0),
+        field_option(Workload, "seed", "Seed of drawn lengths."),
     )
 
 

@@ -17,6 +17,7 @@ from rlhfsim import outputs, units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.frameworks.rlhfsim.run_folder import is_plan_of_a_run
 from rlhfsim.specs.loading import convert, parse_json
+from rlhfsim.specs.ranges import FieldValues, taken, taken_by
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -145,9 +146,37 @@ def _names(value: Any) -> list[Path | str]:
 
 def option(names: str, kind: Any, help: str, **more: Any) -> Option:
     """A click option of the `names` (`--gpu --profile gpu`); a default that says something is shown."""
-    shown = more.get("default", "") != ""
+    shown = more.get("default", "") not in ("", None)
     kind = Words("TEXT") if kind in (None, str) else kind
     return click.option(*names.split(), type=kind, help=help, show_default=shown, **more)
+
+
+def field_option(owner: type, name: str, help: str, **more: Any) -> Option:
+    """The option of a field: its range, its choices and its default are those of the field.
+
+    `{choices}` in the help stands for the choices.
+    """
+    values = taken_by(owner, name)
+    more = {"default": values.default} | more
+    text = help.format(choices=", ".join(values.choices))
+    return option(f"--{name.replace('_', '-')}", _kind(values, name), text, **more)
+
+
+def typed(hint: Any, number: type[Number] | None = None) -> Any:
+    """The kind of an option that takes what an annotated type takes: `typed(Steps)`; `number`: in its way."""
+    return _kind(taken(hint), number=number)
+
+
+def _kind(values: FieldValues, name: str = "", number: type[Number] | None = None) -> Any:
+    if values.choices:
+        return OneOf(name.replace("_", " "), values.choices)
+    if values.kind is str:
+        return Words("NAME")
+    assert values.low is not None
+    assert values.high is not None
+    if values.kind is int:
+        return Whole(int(values.low), int(values.high))
+    return (number or Number)(values.low, values.high, values.dimension)
 
 
 def flag(names: str, help: str) -> Option:

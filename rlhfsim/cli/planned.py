@@ -13,10 +13,10 @@ from rlhfsim.api import cluster_of, estimate_file, stale_profiles
 from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import backend_options, build_cluster, build_workload, input_options, trainer
 from rlhfsim.cli.params import (
-    Number,
     OneOf,
     Several,
     bad_option,
+    field_option,
     json_option,
     on_command_line,
     option,
@@ -55,7 +55,7 @@ plan_options = together(
         f"May be used though they change what is learnt: {', '.join(SWITCHES)}.",
         default="",
     ),
-    option("--max-staleness", Number(1, 64), "Most policy versions of lag when async.", default=1),
+    field_option(Request, "max_staleness", "Most policy versions of lag when async."),
     json_option,
 )
 """FILE, or a cluster, a workload and layouts."""

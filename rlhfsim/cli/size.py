@@ -19,7 +19,6 @@ from rlhfsim.cli.inputs import (
 from rlhfsim.cli.params import (
     OneOf,
     Output,
-    Whole,
     Words,
     bad_option,
     emit,
@@ -27,6 +26,7 @@ from rlhfsim.cli.params import (
     json_option,
     on_command_line,
     option,
+    typed,
     writer,
 )
 from rlhfsim.plan import write_plan
@@ -35,9 +35,10 @@ from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dic
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.search.space import roles_of
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Profile
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.ranges import PoolGpus
 from rlhfsim.what_if.risk.odds import asked_run
 from rlhfsim.what_if.sizing import fronts, resized
 from rlhfsim.what_if.sizing import size as search_size
@@ -58,7 +59,7 @@ Examples:
     "Kinds of GPUs: names or aliases (rlhfsim gpus), or YAML files.",
     default="h100-sxm",
 )
-@option("--max-gpus", Whole(1, MAX_GPUS), "Largest cluster.", default=512)
+@option("--max-gpus", typed(PoolGpus), "Largest cluster.", default=512)
 @oversubscription_option
 @rent_option()
 @workload_options

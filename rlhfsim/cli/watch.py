@@ -13,14 +13,15 @@ import click
 
 from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
 from rlhfsim.cli import completion
-from rlhfsim.cli.import_run import MAX_TOKENS, MODEL_HELP, NAMES, RUN, run_files, settings
-from rlhfsim.cli.params import FILE, Number, OneOf, Whole, Words, flag, on_command_line, option
+from rlhfsim.cli.import_run import MODEL_HELP, NAMES, RUN, run_files, settings
+from rlhfsim.cli.params import FILE, Number, OneOf, Whole, Words, flag, on_command_line, option, typed
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.frameworks.logs.imported import Choices
 from rlhfsim.plan import read_plan
 from rlhfsim.present.terminal import watch as view
 from rlhfsim.present.terminal.console import console, put
+from rlhfsim.specs.ranges import Tokens
 from rlhfsim.what_if.watch import Event, JobWatch
 
 EPILOG = """\b
@@ -46,7 +47,7 @@ MAX_STEPS = 100_000_000
     "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
 )
 @option("--model", Words("NAME", completion.models), MODEL_HELP)
-@option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logs them.")
+@option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logs them.")
 @option("--steps", Whole(1, MAX_STEPS), "Steps of the whole run: how far is looked ahead, and when it ends.")
 @option(
     "--fail-on", Words("CONDITION"), f"End with exit code 1 at NAME>X: {', '.join(MEASURES)}.", multiple=True

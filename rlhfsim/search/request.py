@@ -14,6 +14,8 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.weight_paths import SEARCHED, WeightPath
+from rlhfsim.specs.quantities import UsdPerHour
+from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.step.rule_rewards import with_measured_rules
 
@@ -121,16 +123,16 @@ class Request(_Runner):
     """Only this architecture."""
     weight_path: WeightPath | None = None
     """Only this weight path."""
-    max_gpus_per_role: int | None = None
+    max_gpus_per_role: PoolGpus | None = None
     """Largest pool when there are several."""
-    time_limit: float | None = None
+    time_limit: SearchTime | None = None
     """Seconds of search; then the best so far is the answer and the certificate shows the gap."""
-    max_staleness: float = 1
-    max_oom: float = 0.1
+    max_staleness: Lag = 1
+    max_oom: Risk = 0.1
     """Largest probability of running out of memory that a plan may carry."""
     max_memory: float | None = None
     """Most bytes on any GPU; None: what the GPU holds."""
-    price: float | None = None
+    price: UsdPerHour | None = None
     """USD per GPU-hour given by the user; replaces the profile's."""
 
     def __post_init__(self) -> None:

@@ -14,17 +14,24 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
 
 
-def _in(dimension: units.Dimension) -> BeforeValidator:
-    return BeforeValidator(lambda value: units.parse(value, dimension))
+class Unit(BeforeValidator):
+    """Numbers of a dimension, which text may say with a unit."""
+
+    dimension: units.Dimension
+
+    def __init__(self, dimension: units.Dimension) -> None:
+        """In base units of `dimension`."""
+        super().__init__(lambda value: units.parse(value, dimension))
+        object.__setattr__(self, "dimension", dimension)
 
 
-Bytes = Annotated[float, _in("byte"), Field(ge=0)]
-BytesPerSecond = Annotated[float, _in("byte/s"), Field(ge=0)]
-FlopPerSecond = Annotated[float, _in("flop/s"), Field(ge=0)]
-Seconds = Annotated[float, _in("s"), Field(ge=0)]
-Watts = Annotated[float, _in("W"), Field(ge=0, le=1e7)]
-UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0, le=10_000)]
-Ratio = Annotated[float, _in("1"), Field(ge=0)]
+Bytes = Annotated[float, Unit("byte"), Field(ge=0)]
+BytesPerSecond = Annotated[float, Unit("byte/s"), Field(ge=0)]
+FlopPerSecond = Annotated[float, Unit("flop/s"), Field(ge=0)]
+Seconds = Annotated[float, Unit("s"), Field(ge=0)]
+Watts = Annotated[float, Unit("W"), Field(ge=0, le=1e7)]
+UsdPerHour = Annotated[float, Unit("usd/h"), Field(ge=0, le=10_000)]
+Ratio = Annotated[float, Unit("1"), Field(ge=0)]
 
 MAX_MAGNITUDE = 1e24
 """Larger numbers are slips, and their products would overflow."""

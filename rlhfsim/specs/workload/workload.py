@@ -216,7 +216,7 @@ class Workload(Hashed):
     """KV cache of the rollout."""
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
-    seed: Annotated[int, Field(ge=0, le=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Seed of drawn lengths."""
 
     @property

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Seconds, Text
+from rlhfsim.specs.ranges import Tokens
 from rlhfsim.specs.workload.lengths import MAX_TOKENS, SIGMA, Floats, cut_log_normal
 from rlhfsim.specs.workload.workload import Count, Workload
 from rlhfsim.what_if.risk.run import CHECKPOINT, RESTART
@@ -36,9 +36,6 @@ WARM_UP = Coefficient(
     source="prior: engines start, CUDA graphs are captured and kernels compiled again; up to ten minutes",
 )
 
-Tokens = Annotated[
-    float, BeforeValidator(lambda value: units.parse(value, "token")), Field(ge=1, le=MAX_TOKENS)
-]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 

@@ -18,6 +18,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
+from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime, Steps
 from rlhfsim.specs.workload.workload import Workload
 
 RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
@@ -46,11 +47,11 @@ class RequestText:
     """RolePlacement -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
     architecture: Architecture | None = None
     weight_path: WeightPath | None = None
-    max_gpus_per_role: Annotated[int, Field(ge=1)] | None = None
-    max_staleness: Annotated[float, Field(ge=1, le=64)] = 1
-    max_oom: Annotated[Ratio, Field(ge=0.001, le=0.3)] = 0.1
+    max_gpus_per_role: PoolGpus | None = None
+    max_staleness: Lag = 1
+    max_oom: Risk = 0.1
     max_memory: Annotated[Bytes, Positive] | None = None
-    time_limit: Annotated[Seconds, Field(ge=0.1)] | None = None
+    time_limit: SearchTime | None = None
     """Longest search of one point; its gap is shown."""
     second_pool: Literal["rollout", "any"] = "rollout"
     """Of two pools the second serves the rollout alone, or every role may sit on either."""
@@ -87,7 +88,7 @@ class FaultsText:
 class RunText:
     """How long the run is: its steps, or a curve and a target."""
 
-    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    steps: Steps | None = None
     curve: Text | None = None
     """A CSV of step and value, measured by the user; relative to the scenario's folder."""
     target: float | None = None
