@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,11 @@ from rlhfsim.specs.model.config import read_config
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 TOKENIZER = "tokenizer.json"
+SPLIT = "max_split_size_mb:512,garbage_collection_threshold:0.8"
+"""PYTORCH_ALLOC_CONF that holds fragmentation down where memory is handed over by IPC."""
 SAME_PARAMS = 0.05
 """Relative difference in parameters up to which a folder counts as the planned model."""
 _SHAPE: Mapping[str, Callable[[ModelSpec], int]] = {
@@ -213,6 +217,11 @@ def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:
                 raise RlhfsimError(lacks.code, message, help=lacks.remedy)
 
 
+def _variables(job: Job) -> dict[str, str]:
+    """Environment of a run's processes: the settings' over this process's own."""
+    return {**os.environ, **job.settings.variables}
+
+
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     plan = job.plan
     rules, rollout = framework(OWN), plan.placement.rollout
@@ -231,6 +240,15 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
             "rollout-replica-uneven",
             f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
             "start its pool at a whole node, and fill nodes",
+        )
+    allocator = " ".join(value for name, value in _variables(job).items() if name.endswith("ALLOC_CONF"))
+    transport = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology)
+    if job.gpu and transport == "ipc" and "expandable_segments:true" in allocator.lower().replace(" ", ""):
+        yield (
+            "expandable-segments-ipc",
+            f"weight path {plan.placement.weight_path} hands memory over by CUDA IPC, and PYTORCH_ALLOC_CONF "
+            f"is {allocator}: expandable segments have no handle for another process in a container",
+            f"leave expandable_segments out, as in PYTORCH_ALLOC_CONF={SPLIT}",
         )
     if job.settings.checkpoints.background and plan.placement.backend == "fsdp2":
         yield (

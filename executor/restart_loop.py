@@ -12,6 +12,7 @@ from pathlib import Path
 
 from executor.coordination import checkpoints, cluster
 from executor.coordination.failures import PartFailed
+from executor.coordination.gpu_faults import fault_of, said, stop_of
 from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
 from executor.coordination.run_folder import RunFiles
 from executor.resolve import environment
@@ -50,6 +51,7 @@ class RestartLoop:
                 return self._attempt(newest)
             except PartFailed as failure:
                 self._stop_if_memory_ran_out(failure)
+                self._stop_if_it_would_return(failure)
                 self.failures.append(str(failure))
                 newest = checkpoints.newest(run.files.checkpoints)
                 self._stop_if_too_many(failure, newest)
@@ -75,13 +77,21 @@ class RestartLoop:
     def _stop_if_too_many(self, failure: PartFailed, newest: checkpoints.Checkpoint | None) -> None:
         times, retries = len(self.failures), self.run.job.settings.limits.retries
         if times > retries:
-            count = f" ({times} times)" if times > 1 else ""
+            count, fault = f" ({times} times)" if times > 1 else "", fault_of(failure)
             raise RlhfsimError(
-                "run-failed", f"{failure}{count}", help=f"read {self.run.files.logs}; {_words(newest)}"
+                "run-failed",
+                f"{failure}{count}{f': {fault.cause}' if fault else ''}",
+                help=f"{f'{fault.remedy}; ' if fault else ''}read {self.run.files.logs}; {_words(newest)}",
             ) from failure
         logger.warning("an attempt ended", exc_info=failure)
         start = f"the checkpoint after iteration {newest.progress.iteration}" if newest else "the beginning"
         self.run.listener.phase(f"{failure}; restart {times} of {retries} from {start}")
+
+    def _stop_if_it_would_return(self, failure: PartFailed) -> None:
+        """A fault that the same plan meets again."""
+        fault = fault_of(failure)
+        if fault is not None and fault.again:
+            raise stop_of(failure, fault) from failure
 
     def _stop_if_memory_ran_out(self, failure: PartFailed) -> None:
         """The same plan would run out again: say what it holds and what would fit."""
@@ -89,7 +99,7 @@ class RestartLoop:
             return
         ask, plan = self.smallest_change, self.run.job.plan
         change, held = (lambda: ask(plan)) if ask else None, self.run.held.get(failure.part)
-        finding = out_of_memory(plan, failure.call, failure.part, change, held)
+        finding = out_of_memory(plan, failure.call, failure.part, change, held, "\n".join(said(failure)))
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
     def _stopped(self, error: RlhfsimError) -> RlhfsimError:

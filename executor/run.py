@@ -19,6 +19,7 @@ from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detection, Detectors
 from executor.coordination.failures import PartFailed
+from executor.coordination.gpu_faults import check_devices
 from executor.coordination.others import Held, summary
 from executor.coordination.run_folder import RunFiles, link, settings_hash
 from executor.coordination.sample_log import SampleLog
@@ -148,6 +149,8 @@ class Run:
 
     def _say_held(self, held: Mapping[str, Held]) -> None:
         """Once: a later attempt would count what the earlier one has not given back yet."""
+        if self.job.gpu:
+            check_devices(self.job.plan, held)
         if not self.held:
             self.held = held
             for line in summary(held):

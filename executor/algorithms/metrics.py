@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 MAX = "max:"
+NOT_FINITE = "max:not_finite_rank"
+"""First rank whose own sums are nan or infinite; there only if one is."""
 Metrics = dict[str, Tensor]
 _MOMENTS = ("error", "error_squared", "return", "return_squared")
 
@@ -38,6 +40,11 @@ def merge(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Metrics:
         combine = torch.maximum if name.startswith(MAX) else torch.add
         merged[name] = combine(merged[name], value) if name in merged else value
     return merged
+
+
+def finite(metrics: Mapping[str, Tensor]) -> bool:
+    """Whether all sums of a rank are numbers."""
+    return all(bool(torch.isfinite(value).all()) for value in metrics.values())
 
 
 def finish(metrics: Mapping[str, Tensor]) -> dict[str, float]:

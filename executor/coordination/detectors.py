@@ -97,8 +97,12 @@ def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
 
 def non_finite(history: History, plan: Expected) -> str | None:
     """A metric of the newest step is nan or infinite."""
-    bad = [f"{name} is {value}" for name, value in history[-1].items() if not math.isfinite(value)]
-    return f"{', '.join(bad[:4])} in iteration {_step(history) + 1}" if bad else None
+    row = history[-1]
+    bad = [f"{name} is {value}" for name, value in row.items() if not math.isfinite(value)]
+    ranks = {name.partition("/")[0]: rank for name, rank in row.items() if name.endswith("/not_finite_rank")}
+    first = [f"rank {rank:.0f} of the {role}" for role, rank in ranks.items()]
+    where = f", first on {', '.join(first)}" if first else ""
+    return f"{', '.join(bad[:4])} in iteration {_step(history) + 1}{where}" if bad else None
 
 
 def exploding(history: History, plan: Expected) -> str | None:

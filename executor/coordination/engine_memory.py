@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from executor.coordination.gpu_faults import Readings, check_asleep
 from executor.resolve import Job
 
 LOSES_WEIGHTS = 2
@@ -17,12 +18,14 @@ LOSES_WEIGHTS = 2
 class EngineMemory:
     """Moves of all replicas together; asked again, they do nothing."""
 
-    def __init__(self, job: Job, move: Callable[..., None], resend: Callable[[int], None]) -> None:
-        """`move(method, *arguments, span=, step=)` acts on all replicas, `resend(step)` sends the weights."""
+    def __init__(self, job: Job, move: Callable[..., Readings], resend: Callable[[int], None]) -> None:
+        """`move(method, *arguments, span=, step=)` acts on all replicas and says what each then holds,
+        `resend(step)` sends the weights."""
         role, schedule = job.plan.placement.rollout, job.plan.placement.schedule
         idles = role is not None and role.residency != "recreated" and not schedule.asynchronous
         self._level = role.sleep_level if role is not None and idles else 0
         self._move, self._resend = move, resend
+        self._plan, self._counted = job.plan, job.gpu and job.fakes is None
         self._away: set[str] = set()
         self._lost = False
         """The weights in GPU memory are no weights."""
@@ -57,6 +60,9 @@ class EngineMemory:
     def rest(self, step: int) -> None:
         """Asleep, where the plan lets it sleep."""
         if self._level and "weights" not in self._away:
-            self._move("sleep", self._level, span="actor.generate.unload", step=step)
+            leaving, span = {"weights", "kv_cache"} - self._away, "actor.generate.unload"
+            readings = self._move("sleep", self._level, span=span, step=step)
+            if self._counted:
+                check_asleep(self._plan, span, leaving, readings)
             self._away = {"weights", "kv_cache"}
             self._lost = self._level == LOSES_WEIGHTS

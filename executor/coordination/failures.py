@@ -35,8 +35,9 @@ RESTART_HELPS = (
     "weight-sync-checksum",
     "weight-sync-version",
     "engine-broken",
+    "host-memory-not-pinned",
 )
-"""Codes of errors that tell of a lost partner, not of bad input."""
+"""Codes of errors that tell of a lost partner or of a rank's machine, not of bad input."""
 
 
 class PartFailed(Exception):

@@ -10,6 +10,7 @@
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
+    policy/not_finite_rank                 first rank whose own sums are not finite, where there is one
     throughput/{tokens_per_sec,samples_per_sec}   prompt and response over the wall time of the iteration
     memory/{peak_gb,allocated_gb,host_gb}  used at most on the fullest GPU by all of its processes; tensors of
                                            the process that holds most; at most on the fullest node
@@ -43,6 +44,7 @@ from rlhfsim.units import GB
 
 Row = dict[str, float]
 Array = NDArray[np.float64]
+RANK = "not_finite_rank"
 PREFIXES = {"actor": "policy", "critic": "value"}
 """Role -> prefix of those of its metrics that carry none."""
 
@@ -165,14 +167,16 @@ def _named(prefix: str, **values: float | np.floating | np.integer) -> Row:
 
 
 def engine_metrics(role: str, steps: Sequence[Mapping[str, float]]) -> Row:
-    """Means over the optimizer steps of an iteration; names without a prefix get that of the role."""
-    names = dict.fromkeys(name for step in steps for name in step)
+    """Means over the optimizer steps of an iteration, of a rank the first; names without a prefix get that of
+    the role."""
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.items():
+            values.setdefault(name, []).append(value)
     prefix = PREFIXES.get(role, role)
     return {
-        name if "/" in name else f"{prefix}/{name}": float(
-            np.mean([step[name] for step in steps if name in step])
-        )
-        for name in names
+        name if "/" in name else f"{prefix}/{name}": each[0] if name == RANK else float(np.mean(each))
+        for name, each in values.items()
     }
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from executor.coordination.detectors import Detection
 from executor.coordination.others import Held
+from executor.refusals import SPLIT
 from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.units import format as shown
+from rlhfsim.units import parse
 
 WORDS = (
     "out of memory",
@@ -19,6 +23,10 @@ WORDS = (
     "memory pressure",
 )
 """How torch, CUDA, the C library, vLLM and Ray say it."""
+_PIECES = re.compile(
+    r"Tried to allocate ([\d.]+) ([KMGT]iB)\b.*?([\d.]+) ([KMGT]iB) is reserved by PyTorch but unallocated",
+    re.S,
+)
 REMEDY = (
     "smaller micro-batch, recompute: full, offload_optimizer: cpu, "
     "or a lower memory_utilization of the rollout engine"
@@ -43,13 +51,14 @@ def out_of_memory(
     part: str,
     smallest_change: Callable[[], str | None] | None = None,
     held: Held | None = None,
+    said: str = "",
 ) -> Detection:
     """The plan's ledger of the phase in which memory ran out, and the smallest change that fits.
 
     `phase` is a name of the plan (`actor.train`); one that its ledger lacks is explained by the peak.
     `smallest_change` asks the planner, which the executor does not import; None: nothing is known to fit.
     `held`: what others had of that memory before the engines were built; where the plan would fit without it,
-    no change of the plan is asked for.
+    no change of the plan is asked for. `said`: torch's words, which tell fragmentation.
     """
     rows = _fullest(plan, phase)
     where = "has there" if rows else f"peaks in {plan.prediction.peak_phase} with"
@@ -57,6 +66,9 @@ def out_of_memory(
     listed = ", ".join(f"{r.role} {r.component} {shown(r.bytes, 'byte')}" for r in rows[:5])
     total = shown(sum(row.bytes for row in rows), "byte")
     capacity = shown(plan.prediction.capacity_bytes, "byte")
+    pieces = _PIECES.search(said)
+    if pieces is not None and _size(pieces[3], pieces[4]) >= _size(pieces[1], pieces[2]):
+        return _fragmented(plan, f"{part} ran out of memory in {phase}", pieces)
     what = f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}"
     if held is None or not held.counts:
         advice = (smallest_change() if smallest_change else None) or REMEDY
@@ -69,6 +81,23 @@ def out_of_memory(
         advice="end those processes or leave their GPUs out (CUDA_VISIBLE_DEVICES): the plan reckons with "
         f"all of this memory; or beside them: {REMEDY}",
     )
+
+
+def _fragmented(plan: Plan, who: str, pieces: re.Match[str]) -> Detection:
+    """Enough is free in torch's allocator, in pieces that are too small."""
+    by_ipc = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) == "ipc"
+    allocator = SPLIT if by_ipc else "expandable_segments:True"
+    return Detection(
+        code="out-of-memory",
+        severity="stop",
+        what=f"{who}: {pieces[1]} {pieces[2]} were asked for and {pieces[3]} {pieces[4]} are free in torch's "
+        "allocator, in smaller pieces (fragmentation)",
+        advice=f"set PYTORCH_ALLOC_CONF={allocator} in the settings' variables, or {REMEDY}",
+    )
+
+
+def _size(number: str, unit: str) -> float:
+    return parse(f"{number} {unit}", "byte")
 
 
 def _fullest(plan: Plan, phase: str) -> list[LedgerEntry]:

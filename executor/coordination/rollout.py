@@ -49,6 +49,8 @@ class ReplicaPool:
     """Told of every response at once."""
     outstanding: dict[int, int] = field(default_factory=dict)
     """Id of a request -> replica."""
+    readings: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    """What each part held after its last call, and at most during it."""
     ending: bool = False
     """Its processes end on purpose."""
     _waited: list[dict[int, Completion | None]] = field(default_factory=list)
@@ -110,6 +112,7 @@ class ReplicaPool:
         for part, reply in zip(self.parts, replies, strict=True):
             if isinstance(reply, Reply):
                 self.record(part, reply)
+                self.readings[part] = reply.memory or {}
         return [r.value if isinstance(r, Reply) else r for r in replies]
 
     def submit(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> None:

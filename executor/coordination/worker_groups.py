@@ -24,6 +24,7 @@ from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.failures import PartFailed, collect
+from executor.coordination.gpu_faults import Readings
 from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
@@ -160,9 +161,7 @@ class WorkerGroups:
         self._engine.built()
 
     def stop(self) -> None:
-        """End every process at once, so that whoever waits for one of them hears it: ranks that hang in a
-        collective with a dead one never return.
-        """
+        """End every process at once: ranks that hang in a collective with a dead one never return."""
         self._stopped = True
         with contextlib.suppress(Exception):
             for group in self._groups.values():
@@ -224,11 +223,12 @@ class WorkerGroups:
                 self.rollout = None
         self._engine.rest(step)
 
-    def _move_engine(self, method: str, *arguments: Any, span: str = "", step: int = 0) -> None:
-        """One move of the rollout engine's memory, on every replica."""
+    def _move_engine(self, method: str, *arguments: Any, span: str = "", step: int = 0) -> Readings:
+        """One move of the rollout engine's memory, on every replica; what each then holds."""
         assert self.rollout is not None
         tags = (self._tags(span, span.rpartition(".")[2], step),) if span else ()
         self.rollout.call(method, *arguments, *tags, limit_s=self._limits.call(span))
+        return self.rollout.readings
 
     def _resend(self, step: int) -> None:
         """The weights that the rollout engine lost in its sleep, over a channel of their own."""

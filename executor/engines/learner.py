@@ -151,7 +151,8 @@ class Learner(states.Movable, ForwardPasses):
         total: metrics.Metrics = {}
         for sums in everyone:
             total = metrics.merge(total, sums)
-        return total
+        bad = [rank for rank, sums in enumerate(everyone) if not metrics.finite(sums)]
+        return total | ({metrics.NOT_FINITE: torch.tensor(float(bad[0]))} if bad else {})
 
     def adapters(self, senders: Collection[int] = (0,)) -> list[Named]:
         """LoRA matrices as `<weight>.lora_A` and `.lora_B` on `senders`, nothing elsewhere; a collective."""

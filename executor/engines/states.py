@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from executor.engines import device
 from executor.engines.scoring import trim
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.units import GIB
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,32 @@ class HostMemory:
             while len(data):
                 if number == len(self.chunks):
                     size = min(CHUNK_BYTES, left)
-                    self.chunks.append(torch.empty(size, dtype=torch.uint8, pin_memory=device.available()))
+                    self.chunks.append(_pinned(size))
                 kept = self.chunks[number][offset : offset + len(data)]
                 yield data[: len(kept)], kept
                 data, offset, left = data[len(kept) :], offset + len(kept), left - len(kept)
                 if offset == len(self.chunks[number]):
                     number, offset = number + 1, 0
+
+
+def _pinned(size: int) -> Tensor:
+    """Host bytes that a GPU copies beside the host; without a GPU any.
+
+    Raises:
+        RlhfsimError: they are not pinned, so that a copy could be read before it has arrived.
+    """
+    on_gpu, reason = device.available(), "the system gave other memory"
+    try:
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+        if not on_gpu or memory.is_pinned():
+            return memory
+    except RuntimeError as error:  # CUDA calls it out of memory, and the GPU's is not meant
+        reason = str(error).splitlines()[0].replace("out of memory", "no more of it")
+    raise RlhfsimError(
+        "host-memory-not-pinned",
+        f"{size / GIB:.1f} GiB of host memory is not pinned: {reason}",
+        help="rlhfsim check-machine shows limits and free host memory; or design without offload",
+    )
 
 
 class Storages:

@@ -26,6 +26,7 @@ COMMANDS = {
     "desk": "Move a question in the browser and watch the answer.",
     "size": "Find the fewest or cheapest GPUs that meet targets.",
     "choose": "Compare kinds of GPUs, sizes and backends on one table.",
+    "buy": "Which GPUs to buy, reserve and rent for a mix of jobs over years.",
     "whatif": "Design again under changes: fewer GPUs, other prices, longer responses.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",

@@ -32,7 +32,7 @@ def engine(folder: Path, architecture: str, level: int) -> tuple[EngineMemory, l
     asked: list[tuple[Any, ...]] = []
     memory = EngineMemory(
         Job(plan=plan, settings=Settings(), model=str(model), gpu=True, max_prompt=1),
-        lambda method, *arguments, **_: asked.append((method, *arguments)),
+        lambda method, *arguments, **_: asked.append((method, *arguments)) or {},  # type: ignore[func-returns-value]
         lambda step: asked.append(("resend",)),
     )
     return memory, asked

@@ -214,7 +214,7 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
         how=f"How much {what} changes when one input takes its low or its high value and everything is "
         "designed"
         " anew, all others as in the base. A missing bar: nothing fits there.",
-        plot=plots.spec(_sides(known, names), layout),
+        plot=plots.spec(sides(known, names), layout),
         table=table(
             f"Sensitivity of {what}",
             known,
@@ -230,7 +230,8 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
     )
 
 
-def _sides(known: list[InputSwing], names: list[str]) -> Iterator[plots.Trace]:
+def sides(known: list[InputSwing], names: list[str]) -> Iterator[plots.Trace]:
+    """Bars of the low and of the high values."""
     for i, name, look in ((0, "low value", ("blue", "/")), (2, "high value", ("orange", ""))):
         yield plots.bars(
             name,

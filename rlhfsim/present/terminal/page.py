@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.present.html.content import Page
+from rlhfsim.present.html.content import Figure, Page
 from rlhfsim.present.tables import WORDS, TableData
 from rlhfsim.present.terminal.console import WIDTH, drawn, labelled, within
 from rlhfsim.present.words import listed
@@ -30,6 +30,9 @@ def parts(page: Page, width: int = WIDTH, *, appendices: bool = False) -> Iterat
         for block in section.blocks:
             if isinstance(block, TableData):
                 yield drawn(within(_aligned(block), width), None)
+            elif isinstance(block, Figure) and all(isinstance(b, Figure) for b in section.blocks):
+                yield Text(block.title)
+                yield drawn(within(_aligned(block.table), width), None)
             elif block.kind == "listing":
                 yield from (Text(f"- {item}") for item in block.items)
     left_out = [s.heading.lower() for s in page.sections if s.appendix and not appendices]

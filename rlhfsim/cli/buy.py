@@ -1,0 +1,61 @@
+"""`rlhfsim buy`: which GPUs to buy, reserve and rent for a mix of jobs, how many, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.cli.constraints import confidence_option
+from rlhfsim.cli.params import FILE, Output, detail_option, emit, json_option, option, writer
+from rlhfsim.outputs import cache_folder
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.purchase import purchase_dict, purchase_page
+from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.page import parts
+from rlhfsim.what_if.purchase.answer import decided, priced_options
+from rlhfsim.what_if.purchase.document import profiles_of, read_portfolio, terms_of
+from rlhfsim.what_if.scenarios.designs import Designs, Store
+from rlhfsim.what_if.scenarios.workers import local
+
+EPILOG = """\b
+Examples:
+  rlhfsim buy portfolio.yaml
+  rlhfsim buy portfolio.yaml --page board.html --confidence 90%
+"""
+
+
+@writer(epilog=EPILOG)
+@click.argument("portfolio", type=FILE)
+@confidence_option
+@option(
+    "--page",
+    Output("page"),
+    "The answer also as a page that works offline, two sides for a board and appendices.",
+)
+@detail_option
+@json_option
+@click.pass_context
+def buy(ctx: click.Context, /, portfolio: Path, **given: Any) -> None:
+    """Find which GPUs to buy, reserve and rent over three years, how many and when.
+
+    PORTFOLIO is a file of jobs, kinds of GPU and supplies (docs/budget.md).
+
+    Exit codes: 0 the deadlines are kept, 1 they are not, 2 bad input.
+    """
+    asked = read_portfolio(portfolio)
+    profiles = profiles_of(asked)
+    terms = terms_of(asked, profiles)
+    designs = Designs(local(), Store(cache_folder("designs")))
+    answer = decided(asked, terms, profiles, priced_options(asked, profiles, designs), given["confidence"])
+    page = purchase_page(answer)
+    if given["page"]:
+        write(given["page"], page)
+    screen = console()
+    emit(
+        given["as_json"],
+        lambda: purchase_dict(answer),
+        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
+    )
+    ctx.exit(0 if answer.meets else 1)
