@@ -27,6 +27,7 @@ COMMANDS = {
     "size": "Find the fewest or cheapest GPUs that meet targets.",
     "choose": "Compare kinds of GPUs, sizes and backends on one table.",
     "buy": "Which GPUs to buy, reserve and rent for a mix of jobs over years.",
+    "pool": "Schedule several jobs on one cluster: next to each other, in sequence, in turn.",
     "whatif": "Design again under changes: fewer GPUs, other prices, longer responses.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",

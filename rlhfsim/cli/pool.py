@@ -1,0 +1,73 @@
+"""`rlhfsim pool`: several jobs on one cluster, which when on how many GPUs, and which of them in turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.cli.constraints import confidence_option
+from rlhfsim.cli.inputs import GPU, rent_option
+from rlhfsim.cli.params import (
+    FILE,
+    Output,
+    Whole,
+    detail_option,
+    emit,
+    json_option,
+    on_command_line,
+    option,
+    writer,
+)
+from rlhfsim.outputs import cache_folder
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.shared_pool import pool_dict, pool_page
+from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.page import parts
+from rlhfsim.specs.hardware.hardware import MAX_GPUS
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
+from rlhfsim.what_if.scenarios.designs import Designs, Store
+from rlhfsim.what_if.scenarios.workers import local
+from rlhfsim.what_if.shared_pool.answer import answered, priced_options, read_jobs
+
+EPILOG = """\b
+Examples:
+  rlhfsim pool jobs/a.yaml jobs/b.yaml jobs/c.yaml --gpus 256
+  rlhfsim pool jobs/a.yaml jobs/b.yaml --gpus 64 --gpu h200 --price reserved --page pool.html
+"""
+
+
+@writer(epilog=EPILOG)
+@click.argument("jobs", nargs=-1, required=True, type=FILE)
+@option("--gpus", Whole(1, MAX_GPUS), "GPUs of the pool.", required=True)
+@option("--gpu", GPU, "Their kind: name or alias (rlhfsim gpus), or a YAML file.", default="h100-sxm")
+@rent_option()
+@confidence_option
+@option("--page", Output("page"), "The answer also as a page that works offline.")
+@detail_option
+@json_option
+@click.pass_context
+def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
+    """Schedule two to sixteen jobs on one cluster: next to each other, in sequence, in turn.
+
+    JOBS are files of one job each: workload, steps, deadline, weight (docs/budget.md).
+
+    Exit codes: 0 every deadline is kept, 1 one is not, 2 bad input.
+    """
+    asked = read_jobs(jobs)
+    with on_command_line():
+        profile = node_group(load_profile(given["gpu"]), 1, price=given["price"]).profile
+    designs = Designs(local(), Store(cache_folder("designs")))
+    options = priced_options(asked, profile, given["gpus"], designs)
+    answer = answered(asked, profile, given["gpus"], options, given["confidence"])
+    page = pool_page(answer)
+    if given["page"]:
+        write(given["page"], page)
+    screen = console()
+    emit(
+        given["as_json"],
+        lambda: pool_dict(answer),
+        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
+    )
+    ctx.exit(0 if answer.meets else 1)

@@ -1,0 +1,168 @@
+"""The jobs of a pool as they stand in their files, priced on every size, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.loading import checked, load
+from rlhfsim.specs.quantities import Seconds
+from rlhfsim.specs.workload.workload import Workload, with_usual_kl
+from rlhfsim.units import HOUR
+from rlhfsim.what_if.risk.odds import quantiles
+from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.shared_pool.pairs import job_step
+from rlhfsim.what_if.shared_pool.schedule import JobTerms, PoolMode, PoolOption, PoolPlan, paired, scheduled
+from rlhfsim.what_if.sizing import resized, sizes
+
+LEAST, MOST = 2, 16
+"""Jobs of a pool."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolJobText:
+    """One job's file."""
+
+    name: str = ""
+    """Default: the name of the file."""
+    workload: Annotated[Workload, BeforeValidator(with_usual_kl)]
+    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    deadline: Annotated[Seconds, Field(gt=0)]
+    """From now until the run is done."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How much its deadline counts against those of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAnswer:
+    """Jobs on a pool: the schedule, and who may share GPUs with whom."""
+
+    jobs: tuple[PoolJobText, ...]
+    profile: Profile
+    gpus: int
+    plan: PoolPlan | None
+    """None where a job fits on no part of the pool."""
+    options: tuple[PoolOption, ...]
+    pairs: tuple[PoolMode, ...]
+    """Every two jobs on the largest size that both have."""
+    confidence: float
+
+    @property
+    def meets(self) -> bool:
+        """Whether every deadline is kept as surely as was asked."""
+        return self.plan is not None and min(self.plan.in_time.values()) >= self.confidence
+
+    @property
+    def unfit(self) -> list[str]:
+        """Jobs that fit on no part of the pool."""
+        return [j.name for j in self.jobs if j.name not in {o.job for o in self.options}]
+
+    @property
+    def goodput(self) -> float:
+        """Share of the pool's GPU time, until the last job ends, in which GPUs work on steps."""
+        assert self.plan is not None
+        steps = {j.name: j.steps for j in self.jobs}
+        options = [o for m in self.plan.modes for o in m.mode.options]
+        worked = sum(o.gpus * (o.shape.any_s if o.shape else o.step_s) * steps[o.job] for o in options)
+        return worked / (self.gpus * self.plan.makespan_s)
+
+    @property
+    def usd(self) -> float | None:
+        """Rent of the whole pool until the last job ends; None where no price is known."""
+        price = self.profile.price
+        return (
+            None
+            if price is None or self.plan is None
+            else self.gpus * price.value * self.plan.makespan_s / HOUR
+        )
+
+    def usd_of(self, option: PoolOption) -> float | None:
+        """Rent of a job's GPUs while it runs alone."""
+        price = self.profile.price
+        return None if price is None else option.gpus * price.value * quantiles(option.drawn_s)[1] / HOUR
+
+
+def read_jobs(paths: Sequence[Path]) -> tuple[PoolJobText, ...]:
+    """The jobs of the files.
+
+    Raises:
+        RlhfsimError: the first thing wrong in one, too few or too many, or one name twice.
+    """
+    if not LEAST <= len(paths) <= MOST:
+        raise RlhfsimError(
+            "number-of-jobs",
+            f"a pool has {LEAST} to {MOST} jobs, {len(paths)} are given",
+            help="as in rlhfsim pool jobs/*.yaml --gpus 256",
+        )
+    found = [load(PoolJobText, path) for path in paths]
+    found = [
+        job if job.name else replace(job, name=path.stem) for job, path in zip(found, paths, strict=True)
+    ]
+    names = [job.name for job in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RlhfsimError("name-twice", f"two jobs are named {twice!r}", help="give each its own name")
+    return tuple(found)
+
+
+def priced_options(
+    jobs: Sequence[PoolJobText], profile: Profile, gpus: int, designs: Designs
+) -> tuple[PoolOption, ...]:
+    """Every job on every whole part of the pool: nodes in powers of two."""
+    node = profile.node.gpus
+    counts = [
+        n for n in sizes(node, gpus) if n >= min(node, gpus) and (n < node or (n // node).bit_count() == 1)
+    ]
+    asked = [(job, resized(_on_one(job, profile), profile, n)) for job in jobs for n in counts]
+    designs.ensure([request for _, request in asked])
+    found = (_option(job, request, designs) for job, request in asked)
+    return tuple(option for option in found if option is not None)
+
+
+def _on_one(job: PoolJobText, profile: Profile) -> Request:
+    return Request(cluster=Cluster(node_groups=(node_group(profile, 1),)), workload=job.workload)
+
+
+def _option(job: PoolJobText, request: Request, designs: Designs) -> PoolOption | None:
+    plan = designs.of(request).plan
+    if plan is None:
+        return None
+    look = outlook(plan, request.cluster, job.steps)
+    return PoolOption(
+        job=job.name,
+        gpus=request.cluster.gpus,
+        step_s=plan.prediction.step_s,
+        fits=look.fits,
+        drawn_s=look.run_s,
+        shape=job_step(plan, request.cluster),
+        plan=plan,
+    )
+
+
+def answered(
+    jobs: Sequence[PoolJobText], profile: Profile, gpus: int, options: Sequence[PoolOption], confidence: float
+) -> PoolAnswer:
+    """The schedule of jobs whose runs are priced."""
+    terms = [JobTerms(name=j.name, deadline_s=j.deadline, weight=j.weight) for j in jobs]
+    largest: dict[tuple[str, ...], PoolMode] = {}
+    for pair in sorted(paired(options), key=lambda m: m.gpus):
+        largest[tuple(sorted(pair.jobs))] = pair
+    return PoolAnswer(
+        jobs=tuple(jobs),
+        profile=profile,
+        gpus=gpus,
+        plan=scheduled(options, terms, gpus),
+        options=tuple(options),
+        pairs=tuple(largest.values()),
+        confidence=confidence,
+    )

@@ -1,0 +1,67 @@
+"""`rlhfsim pool`: what is printed and written; runs are priced by the test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rlhfsim.cli import pool as command
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.what_if.risk.step import DRAWS
+from rlhfsim.what_if.shared_pool.pairs import JobStep
+from rlhfsim.what_if.shared_pool.schedule import PoolOption
+
+JOB = "workload: {model: 0.5b, algorithm: grpo, reward: {rules: {}}}\nsteps: 180\ndeadline: 12 h\n"
+SHAPE = JobStep(
+    step_s=100, pools=((0, 8),), busy_s=(40,), any_s=40, out_s=2, in_s=3, host_bytes=1e11, capacity_bytes=2e12
+)
+
+
+def option(job: str, gpus: int) -> PoolOption:
+    """5 h on 8 GPUs, 10 h on 4."""
+    hours = 40 / gpus
+    drawn = np.full(DRAWS, hours * 3600)
+    return PoolOption(job=job, gpus=gpus, step_s=100, fits=1.0, drawn_s=drawn, shape=SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def _priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("chat", "code"):
+        Path(f"{name}.yaml").write_text(JOB)
+    options = tuple(option(job, gpus) for job in ("chat", "code") for gpus in (4, 8))
+    monkeypatch.setattr(command, "priced_options", lambda *asked: options)
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(command.pool, ["chat.yaml", "code.yaml", "--gpus", "8", *words])
+
+
+def test_the_answer_is_printed_and_written_as_a_page() -> None:
+    result = ask("--page", "pool.html")
+    assert result.exit_code == 0, result.output
+    assert "Every job is in time" in result.output
+    assert "pair well" in result.output
+    assert 'id="schedule-plot"' in Path("pool.html").read_text()
+
+
+def test_the_same_is_there_for_machines() -> None:
+    data = json.loads(ask("--json").output)
+    assert {job["job"]: job["in_time"] for job in data["jobs"]} == {"chat": 1.0, "code": 1.0}
+    [pair] = data["pairs"]
+    assert pair["gain"] == pytest.approx(200 / 110)
+    assert data["usd"] == pytest.approx(8 * 3.0 * data["makespan_s"] / 3600)  # 3 USD an hour on demand
+
+
+@pytest.mark.parametrize(
+    ("files", "code"), [(["chat.yaml"], "number-of-jobs"), (["chat.yaml", "chat.yaml"], "name-twice")]
+)
+def test_jobs_that_make_no_pool_are_refused(files: list[str], code: str) -> None:
+    error = CliRunner().invoke(command.pool, [*files, "--gpus", "8"]).exception
+    assert isinstance(error, RlhfsimError)
+    assert error.code == code
