@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 17200,
     "rlhfsim/present": 85800,
     "rlhfsim/rollout": 15500,
-    "rlhfsim/search": 49000,
+    "rlhfsim/search": 49300,
     "rlhfsim/simulation": 23500,
     "rlhfsim/specs": 38400,
     "rlhfsim/step": 14000,

@@ -206,6 +206,6 @@ def question(given: dict[str, Any]) -> Request:
     request = constrained(base, given)
     by_hand = given["framework"] is not None or given["backend"] is not None
     if not by_hand and is_large(models_of(workload).actor):
-        with clock.within(request.time_limit):
+        with clock.within(request.time_limit and request.time_limit / 2):
             request = leader(request) or request
     return asked(request)

@@ -178,6 +178,11 @@ class Runs:
 
     def lacks_layout(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
         """What of a training or scoring layout is not run."""
+        lacks = self.lacks_cut(backend, layout, workload, role)
+        return lacks or (self.lacks_shares(layout, workload) if role in TRAINED else None)
+
+    def lacks_cut(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
+        """What of it is not run however many data-parallel ranks there are."""
         trained = role == "actor"
         if backend not in self.trainers:
             title = BACKENDS[backend].title
@@ -195,15 +200,13 @@ class Runs:
         if (broken := broken_rule(rules, layout)) is not None:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
-        if role in TRAINED and (lacks := self._lacks_shares(layout, workload)) is not None:
-            return lacks
         sums = role in TRAINED and sums_fp32(workload, backend)
         if sums and (broken := broken_sums(rules, layout)) is not None:
             remedy = "use zero: 2, or leave out workload.gradients"
             return Lacks(code="fp32-sums-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
         return self._first(layout_features(layout, adapters=trained and workload.lora is not None), backend)
 
-    def _lacks_shares(self, layout: Layout, workload: Workload) -> Lacks | None:
+    def lacks_shares(self, layout: Layout, workload: Workload) -> Lacks | None:
         """Samples that the framework does not share out over the ranks of a layout."""
         if self.shares == "any":
             return None

@@ -266,6 +266,7 @@ def frozen_states(
     return States(host=weights if layout.offload_params == "cpu" else 0.0)
 
 
+@lru_cache(maxsize=1024)
 def lora_params(model: ModelSpec, rank: int) -> int:
     """Elements of low-rank adapters on every linear layer: r (n + k) for each n x k matrix.
 

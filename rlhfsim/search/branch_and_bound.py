@@ -85,20 +85,24 @@ class Search:
         rivals: bool = True,
         tolerance: float = 0.0,
         steps: Steps | None = None,
+        work: float = inf,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
         `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
         skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not. The best plan is
         proven up to `tolerance`: none is shorter by more than that share of it. `steps`: see `judged`.
+        `work`: options after which it ends, where that is earlier than usual.
         """
-        self._tolerance = tolerance
+        self._tolerance, self._most_work = tolerance, work
         self._frontier: Frontier | None = None
         self.steps: Steps = {} if steps is None else steps
         self._partly = False
         """Whether it proves no more than is cheap."""
         self._gives_up = False
         """Whether it may end before it met a plan."""
+        self._any = False
+        """Whether the first plan that it meets is enough."""
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
@@ -115,7 +119,9 @@ class Search:
 
     @property
     def _ended(self) -> bool:
-        """Whether time is up, and a plan was met or need not be."""
+        """Whether time is up, and a plan was met or need not be; or one was met, and any will do."""
+        if self._any and self.best is not None:
+            return True
         return clock.over() and (self.limit < inf or self._gives_up)
 
     @property
@@ -132,13 +138,15 @@ class Search:
 
     def first(self) -> Candidate | None:
         """Some plan that fits, the best that the warm start finds; None where nothing does, or where
-        `FIRST_WORK` was not enough to meet one."""
-        self._gives_up = self.request.time_limit is None
-        with clock.worth(FIRST_WORK if self._gives_up else None):
+        `FIRST_WORK` was not enough to meet one. Where time is up before, the first that is met."""
+        self._gives_up, work = True, min(FIRST_WORK, self._most_work)
+        with clock.worth(work):
             branches = self._branches()
             self._warm_start(branches)
             if self.best is None:
                 self._prove(branches, AT_ONCE)
+        if self.best is None and clock.over():
+            self._meet_one(branches, work)
         return self.best
 
     @property
@@ -185,7 +193,7 @@ class Search:
         Where time is up, or without a time limit `WORK` is done, the best plan that was met, with its gap;
         where none was, the first that is met.
         """
-        work = PART_WORK if self._partly else WORK
+        work = min(PART_WORK if self._partly else WORK, self._most_work)
         with clock.within(self.request.time_limit), clock.worth(None if self.request.time_limit else work):
             return self._run()
 
@@ -193,7 +201,7 @@ class Search:
         branches = self._branches()
         self._warm_start(branches)
         if clock.over() and self.limit == inf:
-            self._meet_one(branches)
+            self._meet_one(branches, None)
         left, gap = self._near(branches) if self._partly else self._prove(branches)
         others = [c for c in self.kinds.values() if c is not self.best]
         return SearchResult(
@@ -236,13 +244,18 @@ class Search:
         if len(pools[-1]):
             self._simulate(skeleton, pools)
 
-    def _meet_one(self, branches: Sequence[Branch]) -> None:
-        """Some plan: skeletons with the fewest pools on most GPUs come first, priced or not."""
-        skeletons = [b.skeleton(row) for b in branches for row in np.flatnonzero(b.bound < inf).tolist()]
-        for skeleton in sorted(skeletons, key=lambda s: (len(s.sizes), -sum(s.sizes))):
-            self._look(skeleton)
-            if self.best is not None:
-                return
+    def _meet_one(self, branches: Sequence[Branch], work: float | None) -> None:
+        """The first plan that a warm start or a proof meets, however long that takes; nothing is counted.
+
+        `work`: options that it may price; None: any number.
+        """
+        self._any = True
+        with clock.lifted(), clock.worth(work):
+            self._warm_start(branches)
+            if self.best is None:
+                self._prove(branches, AT_ONCE)
+        self._any, self._opened = False, 0
+        self.counts.clear()
 
     # --- proof ------------------------------------------------------------------------------------
 

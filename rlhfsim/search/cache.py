@@ -17,8 +17,8 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.dataflow import TRAINED
 
-MOST_TABLES = 56
-"""Of the seven kinds together: those of eight requests."""
+MOST_TABLES = 64
+"""Of the eight kinds together: those of eight requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +44,8 @@ class SharedTables:
     options: dict[PriceKey, RoleOptions]
     layouts: dict[Any, Space]
     """Those of like roles, see `space`."""
+    refused: dict[Any, dict[object, str | None]]
+    """Role and model -> shape -> why it is never run."""
     fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
     roles: dict[PriceKey, OptionTable]
@@ -68,7 +70,8 @@ class SharedTables:
         name = key.gpus, domain, model.with_value_head(), rules, trained, adapted, fixed, limits
         if name in self.layouts:
             return self.layouts[name]
-        space = role_layouts(request, role, model, key.gpus, domain, trained=trained)
+        refused = self.refused.setdefault((role, model, trained, fixed), {})
+        space = role_layouts(request, role, model, key.gpus, domain, trained=trained, refused=refused)
         if not any(role in reason for reason in space.dropped):
             self.layouts[name] = space
         return space
@@ -109,6 +112,7 @@ class SearchCache:
         return SharedTables(
             options=self._table(*space),
             layouts=self._table("layouts", *space),
+            refused=self._table("refused", *space),
             fitting=self._table(*bytes_),
             roles=self._table(*times),
             rollouts=self._table(times, "async" in request.switches, request.max_staleness),

@@ -49,6 +49,18 @@ def worth(options: float | None) -> Iterator[None]:
         _WORK_LEFT.reset(token)
 
 
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Nothing ends a search meanwhile."""
+    end, work, answers = _END_S.set(inf), _WORK_LEFT.set(None), _ANSWERS.set(False)
+    try:
+        yield
+    finally:
+        _END_S.reset(end)
+        _WORK_LEFT.reset(work)
+        _ANSWERS.reset(answers)
+
+
 def spend(options: float) -> None:
     """Notes that the work of pricing so many options was done."""
     if (left := _WORK_LEFT.get()) is not None:

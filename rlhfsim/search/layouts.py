@@ -9,9 +9,9 @@ recomputation does not compete either: with flash attention it saves no memory (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
@@ -85,31 +85,62 @@ def divides_heads(model: ModelSpec, tp: int) -> bool:
 
 
 def role_layouts(
-    request: Request, role: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
+    request: Request,
+    role: str,
+    model: ModelSpec,
+    gpus: int,
+    domain: int,
+    *,
+    trained: bool,
+    refused: dict[object, str | None] | None = None,
 ) -> Space:
-    """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
+    """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer.
+
+    `refused`: why its layouts are never run, by their shape: the same on any number of GPUs.
+    """
     rules, fixed = request.rules(role), request.fix.get(role, {})
-    batch = batch_lengths(request.workload)
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
+    known = {} if refused is None else refused
+    batch_of = cache(lambda pp, dp, cp, vp: _batch(request, role, sizes[cp], pp=pp, dp=dp, cp=cp, vp=vp))
     dropped: Counter[str] = Counter()
     shapes = []
     for shape in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        first, *more = sizes[shape["cp"]]
-        smallest = Layout(**shape, **first)
-        if reason := layout_refusal(request, model, smallest, role):
-            dropped[reason] += 1 + len(more)
+        every = sizes[shape["cp"]]
+        name = tuple(value for field, value in shape.items() if field != "dp")
+        if name not in known:
+            known[name] = never_run(request, model, Layout(**shape, **every[0]), role)
+        batch = batch_of(shape["pp"], shape["dp"], shape["cp"], shape["vp"])
+        if reason := known[name] or batch.refused:
+            dropped[reason] += len(every)
             continue
-        every = [smallest, *(Layout(**shape, **fields) for fields in more)]
-        filled = tuple(x for x in every if micro_batches.has_work(x, batch))
-        lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
-        dropped[lacking] += len(every) - len(filled)
-        if request.runs is not None and request.runs.says.whole_updates:
-            even = tuple(x for x in filled if batch.sequences % (x.dp * x.micro_batch) == 0)
-            dropped["a mini-batch is not whole micro-batches"] += len(filled) - len(even)
-            filled = even
-        if filled:
-            shapes.append(filled)
+        dropped.update(batch.dropped)
+        if batch.filled:
+            shapes.append(tuple(Layout(**shape, **fields) for fields in batch.filled))
     return Space(tuple(shapes), dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Which sizes of a micro-batch the layouts of one shape have."""
+
+    refused: str | None
+    """Why none of them is run."""
+    filled: Sequence[dict[str, Any]]
+    dropped: Mapping[str, int]
+
+
+def _batch(request: Request, role: str, every: Sequence[dict[str, Any]], **cut: Any) -> _Batch:
+    """Those of the shapes with a cut, of `every` size that competes."""
+    batch = batch_lengths(request.workload)
+    layouts = [(size, Layout(**cut, **size)) for size in every]
+    filled = [(size, x) for size, x in layouts if micro_batches.has_work(x, batch)]
+    lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
+    dropped = {lacking: len(every) - len(filled)}
+    if request.runs is not None and request.runs.says.whole_updates:
+        even = [(size, x) for size, x in filled if batch.sequences % (x.dp * x.micro_batch) == 0]
+        dropped["a mini-batch is not whole micro-batches"] = len(filled) - len(even)
+        filled = even
+    return _Batch(unshared(request, layouts[0][1], role), [size for size, _ in filled], dropped)
 
 
 def _shapes(
@@ -281,6 +312,18 @@ def layout_refusal(
     request: Request, model: ModelSpec, layout: Layout | RolloutLayout, role: str
 ) -> str | None:
     """Why the backend (or the engine) cannot run a model in a layout, or None."""
+    reason = never_run(request, model, layout, role)
+    return reason if reason or isinstance(layout, RolloutLayout) else unshared(request, layout, role)
+
+
+def unshared(request: Request, layout: Layout, role: str) -> str | None:
+    """Why the framework cannot share out the samples of a trained role over its ranks, or None."""
+    lacks = request.runs and role in TRAINED and request.runs.lacks_shares(layout, request.workload)
+    return f"{request.runs.title} does not run {lacks.what}" if request.runs and lacks else None
+
+
+def never_run(request: Request, model: ModelSpec, layout: Layout | RolloutLayout, role: str) -> str | None:
+    """Why a model is not run in a layout, however many data-parallel ranks it has, or None."""
     if not divides_heads(model, layout.tp):
         return "TP does not divide the attention heads"
     if isinstance(layout, RolloutLayout):
@@ -289,7 +332,7 @@ def layout_refusal(
     if broken := broken_rule(rules, layout) or (sums and broken_sums(rules, layout)):
         return f"the backend cannot run it ({broken})"
     lacks = request.runs and (
-        request.runs.lacks_layout(request.backend, layout, request.workload, role)
+        request.runs.lacks_cut(request.backend, layout, request.workload, role)
         or request.runs.lacks_model(layout, model, published_type(model.name))
     )
     return f"{request.runs.title} does not run {lacks.what}" if request.runs and lacks else None

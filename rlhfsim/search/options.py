@@ -268,4 +268,4 @@ def sync_layout(role: AnyRolePlacement) -> object:
     x = role.layout
     if isinstance(x, RolloutLayout):
         return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision, x.bf16_attention, x.bf16_layers
-    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params
+    return x.tp, x.pp, x.gpus, x.ep, x.etp, x.zero == 3

@@ -62,6 +62,7 @@ def mean_bytes(weights: Weights, rollout: RolloutLayout) -> float:
     return share * narrow + (1.0 - share) * TRAINED_BYTES
 
 
+@lru_cache(maxsize=256)
 def without_ffn(weights: Weights, *, scales: bool = False) -> Weights:
     """Everything but the MLPs and experts; with `scales` the experts' block scales stay, as names."""
     return replace(

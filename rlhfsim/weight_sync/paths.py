@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.links import Stage, gather_rate, handled, hbm, host_rate, moved, pipelined, serial
@@ -138,7 +139,7 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False, sliced: 
     """
     as_trained = ends if trained_fp8 else _unquantised(ends)
     rest = without_ffn(ends.weights, scales=trained_fp8)
-    bulk = ends.weights if whole else _only_ffn(ends)
+    bulk = ends.weights if whole else _only_ffn(ends.weights)
     direct = replace(as_trained, weights=bulk)
     received = direct.rollout_shard
     total = received * ends.rollout.gpus
@@ -169,11 +170,13 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False, sliced: 
 
 
 def _unquantised(ends: Route) -> Route:
+    if ends.rollout.precision == "bf16":
+        return ends
     return replace(ends, rollout=replace(ends.rollout, precision="bf16"))
 
 
-def _only_ffn(ends: Route) -> Weights:
-    weights = ends.weights
+@lru_cache(maxsize=256)
+def _only_ffn(weights: Weights) -> Weights:
     return replace(weights, dense=weights.ffn, dense_tensors=weights.ffn_tensors)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rlhfsim.choice import BreakEven
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import clock
+from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -19,7 +20,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
 from rlhfsim.what_if.bisection import edge
 from rlhfsim.what_if.dotted_paths import keys, put
-from rlhfsim.what_if.engine import Question, answer, good
+from rlhfsim.what_if.engine import ASIDE_WORK, Question, answer, good
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
@@ -95,7 +96,7 @@ def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> 
     assert chosen is not None
     overtaking = min(quantity.seconds(rivals, factor)[1:])
     below = overtaking * (1 + CLEAR) if asked.objective == "time" else math.inf
-    there = Question(request=quantity.changed(asked, factor), rivals=False, below=below)
+    there = Question(request=quantity.changed(asked, factor), rivals=False, below=below, work=ASIDE_WORK)
     if (met := good(there)) is None or label(met.placement) == label(chosen):
         return None
     best = answer(there).best or met
@@ -105,8 +106,8 @@ def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> 
         request=replace(there.request, architecture=chosen.architecture),
         only=lambda partition: partition.role_placement == chosen.role_placement,
     )
-    own = answer(same).best
-    if own is not None and not best.seconds * (1 + CLEAR) < own.seconds:
+    own = answer(same)
+    if not best.seconds * (1 + CLEAR) < _least(own):
         return None
     return BreakEven(
         change=quantity.text,
@@ -115,8 +116,15 @@ def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> 
         unit=quantity.unit,
         winner=label(best.placement),
         step_s=best.seconds,
-        chosen_step_s=None if own is None else own.seconds,
+        chosen_step_s=own.best.seconds if own.best else None,
     )
+
+
+def _least(found: SearchResult) -> float:
+    """Seconds below which a search has left no plan; inf where nothing fits."""
+    if found.best is None:
+        return math.inf if found.certificate.proven else 0.0
+    return found.best.seconds * (1 - found.certificate.gap)
 
 
 def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | None:

@@ -27,6 +27,8 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import keys, put
 
 T = TypeVar("T")
+ASIDE_WORK = 50_000
+"""Options that a search for what is said in passing may price: gains, the knee, break-evens."""
 TOUCHED: dict[str, frozenset[str]] = {
     "adam8bit": frozenset({"actor", "critic"}),
     "bf16-gradients": frozenset({"actor", "critic"}),
@@ -59,6 +61,8 @@ class Question:
     """What an answer must beat."""
     rivals: bool = True
     """Whether good plans of other kinds are wanted too."""
+    work: float = math.inf
+    """Options that may be priced, where that is less than a search may price (`search.branch_and_bound`)."""
 
     @property
     def models(self) -> Models:
@@ -177,6 +181,7 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
         only=question.only,
         sizes=question.sizes,
         rivals=question.rivals,
+        work=question.work,
         steps=prices.steps.get(request.workload)
         if prices and request.cluster == prices.request.cluster
         else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
 from rlhfsim.what_if.remedies import sized
 from rlhfsim.what_if.verdict import refusal
 
@@ -48,5 +48,5 @@ def _good_on(request: Request, gpus: int) -> FewerGpus | None:
     group = request.cluster.node_group
     cluster = replace(request.cluster, node_groups=(sized(group, gpus, group.gpus_per_node),))
     asked = replace(request, cluster=cluster)
-    met = None if refusal(asked) else good(Question(request=asked, rivals=False))
+    met = None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK))
     return None if met is None else FewerGpus(gpus=gpus, step_s=met.seconds)

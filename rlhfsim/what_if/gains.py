@@ -15,7 +15,7 @@ from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.what_if.engine import Change, Prices, Question, search_of
+from rlhfsim.what_if.engine import ASIDE_WORK, Change, Prices, Question, search_of
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
@@ -99,7 +99,7 @@ def _gains(
     request = prices.request
 
     def met(change: Change) -> Candidate | None:
-        question = change.apply(Question(request=request))
+        question = change.apply(Question(request=request, work=ASIDE_WORK))
         if clock.over() or refusal(question.request) is not None:
             return None
         search = search_of(question, prices)

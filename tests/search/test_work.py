@@ -9,6 +9,7 @@ import pytest
 
 from rlhfsim.search import branch_and_bound, clock
 from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.cache import SearchCache
 
 
 def test_work_ends_a_search_with_a_gap_and_every_plan_counted_but_not_one_with_a_time_limit(
@@ -48,6 +49,25 @@ def test_a_search_for_any_plan_gives_up_after_its_work(
     search = Search(request, case.models)
     assert search.first() is None
     assert search.counts.total() == 0
+
+
+def test_a_search_whose_time_is_up_before_it_begins_meets_a_plan_and_counts_every_other(
+    questions: Any,
+) -> None:
+    met = 0
+    for seed in range(1400, 1412):
+        if (case := questions.drawn(seed, most=10**5)) is None:
+            continue
+        some = Search(case.request, case.models, cache=SearchCache()).first()
+        with clock.within(1e-9):
+            late = Search(case.request, case.models, cache=SearchCache()).run()
+            again = Search(case.request, case.models, cache=SearchCache()).first()
+        proof = late.certificate
+        counted = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
+        assert (late.best is None) == (again is None) == (some is None)
+        assert counted == proof.space
+        met += late.best is not None
+    assert met > 2
 
 
 def test_work_is_counted_in_the_innermost_share_alone() -> None:
