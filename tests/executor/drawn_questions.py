@@ -32,7 +32,7 @@ ALGORITHMS = ("ppo", "grpo", "grpo", "rloo", "reinforce++", "dpo", "kto")
 GROUPED = ("grpo", "rloo")
 """Algorithms with several responses a prompt."""
 
-SEARCH_S = 6.0
+SEARCH_S = 3.0
 """Longest search, on a busy machine too: every plan must launch, also one that is not yet the best."""
 
 
