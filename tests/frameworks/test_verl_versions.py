@@ -75,6 +75,15 @@ def settings(**more: object) -> FrameworkSettings:
     return FrameworkSettings({**keys, **more}, "run")
 
 
+def test_degrees_of_megatron_are_not_taken_as_read_where_fsdp_trains() -> None:
+    key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    for engine, read in (("dp", False), ("megatron", True)):
+        said = settings(model_engine=engine, **{key: 4})
+        assert describe(said, {}).layout.tp == (4 if read else 1)
+        groups = tuple(asked for asked in said.asked.keys if asked.endswith("."))
+        assert (key in said.asked.keys or key.startswith(groups)) == read
+
+
 def test_a_log_of_a_named_version_is_read_by_its_defaults() -> None:
     old, new = describe(settings(verl_version="0.4.1"), {}), describe(settings(), {})
     assert (old.rollout.cuda_graphs, old.packing, old.rollout.max_num_seqs) == (False, False, 1024)

@@ -110,7 +110,7 @@ def _shards(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int | 
 
 
 def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
-    """The layout of a role; what the engine that does not train is told is void."""
+    """The layout of a role; virtual stages are void without a pipeline."""
     group, train, score = (
         f"{ROLES[role]}.megatron",
         read[f"{role}.train_tokens"],
@@ -118,10 +118,9 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
     )
     changes: dict[str, Any] = {"vp": read[f"{role}.stages"] or 1}
     if read["backend"] == "megatron":
-        s.overruled(f"{FSDP[role]}.", f"{group}.{VIRTUAL}")
+        s.overruled(f"{group}.{VIRTUAL}")
         changes["zero"] = 1
     else:
-        s.overruled(f"{group}.")
         changes["offload_params"] = read[f"{role}.offload_optimizer"]
     if role == "reference":
         changes["recompute"], train, score = read["actor.recompute"], score, None
