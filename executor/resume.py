@@ -8,6 +8,7 @@ from typing import Any
 
 from executor.coordination import amendments, checkpoints, run_folder
 from executor.coordination.run_folder import RunFiles
+from executor.coordination.tracking import MetricsFile
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.training import library
@@ -57,6 +58,8 @@ def checkpoint_of(
 def ended_before(files: RunFiles, job: Job, newest: checkpoints.Checkpoint) -> Ended:
     """A run that had reached its end before."""
     run_folder.link(files.model, newest.folder / "actor")  # a kill may have come before it
+    done = newest.progress
+    MetricsFile(files.metrics, done.iteration, done.metrics).close()  # a power failure may have taken lines
     if not files.trace.is_file():
         empty = Trace(
             source="measured",

@@ -21,6 +21,11 @@ def test_schedules_end_with_the_bits_of_an_undisturbed_run_and_every_refusal_has
     assert not wrong, "again, one by one: python -m lab.schedules --seed SEED --count 1"
 
 
+@pytest.mark.parametrize("seed", [1028, 1135, 1452])
+def test_seeds_that_once_lost_metrics_in_a_power_failure_keep_them(seed: int) -> None:
+    assert not schedule(seed).wrong
+
+
 def test_a_schedule_follows_from_its_seed_alone() -> None:
     first, second = schedule(3), schedule(3)
     assert first.endings == second.endings
