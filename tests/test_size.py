@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 11200,
     "rlhfsim/calibration": 36100,
-    "rlhfsim/cli": 32700,
+    "rlhfsim/cli": 32900,
     "rlhfsim/desk": 12800,
     "rlhfsim/frameworks": 96600,
     "rlhfsim/kernels": 11500,
@@ -37,7 +37,7 @@ BUDGET = {
     "rlhfsim/validation": 37000,
     "rlhfsim/weight_sync": 9500,
     "rlhfsim/what_if": 76450,
-    "executor": 22500,
+    "executor": 22600,
     "executor/algorithms": 14500,
     "executor/coordination": 37900,
     "executor/engines": 39400,

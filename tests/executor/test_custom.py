@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from executor.tasks.prompter import TaskPrompter
 from executor.tasks.prompts import Generated
 from executor.tasks.text import Text
 from lab import learning
+from rlhfsim.cli.design import with_own_parts
 from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -371,3 +372,30 @@ def test_a_critic_gets_the_returns_of_ones_own_advantages(module: Callable[[str]
         else:
             with pytest.raises(RlhfsimError, match="with a critic"):
                 estimated(estimate, "ppo", both, Algorithm(), 8)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What `design` knows of its plans."""
+
+    chosen: Plan
+    best: Plan
+    runners_up: tuple[Plan, ...] = ()
+
+
+def test_design_prices_what_a_loss_declares_and_launch_does_not_price_it_again(
+    plan: Plan, module: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = module("def loss(batch): return 0\nloss.seconds_per_sample = 0.01\n")
+    (tmp_path / "run.yaml").write_text(f"custom: {{loss: '{name}:loss'}}\n")
+    answer = _Answer(plan, plan, (plan,))
+    found = with_own_parts(answer, tmp_path / "run.yaml")  # type: ignore[arg-type]
+    more = 0.01 * plan.workload.num_sequences
+    assert found.chosen is found.best
+    for priced in (found.chosen, *found.runners_up):
+        assert priced is not None
+        assert priced.prediction.step_s == pytest.approx(plan.prediction.step_s + more)
+        assert priced.prediction.phases[-1].name == "custom.loss"
+    own = Custom(loss=CustomPart(target=f"{name}:loss"))
+    assert custom.priced(found.chosen, own) is found.chosen
+    assert with_own_parts(answer, None) is answer  # type: ignore[arg-type, comparison-overlap]
