@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import signal
@@ -22,13 +24,16 @@ from executor.coordination import checkpoints
 from executor.coordination.run_folder import settings_text
 from executor.coordination.tracking import read_metrics
 from executor.launch import LaunchOptions, launch
-from executor.settings import Optimizer
+from executor.settings import Checkpoints, Optimizer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
 """For a start on a busy machine."""
+SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL: Slurm's KillWait."""
 
 
 def _command(tmp_path: Path, model: Path, folder: Path, address: str) -> list[str]:
@@ -137,38 +142,76 @@ def test_a_finished_run_is_done_and_takes_no_other_settings_without_a_word(
     assert error.value.code == "run-changed"
 
 
+def _preempt(run: subprocess.Popen[bytes], how: signal.Signals, everybody: bool) -> int:
+    """End a job: its first process, or all of them as Slurm does; what ignores SIGTERM is killed afterwards."""
+    asked = psutil.Process(run.pid)
+    hit = [asked, *asked.children(recursive=True)] if everybody else [asked]
+    for number in (how, signal.SIGKILL):
+        for process in hit:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = run.wait(GRACE_S)
+            psutil.wait_procs(hit, GRACE_S)
+            return code
+    raise AssertionError("a killed process lives on")
+
+
 @pytest.mark.long
-def test_kills_at_random_moments_leave_no_trace_in_what_is_learnt(
-    survivor: Path, tiny_model: Path, tmp_path: Path, ray_address: str
+@pytest.mark.timeout(3600)
+def test_twenty_preemptions_at_random_moments_leave_no_trace_in_what_is_learnt(
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    """KILLS of them (20 unless the environment says so), by SIGKILL and SIGTERM in turn."""
-    rng, kills, finished = np.random.default_rng(0), int(os.environ.get("KILLS", "20")), list[Path]()
-    folder, hit = tmp_path / "run-0", 0
-    while hit < kills or not finished or finished[-1] != folder:
-        command = _command(tmp_path, tiny_model, folder, ray_address)
-        began, moment = time.monotonic(), rng.uniform(1.0, 90.0) if hit < kills else PATIENCE_S
-        how = (signal.SIGKILL, signal.SIGTERM)[hit % 2]
-        with (
-            (tmp_path / f"{hit}.txt").open("w") as out,
-            subprocess.Popen(command, stdout=out, stderr=out) as run,
-        ):
-            try:
-                code = run.wait(moment)
-            except subprocess.TimeoutExpired:
-                run.send_signal(how)
-                code, hit = run.wait(PATIENCE_S), hit + 1
-        with (tmp_path / "kills.txt").open("a") as report:
-            seconds = time.monotonic() - began
-            report.write(f"{folder.name}: {how.name} after {seconds:.1f} s, exit {code}, {_steps(folder)}\n")
-        # before Ray is joined SIGTERM ends a process as Python does, later with the exit code that shells have
-        assert code in (0, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM), (
-            tmp_path / f"{hit}.txt"
-        ).read_text()[-3000:]
-        if (folder / "scratch" / "processes.json").exists():
-            _gone(survival.processes(folder))
+    """KILLS of them, and their seed, unless the environment says so: RLHFSIM_KILLS=20, RLHFSIM_SEED=0."""
+    kills, seed = (int(os.environ.get(f"RLHFSIM_{name}", n)) for name, n in (("KILLS", 20), ("SEED", 0)))
+    iterations = 30
+    rng, report = np.random.default_rng(seed), tmp_path / "kills.txt"
+    write_plan(tmp_path / "plan.json", runs.plan("naive", "grpo", tiny_model))
+    every_step = Checkpoints(every=1, keep=2)
+    wanted = runs.settings(tiny_model, iterations=iterations, checkpoints=every_step)
+    (tmp_path / "run.yaml").write_text(settings_text(wanted))
+
+    def job(folder: Path, output: Path) -> subprocess.Popen[bytes]:
+        line = f"launch plan.json --settings run.yaml --out {folder.name} --resume"
+        command = [sys.executable, "-m", "rlhfsim.cli.main", *line.split()]
+        with output.open("w") as out:
+            return subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
+
+    assert job(tmp_path / "undisturbed", tmp_path / "undisturbed.txt").wait() == 0
+    hit, runs_done = 0, list[Path]()
+    while True:
+        folder = tmp_path / f"run-{len(runs_done)}"
+        output = tmp_path / f"submission-{hit}-{len(runs_done)}.txt"
+        # while it starts, or while it iterates and saves
+        starting, how, everybody = rng.random() < 0.3, SIGNALS[rng.integers(2)], bool(rng.integers(2))
+        delay, before = rng.uniform(0.0, 20.0 if starting else 8.0), _steps(folder)
+        run = job(folder, output)
+        while run.poll() is None and not starting and _steps(folder) in ([], before):
+            time.sleep(0.05)
+        try:
+            code, word = run.wait(delay if hit < kills else None), "not hit"
+        except subprocess.TimeoutExpired:
+            code, hit = _preempt(run, how, everybody), hit + 1
+            when = "start" if starting else "first iteration"
+            word = f"{how.name} to {'all' if everybody else 'one'} {delay:.1f} s after its {when}"
+        with report.open("a") as lines:
+            lines.write(f"{folder.name}: {word}, exit {code}, {len(_steps(folder))} iterations\n")
+        assert code != 2, output.read_text()[-3000:]  # never bad input, whatever the moment
+        assert code == 0 or word != "not hit", output.read_text()[-3000:]
         if code == 0:
-            finished.append(folder)
-            folder = tmp_path / f"run-{len(finished)}" if hit < kills else folder
-    for folder in finished:
-        assert survival.weights(folder) == survival.weights(survivor)
-        assert survival.metrics(folder) == survival.metrics(survivor)
+            runs_done.append(folder)
+            if hit >= kills:
+                break
+    for folder in runs_done:
+        assert _states(folder, iterations) == _states(tmp_path / "undisturbed", iterations)
+        assert survival.metrics(folder) == survival.metrics(tmp_path / "undisturbed")
+
+
+def _states(folder: Path, iterations: int) -> dict[str, str]:
+    """SHA-256 of all that the ranks wrote at the end: weights, optimizer states, the copy for users."""
+    last = folder / "checkpoints" / f"step-{iterations:06d}"
+    return {
+        path.relative_to(last).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(last.rglob("*"))
+        if path.is_file() and path.name not in ("state.json", "manifest.json")
+    }
