@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlhfsim.step.groups import laws
 from rlhfsim.validation import scoreboard
+from rlhfsim.validation.discrepancy import unseen
+from rlhfsim.validation.intervals import estimated, with_intervals
 from rlhfsim.validation.scoreboard_text import markdown
 from rlhfsim.validation.tables import SECTIONS
 
@@ -10,8 +13,16 @@ from rlhfsim.validation.tables import SECTIONS
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_committed_figures_are_current_and_no_kind_got_worse() -> None:
-    figures = scoreboard.board(*scoreboard.collect(SECTIONS))
+    outcomes, not_rerun = scoreboard.collect(SECTIONS, discrepancy=False)
+    figures = scoreboard.board(with_intervals(outcomes), not_rerun)
     assert scoreboard.differences(figures, scoreboard.read_board(scoreboard.committed_file())) == []
+    _, law = estimated("rlhf.step", unseen(outcomes, "rlhf.step"))
+    assert law is not None
+    for group, shipped in laws()["rlhf.step"].effects.items():  # else: python -m lab.fits.discrepancy
+        found = law.effects[group]
+        assert (found.centre.value, found.width.value) == pytest.approx(
+            (shipped.centre.value, shipped.width.value), abs=1e-3
+        )
 
 
 def test_no_committed_row_was_skipped_by_a_bug_of_ours() -> None:
