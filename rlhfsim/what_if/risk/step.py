@@ -100,10 +100,9 @@ class StepLaw:
         """(draws,) seconds of the critical chain, coefficients and discrepancy drawn (T')."""
         drawn = sum(
             (two_sided(*each, normals(name, seed)) for name, each in self.by_coefficient.items()),
-            np.zeros(DRAWS),
+            np.full(DRAWS, 0.0 if self.by_coefficient else self.seconds),
         )
-        shown = drawn if self.by_coefficient else np.full(DRAWS, self.seconds)
-        chain: Floats = shown * np.exp(self.discrepancy / Z90 * normals(MODEL, seed))
+        chain: Floats = drawn * np.exp(self.discrepancy / Z90 * normals(MODEL, seed))
         return chain
 
     @property
