@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlhfsim.cli.long_run import _plans
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.present.html.content import Listing
+from rlhfsim.present.pages.long_run import long_run_page
 from rlhfsim.search.candidates import judged
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.request import Request
@@ -19,6 +23,7 @@ from rlhfsim.search.requirements import requirement
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
@@ -27,13 +32,14 @@ from rlhfsim.what_if.long_run.document import (
     LengthPoint,
     LengthStage,
     LongRun,
+    RunStretch,
     curve_of,
     read_run,
     stretches,
     workload_at,
 )
 from rlhfsim.what_if.long_run.outlook import run_odds
-from rlhfsim.what_if.long_run.replanning import RunPlan, planned_run, shortest
+from rlhfsim.what_if.long_run.replanning import PlannedStretch, RunPlan, planned_run, shortest
 from tests.search.conftest import Case, drawn
 
 SMALL = Workload(algorithm="grpo", model="0.5b", prompts=16, samples=4, reward=Reward(rules=Rules()))
@@ -157,6 +163,12 @@ def test_a_stretch_has_the_mean_of_its_steps_cut_at_the_limit() -> None:
     assert part.mean == pytest.approx(1075, rel=1e-3)  # 50 steps of mean 1,050, 50 at 1,100
 
 
+def test_a_jump_between_two_stages_is_cut_there_and_nowhere_else() -> None:
+    run = run_of((0, 300), (799, 300), (800, 3000), stages=[(0, 1024), (800, 8192)])
+    parts = stretches(run, curve_of(run, Source("a test", "", {})))
+    assert [(p.start, p.end, round(p.mean)) for p in parts] == [(0, 800, 300), (800, 1000, 3000)]
+
+
 def test_the_lengths_of_a_stage_have_the_mean_of_the_curve_after_the_cut() -> None:
     run = run_of((0, 1000), stages=[(0, 2048)])
     lengths = workload_at(SMALL, run, run.stages[0], 1000).response_len
@@ -273,3 +285,68 @@ def test_a_bad_file_is_refused_with_its_reason(text: str, code: str, tmp_path: P
 def test_switches_that_change_what_is_learnt_cannot_come_and_go() -> None:
     with pytest.raises(RlhfsimError, match="lora"):
         answered(replace(question(), allow=frozenset({"lora"})), run_of((0, 500)))
+
+
+# --- two plans, planted ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_plans(plan: Plan) -> RunPlan:
+    """One plan for 500 steps of 10 s, another one for 500 of 20 s; alone the second takes 12 and 20 s."""
+    run = run_of((0, 300), stages=[(0, 1024), (500, 4096)])
+    parts = [
+        RunStretch(start=s.start, end=s.start + 500, stage=s, mean=300, low=300, high=300) for s in run.stages
+    ]
+    moved = replace(plan.placement, actor=replace(plan.placement.actor, residency="offloaded"))
+
+    def at(i: int, step_s: float, placement: Placement) -> PlannedStretch:
+        prediction = replace(plan.prediction, step_s=step_s, low_s=0.9 * step_s, high_s=1.2 * step_s)
+        planned = replace(plan, prediction=prediction, placement=placement)
+        return PlannedStretch(
+            stretch=parts[i], plan=planned, low_s=step_s, high_s=step_s, evaluations=0, evaluation_s=0
+        )
+
+    return RunPlan(
+        request=question(),
+        run=run,
+        curve=curve_of(run, Source("a test", "", {})),
+        stretches=(at(0, 10, plan.placement), at(1, 20, moved)),
+        fixed=(at(0, 12, moved), at(1, 20, moved)),
+        bound_s=15_000,
+        out_of_memory=500,
+    )
+
+
+def test_a_change_of_plan_costs_checkpoint_restart_and_warm_up(two_plans: RunPlan) -> None:
+    assert two_plans.changes == (500,)
+    assert two_plans.run.replan_s == 60 + 600 + 180
+    assert two_plans.work_s == 500 * 10 + 500 * 20 + 840
+    assert two_plans.fixed_s == 500 * 12 + 500 * 20
+    assert two_plans.gap == pytest.approx(840 / 15_840)
+
+
+def test_the_page_names_both_plans_the_change_and_what_a_single_one_takes(two_plans: RunPlan) -> None:
+    chosen, fixed = run_odds(two_plans, [requirement("time_of_run<1d")], 0.8)
+    page = long_run_page(two_plans, chosen, fixed)
+    assert page.verdict.startswith("2 plans run one after the other")
+    said = " ".join(
+        item for s in page.sections for b in s.blocks if isinstance(b, Listing) for item in b.items
+    )
+    assert "steps 0 to 500" in said
+    assert "steps 500 to 1,000" in said
+    assert "2 min 40 s longer" in said  # 16,000 - 15,840 s
+    assert "runs out of memory from step 500 on" in said
+    assert [plan_at for plan_at, _ in _plans(two_plans, Path("plan.json"))] == [
+        Path("plan.json"),
+        Path("plan-500.json"),
+    ]
+
+
+def test_a_run_that_fits_nowhere_has_a_page_that_says_where(two_plans: RunPlan) -> None:
+    answer = replace(
+        two_plans, stretches=(), fixed=(), unfit=two_plans.stretches[1].stretch, shortage="too much"
+    )
+    page = long_run_page(answer, None, None)
+    assert page.mark == "bad"
+    assert "from step 500 on" in page.verdict
+    assert "too much" in page.verdict

@@ -252,7 +252,7 @@ def _stretches(run: LongRun, curve: LengthCurve, change: float) -> list[RunStret
     found = []
     for stage, end in zip(run.stages, ends, strict=True):
         for first, last in pairwise(_cuts(curve, stage.start, end, change)):
-            inside = np.linspace(first, last, GRID)
+            inside = np.linspace(first, last - 1, GRID)
             tokens = {
                 n: float(np.minimum(curve.at(inside, n), stage.max).mean()) for n in ("mean", "low", "high")
             }
@@ -262,7 +262,8 @@ def _stretches(run: LongRun, curve: LengthCurve, change: float) -> list[RunStret
 
 def _cuts(curve: LengthCurve, start: int, end: int, change: float) -> list[int]:
     """Steps between which the log of the mean length moves by at most `change`."""
-    steps = np.linspace(start, end, GRID)
+    points = curve.step[(curve.step > start) & (curve.step < end)]
+    steps = np.union1d(np.linspace(start, end - 1, GRID), points)
     moved = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(np.log(curve.at(steps)))))])
     count = max(1, math.ceil(moved[-1] / change - 1e-9))
     inner = np.interp(np.linspace(0, moved[-1], count + 1)[1:-1], moved, steps)
