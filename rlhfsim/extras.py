@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Extra of this project -> the modules that it brings, the one it is for first."""
-WITHOUT_GPU = "or, on a machine without GPUs, what requirements/cpu.lock lists: docs/executor.md"
+WITHOUT_GPU = "4.2 GB to download; without GPUs what requirements/cpu.lock lists: docs/executor.md"
 """Addition to the remedy `real-gpu`."""
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -54,14 +55,38 @@ def test_the_nodes_of_the_examples_hold_the_gpus_of_their_plan() -> None:
     nodes = [int(re.findall(rf"--{key}=(\d+)", slurm)[0]) for key in ("nodes", "gpus-per-node")]
     assert (kind, sky["num_nodes"] * int(each)) == ("H100", 16)
     assert nodes[0] * nodes[1] == 16
-    for name in ("skypilot.yaml", "slurm.sbatch"):
+    [workers] = kuberay()["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    [container] = workers["template"]["spec"]["containers"]
+    assert workers["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"] == 16
+    for name in ("skypilot.yaml", "slurm.sbatch", "kuberay.yaml"):
         assert "--gpus 16 --gpu h100" in EXAMPLES[name].read_text()
+
+
+def kuberay() -> Any:
+    return yaml.safe_load(EXAMPLES["kuberay.yaml"].read_text())
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "kuberay.yaml"])
+def test_a_cluster_is_checked_and_a_dry_run_made_before_anything_is_on_a_gpu(name: str) -> None:
+    lines = [line for line in EXAMPLES[name].read_text().splitlines() if not line.startswith("#")]
+    called = re.findall(r"rlhfsim (check-machine|launch \S+ --dry-run|launch)", "\n".join(lines))
+    assert [words.split()[-1] for words in called] == ["check-machine", "--dry-run", "launch"]
+
+
+def test_pods_have_shared_memory_and_the_pinned_ray() -> None:
+    cluster = kuberay()["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+        assert any(volume.get("emptyDir", {}).get("medium") == "Memory" for volume in pod["volumes"])
+    assert f"ray=={cluster['rayVersion']}" in EXTRAS["real-gpu"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_the_scripts_parse() -> None:
     sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text())
-    for script in (EXAMPLES["slurm.sbatch"].read_text(), sky["setup"], sky["run"]):
+    job = kuberay()["spec"]["entrypoint"]
+    for script in (EXAMPLES["slurm.sbatch"].read_text(), sky["setup"], sky["run"], job):
         done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
 
