@@ -17,7 +17,7 @@ from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages, estimated
 from executor.algorithms.custom import Parts
 from executor.algorithms.dynamic_sampling import StepGroups
-from executor.algorithms.preferences import kl_baseline, mismatched
+from executor.algorithms.kto_baseline import kl_baseline, mismatched
 from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
 from executor.samples import GenerationRequest, Sample, Transfer, emptied

@@ -6,17 +6,12 @@ of log-prob minus reference log-prob.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from executor.algorithms.batch import Batch
 from executor.algorithms.metrics import Metrics, mean_of
-from executor.samples import Floats, Sample
 
 
 def dpo_loss(batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
@@ -77,23 +72,6 @@ def kto_loss(
         "kto/undesirable_reward": mean_of(beta * log_ratios, ~good),
     }
     return losses.sum() / batch.num_sequences, metrics
-
-
-def mismatched(samples: Sequence[Sample]) -> list[Sample]:
-    """Every prompt with the response of the next sample: what KTO's baseline is estimated on.
-
-    Log-probs of these come from one more forward pass of policy and reference.
-    """
-    responses = [sample.response for sample in samples]
-    moved = [*responses[1:], *responses[:1]]
-    pairs = zip(samples, moved, strict=True)
-    return [replace(sample, response=response) for sample, response in pairs]
-
-
-def kl_baseline(policy: Sequence[Floats], reference: Sequence[Floats]) -> float:
-    """KTO's baseline, max(0, mean log-ratio), from the log-probs of ALL mismatched samples of the step."""
-    ratios = [float(np.sum(new - old)) for new, old in zip(policy, reference, strict=True)]
-    return max(0.0, sum(ratios) / len(ratios))
 
 
 def _log_ratios(batch: Batch) -> Tensor:

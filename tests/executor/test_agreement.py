@@ -13,9 +13,9 @@ import torch
 
 from executor.algorithms.advantages import advantages, gae, whiten
 from executor.algorithms.kl import kl
+from executor.algorithms.kto_baseline import kl_baseline
 from executor.algorithms.losses import Batch, compute
 from executor.algorithms.metrics import finish
-from executor.algorithms.preferences import kl_baseline
 from executor.algorithms.shaping import length_penalty
 from executor.samples import LossSpec, Sample
 from executor.settings import Algorithm
