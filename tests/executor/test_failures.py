@@ -12,7 +12,7 @@ import pytest
 import runs
 from ray.exceptions import RayActorError, RayTaskError
 
-from executor.coordination import failures
+from executor.coordination import failures, others
 from executor.coordination.failures import PartFailed, collect, died
 from executor.coordination.others import Held, held_by_others, summary
 from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
@@ -142,3 +142,24 @@ def test_memory_of_others_is_measured_said_and_not_blamed_on_the_plan(tiny_model
     little = replace(held, bytes=1e9)
     assert summary({"actor rank 0": little}) == []
     assert out_of_memory(plan, "actor.train", "actor rank 0", change, little).advice == "halve"
+
+
+@pytest.mark.parametrize("visible", ["0,GPU-b", "GPU-b"])
+def test_the_fullest_gpu_of_a_process_is_read_by_number_or_uuid(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"GPU-a": 10e9, "GPU-b": 30e9}
+    nvml = SimpleNamespace(
+        nvmlDeviceGetHandleByIndex=lambda index: list(sizes)[index],
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=sizes[gpu], total=80e9),
+        nvmlDeviceGetComputeRunningProcesses=lambda gpu: [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=sizes[gpu])
+        ],
+    )
+    monkeypatch.setattr(others, "_nvml", lambda: nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = held_by_others(gpu=True)
+    assert found.where.startswith("GPU GPU-b of ")
+    assert (found.bytes, found.total, found.counts) == (30e9, 80e9, True)
+    assert [(pid, size) for _, pid, size in found.holders] == [(os.getpid(), 30e9)]
