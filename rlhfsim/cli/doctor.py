@@ -163,7 +163,7 @@ def check_keys(answer: Diagnosis) -> None:
         names = ", ".join(u.key for u in absent)
         raise RlhfsimError(
             "no-such-key",
-            f"{answer.case.configuration.title} {answer.release} has no key {names}",
+            f"{answer.case.configuration.title} {answer.case.recorded} has no key {names}",
             place=Place(file=answer.case.settings.name),
             help=f"the nearest: {', '.join(near)}"
             if near

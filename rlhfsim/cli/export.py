@@ -79,6 +79,7 @@ def as_data(found: Exported, out: Path) -> dict[str, Any]:
         "folder": str(out),
         "files": sorted(found.files),
         "start": found.start,
+        "warning": found.warning,
         "settings": [
             {"section": section.title, "key": s.key, "value": s.value, "why": s.why}
             for section in found.written.sections

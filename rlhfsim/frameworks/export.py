@@ -18,7 +18,7 @@ from rlhfsim.frameworks.launch_script import bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_workload
 from rlhfsim.frameworks.predictions import headline, memory, predicted
 from rlhfsim.frameworks.refusal import check_runs
-from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
+from rlhfsim.frameworks.releases import Missing, Release, check_version, nearest_release, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import Aspect, value_of
 from rlhfsim.outputs import comment, markdown_text
@@ -118,6 +118,8 @@ class Exported:
     written: Written
     files: Mapping[str, str]
     start: str
+    warning: str | None = None
+    """Where the release that was asked for is not recorded."""
 
 
 @cache
@@ -166,7 +168,12 @@ def export(
         content, start = job(manager, plan, title, needs, way.install, ray=way.ray)
         files[FILES[manager]] = content
     files["README.md"] = readme(plan, name, replace(way, start=start), written, needs)
-    return Exported(framework=name, version=way.version, written=written, files=files, start=start)
+    title = framework(name).title
+    other = version is not None and version != way.version
+    warning = f"the keys of {title} {version} are not recorded: written for {way.version}" if other else None
+    return Exported(
+        framework=name, version=way.version, written=written, files=files, start=start, warning=warning
+    )
 
 
 def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
@@ -206,9 +213,11 @@ def of_version(way: Exporter, name: str, version: str | None) -> Exporter:
     Raises:
         RlhfsimError: the release is not known.
     """
+    known = (way.version, *way.releases)
+    version = version if version in known else nearest_release(version or "", known) or version
     if version is None or version == way.version:
         return way
-    check_version(name, version, (way.version, *way.releases))
+    check_version(name, version, known)
 
     def files(plan: Plan, written: Written) -> Mapping[str, str]:
         named, title = way.files(plan, written), framework(name).title

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -44,6 +45,26 @@ class Release:
 
 def _longest(key: str, beginnings: Iterable[str]) -> str | None:
     return max((b for b in beginnings if key.startswith(b)), key=len, default=None)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Major, minor and patch of a release, as far as it names them."""
+    return tuple(int(number) for number in re.findall(r"\d{1,6}", version)[:3])
+
+
+def nearest_release(version: str, known: Iterable[str]) -> str | None:
+    """The known release of the same minor version with the nearest patch, without a patch the last one.
+
+    None: no release of that minor version is known.
+    """
+    wanted = numbers(version)
+    alike = [release for release in known if len(wanted) > 1 and numbers(release)[:2] == wanted[:2]]
+
+    def distance(release: str) -> tuple[int, int]:
+        patch = (*numbers(release), 0)[2]
+        return (abs(patch - wanted[2]) if len(wanted) > 2 else 0, -patch)
+
+    return min(alike, key=distance, default=None)
 
 
 def check_version(name: str, version: str, known: Iterable[str]) -> None:

@@ -30,7 +30,6 @@ FIRST = 5
 """Whole steps after which a run is judged."""
 AHEAD = 100
 """Steps that are looked ahead where nobody says how many the run has."""
-IMPORT = "import.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,8 @@ class JobWatch:
         if not follower.look():
             yield from self._once(Notice(kind="waiting", text=f"{self.path}: there is no log yet"))
             return
-        yield from (event for note in follower.notes for event in self._once(Notice(kind="note", text=note)))
+        for note in follower.notes:
+            yield from self._once(Notice(kind="note", text=note))
         framework, log = follower.framework, follower.log(all_of_them=last)
         if framework is None or follower.steps is None:
             yield from self._once(Notice(kind="waiting", text=f"{self.path}: no step has ended yet"))
@@ -104,12 +104,11 @@ class JobWatch:
 
     def _following(self) -> LogFollower:
         """Of a folder of our own executor its metrics alone are followed."""
-        own = (self.path / PLAN).is_file() and not (self.path / IMPORT).is_file()
+        own = (self.path / PLAN).is_file() and not (self.path / "import.json").is_file()
         if self._follower is None or (own and self._follower.path == self.path):
             self._follower = LogFollower(self.path / METRICS if own else self.path, self._frameworks)
             if own:
-                plan = read_plan(inputs_folder(self.path) / PLAN)
-                self._plan = self._plan or plan
+                self._plan = self._plan or read_plan(inputs_folder(self.path) / PLAN)
         return self._follower
 
     def _frameworks(self, path: Path) -> Sequence[Framework]:
@@ -117,9 +116,10 @@ class JobWatch:
             return [executor_of(self._plan)]
         return [framework_named(n) for n in ([self._named] if self._named else framework_names())]
 
-    def _once(self, event: Notice) -> Iterator[Notice]:
-        if event.text not in self._told:
-            self._told.add(event.text)
+    def _once(self, event: Notice | Cause) -> Iterator[Event]:
+        key = event.code if isinstance(event, Cause) else event.text
+        if key not in self._told:
+            self._told.add(key)
             yield event
 
     def _begun_again(self, restarts: Sequence[int]) -> Iterator[Notice]:
@@ -167,11 +167,9 @@ class JobWatch:
             yield Judgement(framework=framework, baseline=self._baseline, found=self.found)
         yield from self._new_causes(self.found)
 
-    def _new_causes(self, found: Standing) -> Iterator[Cause]:
+    def _new_causes(self, found: Standing) -> Iterator[Event]:
         for cause in causes(found):
-            if cause.code not in self._told:
-                self._told.add(cause.code)
-                yield cause
+            yield from self._once(cause)
 
     def _held_against(self, log: Log, framework: Framework) -> Iterator[Event]:
         """What the run is held against, found once."""
@@ -181,8 +179,7 @@ class JobWatch:
         if self._plan is not None:
             self._baseline = baseline_of_plan(self._plan, framework, log, PLAN)
             return
-        assert self._follower is not None, "it was followed so far"
-        head = self._follower.head
+        head = self._following().head
         try:
             said = said_of(head, find(self.path), self._choices.configs)
             self._run = run_of(self.path, framework, said, head, log, self._choices)

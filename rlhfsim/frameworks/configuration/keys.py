@@ -17,6 +17,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.releases import nearest_release, numbers
 
 TABLE = "keys.jsonl.gz"
 Kind = Literal["may change", "no such key", "no effect", "default"]
@@ -89,14 +90,17 @@ class KeyTable:
     keys: dict[str, tuple[RecordedKey, ...]]
 
     def place(self, version: str | None) -> int:
-        """Of the release that a version reads by: the last that is not newer; without one the newest.
+        """Of the release that a version reads by: the nearest patch of its minor version, else the last that
+        is not newer; without a version the newest.
 
         `0.7` is the last 0.7.x.
         """
-        newest, wanted = len(self.releases) - 1, _numbers(version or "")
+        newest, wanted = len(self.releases) - 1, numbers(version or "")
         if version in self.releases or not wanted:
             return self.releases.index(version) if version in self.releases else newest
-        older = (i for i, release in enumerate(self.releases) if _numbers(release)[: len(wanted)] <= wanted)
+        if (alike := nearest_release(version or "", self.releases)) is not None:
+            return self.releases.index(alike)
+        older = (i for i, release in enumerate(self.releases) if numbers(release)[: len(wanted)] <= wanted)
         return max(older, default=0)
 
     def at(self, key: str, place: int) -> RecordedKey | None:
@@ -216,7 +220,3 @@ def _plain(value: Any) -> str:
         return f"{float(word):g}"
     except ValueError:
         return re.sub(r"[\s'\"]", "", word)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d{1,6}", version)[:3])

@@ -284,7 +284,7 @@ def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str,
             {"what": f.what, "keys": list(f.keys), "remedy": f.remedy, "stops": f.stops}
             for f in answer.findings
         ],
-        "release": answer.release,
+        "release": answer.case.recorded,
         "unread": [
             {
                 "key": u.key,

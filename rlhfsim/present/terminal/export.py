@@ -23,6 +23,8 @@ def report(found: Exported, out: Path, rejected_by: str | None = None) -> Iterat
     yield table
     for unsaid in found.written.unsaid:
         yield Text(f"{title} cannot be told: {unsaid.sentence}")
+    if found.warning is not None:
+        yield Text(f"warning: {found.warning}", style="yellow")
     if rejected_by is not None:
         yield Text(f"does not fit: {rejected_by}", style="bold red")
     names = ", ".join(sorted([*found.files, "plan.json"]))

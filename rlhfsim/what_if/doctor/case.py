@@ -11,6 +11,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
+from rlhfsim.frameworks.configuration.keys import key_table
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.frameworks.export import exporter
 from rlhfsim.frameworks.table import bare
@@ -75,6 +76,12 @@ class Case:
         version = self.settings.find(self.configuration.version_key)
         return None if version is None else str(version)
 
+    @property
+    def recorded(self) -> str:
+        """The nearest release whose keys are recorded."""
+        table = key_table(self.configuration.name)
+        return table.releases[table.place(self.version)]
+
     def under(self, keys: Mapping[str, Any]) -> Described:
         """What it says with these keys changed.
 
@@ -111,6 +118,9 @@ class Case:
         if self.version is None:
             latest = exporter(self.configuration.name).version
             yield f"{self.configuration.title} {latest}, the latest known here"
+        elif not self.recorded.startswith(self.version.removeprefix("v")):
+            name = f"{self.configuration.title} {self.recorded}"
+            yield f"keys as in {name}: those of {self.version} are not recorded"
         unknown = tuple(described.settings.unknown())
         if unknown:
             yield f"not known: {'; '.join(unknown)}; the defaults stand in for them"

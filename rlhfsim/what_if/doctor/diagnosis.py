@@ -69,15 +69,9 @@ class Diagnosis:
     """Why no change could be put into keys."""
 
     @property
-    def release(self) -> str:
-        """Release of the framework whose keys are compared with."""
-        table = key_table(self.case.configuration.name)
-        return table.releases[table.place(self.case.version)]
-
-    @property
     def lacks(self) -> str:
         """How a key that the release does not have is introduced."""
-        name = f"{self.case.configuration.title} {self.release}"
+        name = f"{self.case.configuration.title} {self.case.recorded}"
         examples = key_table(self.case.configuration.name).examples
         return f"no such key in the examples of {name}" if examples else f"no such key in {name}"
 
