@@ -36,7 +36,7 @@ BUDGET = {
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 37000,
     "rlhfsim/weight_sync": 9500,
-    "rlhfsim/what_if": 76450,
+    "rlhfsim/what_if": 76600,
     "executor": 22600,
     "executor/algorithms": 14500,
     "executor/coordination": 37900,

@@ -251,7 +251,10 @@ class _Table:
         models = models_of(workload)
         plan = plan_of(found, workload, models, request.cluster, request.price)
         step = plan.prediction.step_s
-        now, low, high = (self._closed_form(placement, k, mean) for mean in (part.mean, part.low, part.high))
+        now = low = high = step
+        if part.low < part.high:
+            ends = (part.mean, part.low, part.high)
+            now, low, high = (self._closed_form(placement, k, mean) for mean in ends)
         return PlannedStretch(
             stretch=part,
             plan=plan,
