@@ -183,3 +183,9 @@ def test_what_is_no_number_in_a_line_of_times_is_left_out(spoiled: str) -> None:
         ("verl", "", f"step:{'9' * 5000} - timing_s/step:1.0"),
     ):
         assert not framework_named(name).records([head, line]), (name, line)
+
+
+def test_nemo_rl_s_rewards_are_timed_with_its_generation() -> None:
+    timers = {timer.metric: timer for timer in framework_named("nemo-rl").timers}
+    assert {"actor.generate", "rules.score", "reward.score"} <= {*timers["timing/train/generation"].covers}
+    assert "timing/train/reward_calculation" not in timers  # reads off what environments have given

@@ -13,8 +13,9 @@ from rlhfsim.frameworks.nemo_rl.configuration import CONFIGURATION
 from rlhfsim.units import TERA
 
 # Names of timers: `timer.time` in nemo_rl/algorithms/grpo.py and ppo.py, logged with prefix `timing/train`;
-# what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). The rollout's timer covers
-# putting the engine to sleep, that of the log-probs policy and reference with the actor's way back.
+# what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). Rewards come from environments
+# while the rollout runs; `reward_calculation` reads them off. The rollout's timer covers putting the engine
+# to sleep, that of the log-probs policy and reference with the actor's way back.
 P = "timing/train/"
 TIMERS = (
     Timer(
@@ -25,9 +26,8 @@ TIMERS = (
     Timer(
         metric=P + "generation",
         phase="actor.generate",
-        covers=("actor.generate", "rules.score", "actor.generate.unload"),
+        covers=("actor.generate", "rules.score", *around("reward.score"), "actor.generate.unload"),
     ),
-    Timer(metric=P + "reward_calculation", phase="reward.score", covers=around("reward.score")),
     Timer(metric=P + "value_inference", phase="critic.value", covers=around("critic.value")),
     Timer(
         metric=P + "policy_and_reference_logprobs",
@@ -83,6 +83,7 @@ FRAMEWORK = Framework(
     step=P + "total_step_time",
     times=(P,),
     inside=(
+        P + "reward_calculation",
         P + "prepare_for_generation/transfer_and_update_weights",
         P + "policy_training/",
         P + "get_logprobs/",
