@@ -16,7 +16,7 @@ from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
 from rlhfsim.present.tables import CUT, table
 from rlhfsim.present.terminal.console import WIDTH, drawn, labelled
-from rlhfsim.present.words import decimals, fixed, plural, short_seconds, size
+from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 
 SMALL = 0.005
@@ -38,9 +38,9 @@ def _judged(event: Judgement, width: int) -> Iterator[RenderableType]:
     steps = f"step {found.logged:,} ({plural(found.steps, 'step')} since it began)"
     rows = {"run": f"{event.framework.title}, {steps}", "step": _step(found.step, event)}
     if found.memory is not None:
-        rows["memory"] = _memory(found)
+        rows["memory"] = _memory(found, event)
     elif found.oom_risk is not None:
-        rows["memory"] = f"not logged; risk of running out {found.oom_risk:.0%} by {_source(event)}"
+        rows["memory"] = f"not logged; risk of running out {percent(found.oom_risk)} by {_source(event)}"
     if found.response is not None:
         rows["lengths"] = _lengths(found)
     yield labelled(rows)
@@ -67,7 +67,7 @@ def _step(row: PhaseComparison, event: Judgement) -> str:
     )
 
 
-def _memory(found: Standing) -> str:
+def _memory(found: Standing, event: Judgement) -> str:
     trend, risk = found.memory, found.oom_risk
     assert trend is not None
     limit = f" of {size(trend.limit)} that fit" if trend.limit else ""
@@ -76,20 +76,20 @@ def _memory(found: Standing) -> str:
         text += f"; full at step {_when(found.logged, trend)}"
     if risk is None:
         return text
-    where = f"in {trend.ahead:,} steps" if trend.each_step is not None else "by the plan"
-    return f"{text}; risk of running out {risk:.0%} {where}"
+    where = f"in {trend.ahead:,} steps" if trend.each_step is not None else f"by {_source(event)}"
+    return f"{text}; risk of running out {percent(risk)} {where}"
 
 
 def _lengths(found: Standing) -> str:
     trend = found.response
     assert trend is not None
-    text = f"mean {trend.now:,.0f} tokens{_growth(trend, lambda x: f'{x:+,.1f}')}"
+    text = f"mean {trend.now:,.0f} tokens{_growth(trend, lambda x: f'{x:+z,.1f}')}"
     if found.longest is not None:
         text += f"; longest {found.longest:,.0f}"
     if trend.limit is not None:
         text += f", cut at {trend.limit:,.0f}"
     if found.clipped is not None:
-        text += f"; {found.clipped:.1%} of them were cut"
+        text += f"; {percent(found.clipped)} of them were cut"
     if trend.reached is not None:
         text += f"; the mean gets there at step {_when(found.logged, trend)}"
     return text
