@@ -140,6 +140,7 @@ class _PurchaseProgram:
     ) -> None:
         self.portfolio, self.terms, self.profiles, self.fill = portfolio, terms, profiles, fill
         self.supply = [s for s in supply if s in portfolio.supply]
+        self.kept = [s for s in ("bought", "reserved") if s in self.supply]
         self.options = options
         self.quarters = range(portfolio.quarters)
         self.lead = math.ceil(terms["lead_time"] / HOUR / QUARTER_H - 1e-9)
@@ -213,7 +214,7 @@ class _PurchaseProgram:
     def _needs(self) -> Iterator[_PurchaseColumn]:
         sizes = sorted({(o.gpu, o.gpus) for o in self.options})
         for gpu, gpus in sizes:
-            for s in {"bought", "reserved"} & set(self.supply):
+            for s in self.kept:
                 for q in self.quarters:
                     yield _PurchaseColumn(
                         key=("needs", gpu, str(gpus), s, str(q)), cash={}, whole=True, most=1
@@ -234,7 +235,7 @@ class _PurchaseProgram:
                 }
                 yield mine, self.runs[q][job.name], self.runs[q][job.name]
             for gpu, profile in self.profiles.items():
-                for s in {"bought", "reserved"} & set(self.supply):
+                for s in self.kept:
                     yield from self._there(gpu, profile.node.gpus, s, q)
         if "bought" in self.supply:
             bought = [i for c, i in self.index.items() if c[0] == "bought"]
@@ -263,7 +264,7 @@ class _PurchaseProgram:
         }
         hours = {i: -self.fill * QUARTER_H * gpus for i, gpus in nodes.items()}
         yield {**hours, **{i: o.gpu_hours for i, o in uses.items()}}, -math.inf, 0.0
-        for gpus in {o.gpus for o in uses.values()}:
+        for gpus in sorted({o.gpus for o in uses.values()}):
             need = self.index["needs", gpu, str(gpus), s, str(q)]
             mine = {i: 1.0 for i, o in uses.items() if o.gpus == gpus}
             yield {**mine, need: -sum(self.runs[q].values())}, -math.inf, 0.0
