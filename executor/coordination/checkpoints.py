@@ -298,10 +298,13 @@ def _read(folder: Path) -> Checkpoint:
     data = json.loads(read_text(folder / STATE, MAX_STATE))  # NaN may be among the metrics
     progress = data["progress"] | {"metrics": tuple(data["progress"]["metrics"])}
     source = Source(str(folder / STATE), "", data)
+    known = convert(RunProgress, source, progress)
+    if not all(isinstance(value, int | float) for row in progress["metrics"] for value in row.values()):
+        raise TypeError("a metric is not a number")
     return Checkpoint(
         folder=folder,
         identity=convert(RunIdentity, source, data["identity"]),
-        progress=replace(convert(RunProgress, source, progress), metrics=progress["metrics"]),
+        progress=replace(known, metrics=progress["metrics"]),
     )
 
 

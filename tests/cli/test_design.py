@@ -85,7 +85,7 @@ def test_every_kind_of_plan_is_on_the_first_screen_and_none_is_cut_in_silence(
 
 def test_a_plan_without_another_side_says_its_step_in_a_line(tmp_path: Path) -> None:
     shown = run(*TINY, "--framework", "any", out=tmp_path / "plan.json").output
-    assert re.search(r"^step +\S+ s \(P10-P90 ", shown, re.MULTILINE)
+    assert re.search(r"^step +\S+ s \((P50 \S+, )?P10-P90 ", shown, re.MULTILINE)
 
 
 def test_rivals_of_a_plan_with_fp32_sums_say_that_theirs_are_in_bf16(tmp_path: Path) -> None:

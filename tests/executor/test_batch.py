@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from executor.algorithms.batch import collate
-from executor.algorithms.preferences import kl_baseline, mismatched
+from executor.algorithms.kto_baseline import kl_baseline, mismatched
 from executor.samples import Sample
 
 

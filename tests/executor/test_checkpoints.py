@@ -133,6 +133,13 @@ def _state_of_words(folder: Path) -> None:
     manifest.write_manifest(folder)
 
 
+def _metrics_of_words(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    state["progress"]["metrics"] = [{"reward/mean": "0.5"}]
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest.write_manifest(folder)
+
+
 def _deep_state(folder: Path) -> None:
     (folder / "state.json").write_text("[" * 100_000)
     manifest.write_manifest(folder)
@@ -153,6 +160,7 @@ def _deep_state(folder: Path) -> None:
         (lambda f: (f / "manifest.json").write_text(ENDLESS), "manifest.json cannot be read"),
         (_pipe, "manifest.json: cannot read the file: not a regular file"),
         (_state_of_words, "state.json: 'iteration'"),
+        (_metrics_of_words, "state.json cannot be read: TypeError a metric is not a number"),
         (_deep_state, "state.json cannot be read: RecursionError"),
     ],
 )
