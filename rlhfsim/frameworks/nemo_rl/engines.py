@@ -138,68 +138,14 @@ def adapters(backend: str, group: str) -> tuple[Key | FixedKey, ...]:
 def engine(role: str) -> tuple[Key | FixedKey, ...]:
     """How the policy or the value model is cut, what it keeps, its micro-batches."""
     model, placed, policy = MODELS[role], _of(role), role == "actor"
-    train = of_call(f"{role}.train")
     held = of_held(f"{role}.train", role)
     megatron, dtensor = (f"{model}.{ENGINES[backend]}" for backend in ("megatron", "fsdp2"))
     packing, batching = f"{model}.sequence_packing", f"{model}.dynamic_batching"
-    adam = f"{megatron}.optimizer.optimizer"
-    sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
     rows = (
         Key("backend", f"{megatron}.enabled", codec=flag("megatron", "fsdp2", both=True), read=policy),
         Key("backend", f"{dtensor}.enabled", codec=flag("fsdp2", "megatron", both=True), read=False),
-        *given_that(
-            "backend=megatron",
-            Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
-            Key(f"{role}.pp", f"{megatron}.pipeline_model_parallel_size", 1, whole(1)),
-            Key(f"{role}.cp", f"{megatron}.context_parallel_size", 1, whole(1)),
-            Key(f"{role}.ep", f"{megatron}.expert_model_parallel_size", 1, whole(1)),
-            Key(f"{role}.etp", f"{megatron}.expert_tensor_parallel_size", 1, count()),
-            Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
-            Key(
-                f"{role}.dispatcher",
-                f"++{megatron}.moe_token_dispatcher_type",
-                codec=Codec(lambda name: DISPATCHERS[name][0] if name in DISPATCHERS else None, _dispatcher),
-                when=f"{role}.ep>1",
-            ),
-            *(
-                FixedKey(
-                    f"++{megatron}.moe_flex_dispatcher_backend",
-                    backend or None,
-                    f"{role}.ep>1 {role}.dispatcher={name}",
-                )
-                for name, (_, backend) in DISPATCHERS.items()
-            ),
-            FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),
-            Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
-            Key(
-                f"{role}.offload_fraction",
-                f"{adam}_offload_fraction",
-                1.0,
-                number(),
-                when=f"{role}.offload_optimizer=cpu",
-            ),
-            Key(
-                f"{role}.recompute",
-                f"{megatron}.activation_checkpointing",
-                codec=Codec(lambda kind: kind != "none", _recomputed),
-                why=held,
-            ),
-            Key("workload.gradients", sums, codec=flag("backend", "bf16", "fp32", both=True), read=policy),
-        ),
-        *given_that(
-            "backend=fsdp2",
-            Key(f"{role}.tp", f"{dtensor}.tensor_parallel_size", 1, whole(1), why=train),
-            Key(f"{role}.cp", f"{dtensor}.context_parallel_size", 1, whole(1)),
-            Key(f"{role}.sequence_parallel", f"{dtensor}.sequence_parallel", codec=flag(both=True)),
-            Key(f"{role}.ep", f"++{dtensor}.expert_parallel_size", 1, whole(1), quiet=True),
-            Key(f"{role}.offload_optimizer", f"{dtensor}.cpu_offload", codec=flag("cpu", "none", both=True)),
-            Key(
-                f"{role}.recompute",
-                f"{dtensor}.activation_checkpointing",
-                codec=flag("full", "none", "selective", both=True),
-                why=held,
-            ),
-        ),
+        *_megatron(role),
+        *_dtensor(role),
         FixedKey(
             f"{packing}.enabled",
             lambda plan: (
@@ -223,6 +169,73 @@ def engine(role: str) -> tuple[Key | FixedKey, ...]:
         Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", read=False),
     )
     return rows if policy else given_that("critic", *rows)
+
+
+def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
+    """Rows of Megatron-Core."""
+    megatron = f"{MODELS[role]}.{ENGINES['megatron']}"
+    adam = f"{megatron}.optimizer.optimizer"
+    sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
+    train, held, policy = of_call(f"{role}.train"), of_held(f"{role}.train", role), role == "actor"
+    return given_that(
+        "backend=megatron",
+        Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
+        Key(f"{role}.pp", f"{megatron}.pipeline_model_parallel_size", 1, whole(1)),
+        Key(f"{role}.cp", f"{megatron}.context_parallel_size", 1, whole(1)),
+        Key(f"{role}.ep", f"{megatron}.expert_model_parallel_size", 1, whole(1)),
+        Key(f"{role}.etp", f"{megatron}.expert_tensor_parallel_size", 1, count()),
+        Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
+        Key(
+            f"{role}.dispatcher",
+            f"++{megatron}.moe_token_dispatcher_type",
+            codec=Codec(lambda name: DISPATCHERS[name][0] if name in DISPATCHERS else None, _dispatcher),
+            when=f"{role}.ep>1",
+        ),
+        *(
+            FixedKey(
+                f"++{megatron}.moe_flex_dispatcher_backend",
+                backend or None,
+                f"{role}.ep>1 {role}.dispatcher={name}",
+            )
+            for name, (_, backend) in DISPATCHERS.items()
+        ),
+        FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),
+        Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
+        Key(
+            f"{role}.offload_fraction",
+            f"{adam}_offload_fraction",
+            1.0,
+            number(),
+            when=f"{role}.offload_optimizer=cpu",
+        ),
+        Key(
+            f"{role}.recompute",
+            f"{megatron}.activation_checkpointing",
+            codec=Codec(lambda kind: kind != "none", _recomputed),
+            why=held,
+        ),
+        Key("workload.gradients", sums, codec=flag("backend", "bf16", "fp32", both=True), read=policy),
+    )
+
+
+def _dtensor(role: str) -> tuple[Key | FixedKey, ...]:
+    """Rows of FSDP2."""
+    dtensor = f"{MODELS[role]}.{ENGINES['fsdp2']}"
+    train, held = of_call(f"{role}.train"), of_held(f"{role}.train", role)
+    return given_that(
+        "backend=fsdp2",
+        Key(f"{role}.tp", f"{dtensor}.tensor_parallel_size", 1, whole(1), why=train),
+        Key(f"{role}.cp", f"{dtensor}.context_parallel_size", 1, whole(1)),
+        Key(f"{role}.sequence_parallel", f"{dtensor}.sequence_parallel", codec=flag(both=True)),
+        Key(f"{role}.ep", f"++{dtensor}.expert_parallel_size", 1, whole(1), quiet=True),
+        Key(f"{role}.offload_optimizer", f"{dtensor}.cpu_offload", codec=flag("cpu", "none", both=True)),
+        Key(
+            f"{role}.recompute",
+            f"{dtensor}.activation_checkpointing",
+            codec=flag("full", "none", "selective", both=True),
+            why=held,
+        ),
+    )
 
 
 def packs(role: str, *, scoring: bool) -> Callable[[Plan], int | None]:
