@@ -132,7 +132,7 @@ def join(address: str, environment: Mapping[str, str]) -> str:
 
 
 def _knock(address: str) -> None:
-    """Connect to `HOST:PORT` and leave: where nobody listens, Ray tries for more than ten minutes.
+    """Connect to `HOST:PORT` and leave: where nobody listens, Ray tries for minutes (seven were seen).
 
     Raises:
         OSError: nobody listens there.
