@@ -214,6 +214,13 @@ def test_a_job_that_no_size_finishes_in_time_is_named() -> None:
     assert (found.unserved, found.chosen, found.meets) == (("chat",), None, False)
 
 
+def test_buying_is_compared_only_where_something_would_be_bought() -> None:
+    few = decision(portfolio(4, "bought", "reserved", "on-demand"), option(100))  # renting costs least
+    assert set(few.instead) == {"all reserved", "all on demand"}
+    many = decision(portfolio(800, "bought", "reserved", "on-demand"), option(100))
+    assert many.instead["all bought"].bought
+
+
 def test_the_widest_swing_comes_first_and_makes_the_cost_as_wide() -> None:
     wide = Coefficient(value=2, low=1, high=4, source="this test")
     asked = portfolio(8, "reserved")

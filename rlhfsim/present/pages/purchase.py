@@ -25,6 +25,8 @@ SHOWN = 10
 """Figures of the tornado."""
 COLOURS = {"all bought": "orange", "all reserved": "green", "all on demand": "grey"}
 
+SOLD = " The fall in the last quarter is what is sold again."
+
 
 def purchase_page(answer: Decision, title: str | None = None) -> Page:
     """The page of one portfolio."""
@@ -249,7 +251,8 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
         key="cash",
         title=f"Paid in the end: {costs}",
         alt="Money paid so far over the years, a line for each way",
-        how="What has been paid by then, million USD. The fall in the last quarter is what is sold again.",
+        how="What has been paid by then, million USD."
+        + (SOLD if any(x.bought for x in lines.values()) else ""),
         plot=plots.spec(data, theme.layout(height=300, x="years", y="million USD paid")),
         table=table(
             "Paid by the end of each quarter",

@@ -28,8 +28,9 @@ from rlhfsim.what_if.sizing import resized
 
 FILLS = (0.95, 0.8, 0.6, 0.4)
 """Shares of the hours of owned and reserved GPUs that a purchase may plan."""
+BOUGHT = "all bought"
 INSTEAD: Mapping[str, tuple[Supply, ...]] = {
-    "all bought": ("bought", "on-demand"),
+    BOUGHT: ("bought", "on-demand"),
     "all reserved": ("reserved",),
     "all on demand": ("on-demand",),
 }
@@ -167,7 +168,11 @@ def decided(
         chosen=chosen,
         punctual=punctual,
         confidence=confidence,
-        instead={name: other for name, other in others.items() if other is not None},
+        instead={
+            name: other
+            for name, other in others.items()
+            if other is not None and (name != BOUGHT or other.bought)  # else renting is what costs least
+        },
         swings=tuple(sorted(_swings(portfolio, terms, profiles, sure, chosen), key=lambda s: -s.reach)),
     )
 
