@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -88,7 +87,8 @@ def _set_by_user() -> dict[str, str]:
 
 def _start(options: Mapping[str, Any]) -> None:
     try:
-        ray.init(address="local", **options)
+        with ended_by_sigterm():
+            ray.init(address="local", **options)
     except Exception as error:  # Ray raises no class of its own where its processes do not answer
         ray.shutdown()
         raise RlhfsimError(
@@ -121,7 +121,8 @@ def join(address: str, environment: Mapping[str, str]) -> str:
     keep_private(make=False)
     try:
         _knock(address)
-        ray.init(address=address, **_quiet(environment))
+        with ended_by_sigterm():
+            ray.init(address=address, **_quiet(environment))
     except (OSError, RuntimeError, ValueError) as error:
         raise RlhfsimError(
             "no-ray-cluster",
@@ -299,25 +300,24 @@ def joined(
     logs: Path | None = None,
 ) -> Iterator[Reservation]:
     """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
-    try:
+    with ended_by_sigterm():
         resource = connect(plan, address, environment)
-    except SystemExit as error:  # Ray's handler of SIGTERM, which exits with the number of the signal
-        raise SystemExit(128 + signal.SIGTERM) from error
-    try:
-        with ended_by_sigterm():  # Ray has set its own handler by now
+        try:
             check(plan, resource)
             reservation = reserve(plan, resource, timeout_s)
             try:
                 yield reservation
             finally:
                 reservation.release()
-    finally:
-        source = session_logs() if logs is not None and address is None else None
-        ray.shutdown()
-        for path in sorted(source.glob("worker-*")) if source is not None else ():  # not Ray's own daemons
-            if logs is not None and path.stat().st_size:
-                with contextlib.suppress(OSError):
-                    shutil.copy(path, logs / path.name)
+        finally:
+            source = session_logs() if logs is not None and address is None else None
+            ray.shutdown()
+            for path in (
+                sorted(source.glob("worker-*")) if source is not None else ()
+            ):  # not Ray's own daemons
+                if logs is not None and path.stat().st_size:
+                    with contextlib.suppress(OSError):
+                        shutil.copy(path, logs / path.name)
 
 
 def session_logs() -> Path | None:

@@ -203,8 +203,8 @@ class StopRequest:
 def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM raises SystemExit here, outside `stop_requests`; in another thread it does what it did.
 
-    The handler that Ray sets for a driver lets three seconds pass and aborts the process, in the middle of
-    taking the run down; and Ray's calls may end with another exit code than that of the exception.
+    Handlers that `ray.init` sets do not stay: one exits with the signal's number as the code, one lets three
+    seconds pass and aborts the process. And Ray's calls may end with another code than that of the exception.
     """
     code = 128 + signal.SIGTERM
     asked = threading.Event()
@@ -220,7 +220,8 @@ def ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise (SystemExit(code) if asked.is_set() else error) from error.__cause__
+        ours = asked.is_set() or error.code == signal.SIGTERM
+        raise (SystemExit(code) if ours else error) from error.__cause__
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by a library below Python
 

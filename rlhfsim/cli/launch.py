@@ -168,7 +168,15 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
     )
 
 
-def run(
+def run(plan: Plan, settings: Settings, options: Any, **how: Any) -> int | None:
+    """As `launched`; SIGTERM ends it with 143 at any moment, while the report is written too."""
+    from executor.coordination.saving import ended_by_sigterm
+
+    with ended_by_sigterm():
+        return launched(plan, settings, options, **how)
+
+
+def launched(
     plan: Plan,
     settings: Settings,
     options: Any,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,3 +207,39 @@ def test_a_sigterm_while_ray_starts_has_the_exit_code_of_any_other(monkeypatch: 
     with pytest.raises(SystemExit) as ended, cluster.joined(None, None, {}, 1.0):  # type: ignore[arg-type]
         pass
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+LAST_MOMENTS = {
+    "the slots are given back": "reserve",
+    "Ray shuts down": "shutdown",
+    "its logs are copied": "session_logs",
+}
+
+
+@pytest.mark.parametrize("moment", LAST_MOMENTS)
+def test_a_sigterm_in_the_last_moments_of_a_run_has_the_exit_code_of_any_other(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, hits = signal.getsignal(signal.SIGTERM), LAST_MOMENTS[moment]
+
+    def ray_starts(**_: object) -> None:  # sets the handler that Ray sets for a driver
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+
+    def hit(name: str) -> Callable[..., None]:
+        return lambda *_: signal.raise_signal(signal.SIGTERM) if name == hits else None
+
+    slots = SimpleNamespace(release=hit("reserve"))
+    monkeypatch.setattr(cluster.ray, "init", ray_starts)
+    monkeypatch.setattr(cluster.ray, "shutdown", hit("shutdown"))
+    monkeypatch.setattr(cluster, "session_logs", hit("session_logs"))
+    monkeypatch.setattr(cluster, "places", lambda _: [(0, 0)])
+    monkeypatch.setattr(cluster, "check", lambda *_: None)
+    monkeypatch.setattr(cluster, "reserve", lambda *_: slots)
+    monkeypatch.setattr(cluster, "keep_private", lambda **_: None)
+    with (
+        pytest.raises(SystemExit) as ended,
+        cluster.joined(None, None, {}, 1.0, logs=Path()),  # type: ignore[arg-type]
+    ):
+        pass
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before  # not Ray's, which ends the process with 15
