@@ -220,6 +220,7 @@ class Transfer:
 
     version: int
     bytes: int
+    """That travelled."""
     buckets: int
     seconds: float
     checksum: str

@@ -27,15 +27,15 @@ BUDGET = {
     "rlhfsim/frameworks": 96600,
     "rlhfsim/kernels": 11500,
     "rlhfsim/memory": 17200,
-    "rlhfsim/present": 85800,
+    "rlhfsim/present": 85900,
     "rlhfsim/rollout": 15500,
     "rlhfsim/search": 49300,
     "rlhfsim/simulation": 23500,
-    "rlhfsim/specs": 38400,
+    "rlhfsim/specs": 38500,
     "rlhfsim/step": 14000,
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 37000,
-    "rlhfsim/weight_sync": 9500,
+    "rlhfsim/weight_sync": 9600,
     "rlhfsim/what_if": 76600,
     "executor": 22600,
     "executor/algorithms": 14500,
@@ -46,7 +46,7 @@ BUDGET = {
     "executor/microbench": 7000,
     "executor/rewards": 24500,
     "executor/tasks": 14700,
-    "executor/weight_transfer": 7500,
+    "executor/weight_transfer": 8000,
 }
 """Tokens of Python by folder: neither packing nor splitting lines moves them. Lower it when code goes."""
 

@@ -83,6 +83,7 @@ class WeightRoute:
                 folder=str(self._folder),
                 bucket_bytes=self._job.bucket_bytes,
                 adapters_only=rules.adapters_only,
+                changes_only=rules.changes_only,
                 base_model=self._job.model if rules.adapters_only else "",
                 lora_scale=LORA_ALPHA_OVER_RANK,
                 timeout_s=self._limit,

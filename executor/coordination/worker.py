@@ -238,7 +238,7 @@ class Worker(TracedProcess):
             buckets: Iterator[Any] = engine.buckets(spec.bucket_bytes, senders)
             return buckets
 
-        weights = GatheredWeights(gather, on_host=spec.transport in ("host", "disk"))
+        weights = GatheredWeights(gather, on_host=spec.transport in ("host", "disk") or spec.changes_only)
         if self._sender is None:
             weights.exhaust()
             return None

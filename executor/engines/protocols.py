@@ -89,6 +89,8 @@ class ChannelSpec:
     bucket_bytes: int
     adapters_only: bool = False
     """LoRA: only adapter matrices travel; receivers merge them into the base weights."""
+    changes_only: bool = False
+    """Only elements that changed since the last transfer travel; both ends remember the rest."""
     base_model: str = ""
     """LoRA: folder of the base weights, readable by the receivers."""
     lora_scale: float = 1.0
@@ -102,7 +104,8 @@ class ChannelSpec:
     def native(self) -> Literal["ipc", "nccl"] | None:
         """vLLM's own engine that carries it (between GPUs); None: the executor's transports do."""
         native: dict[Transport, Literal["ipc", "nccl"]] = {"ipc": "ipc", "broadcast": "nccl"}
-        return native.get(self.transport) if self.device == "cuda" else None
+        own = self.device != "cuda" or self.changes_only
+        return None if own else native.get(self.transport)
 
 
 class Link(NamedTuple):

@@ -8,7 +8,8 @@
 Between GPUs vLLM's own engines carry broadcast and ipc (`executor.engines.vllm.transfer`): a route that a
 sender or receiver is given. A transfer is begun and ended through the store of `Control`; every receiver
 takes part in every transfer, and a side that was restarted needs a new channel. Both ends compute a checksum;
-the sender compares them.
+the sender compares them. Where only changes travel (`changes_only`), both ends keep a copy in host
+memory, the checksums are of the whole weights, and the bytes are those that travelled.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Protocol
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
 from executor.weight_transfer.buckets import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender
+from executor.weight_transfer.changes import Patched, Snapshot
 from executor.weight_transfer.control import Control
 from executor.weight_transfer.files import ReceivedFolder, ReceivedHostFile, SentFolder, SentHostFile
 from executor.weight_transfer.merge import merged
-from executor.weight_transfer.packing import Digest, GatheredWeights, Load, Named
+from executor.weight_transfer.packing import Digest, GatheredWeights, Load, Named, num_bytes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.weight_paths import Transport
 
@@ -80,6 +82,7 @@ class Sender:
         self.control = Control(spec, master=True)
         self.route = (route or _OUTGOING[spec.transport])(spec, self.control)
         self.transfers = 0
+        self._snapshot = Snapshot() if spec.changes_only else None
 
     def send(self, weights: GatheredWeights, version: int) -> Transfer:
         """Send weights to all receivers; returns when every one of them has them.
@@ -91,6 +94,7 @@ class Sender:
         try:
             self.control.put(prefix + "begin", version)
             self._gather(prefix)
+            weights.reduce = self._snapshot.changes if self._snapshot else None
             count = self.route.send(prefix, version, weights)
             self._confirm(prefix, weights.digest.hex())
             self.route.finish(version)
@@ -99,7 +103,7 @@ class Sender:
             self.route.close()
             weights.exhaust()
             raise
-        return _transfer(version, count, start, weights.digest)
+        return _transfer(version, count, start, weights.digest, weights.sent_bytes)
 
     def close(self) -> None:
         """Remove files and groups; the channel cannot be used again."""
@@ -140,6 +144,7 @@ class Receiver:
         self._make_route = route or _INCOMING[spec.transport]
         self._control: Control | None = None
         self._route: Incoming | None = None
+        self._patched = Patched() if spec.changes_only else None
 
     def receive(self, version: int, load: Load) -> Transfer:
         """Give full weights by Hugging Face name to `load`, and confirm them to the sender."""
@@ -148,8 +153,12 @@ class Receiver:
         prefix, self.transfers = f"{self.transfers}/", self.transfers + 1
         adapters: list[Named] = []
         take = adapters.extend if self.spec.adapters_only else load
+        arrived = 0
 
         def counted(tensors: Sequence[Named]) -> None:
+            nonlocal arrived
+            arrived += num_bytes(tensors)
+            tensors = self._patched.applied(tensors) if self._patched else tensors
             for name, tensor in tensors:
                 digest.add(name, tensor)
             take(tensors)
@@ -166,7 +175,7 @@ class Receiver:
             control.fail(f"receiver {self.index}: {_reason(error)}")
             route.close()  # a broken connection ends the sender's broadcast at once
             raise
-        return _transfer(version, count, start, digest)
+        return _transfer(version, count, start, digest, arrived)
 
     def close(self) -> None:
         """Let go of groups, mappings and the store."""
@@ -192,10 +201,10 @@ class Receiver:
         control.put(f"{prefix}ready/{self.index}", True)
 
 
-def _transfer(version: int, buckets: int, start: float, digest: Digest) -> Transfer:
+def _transfer(version: int, buckets: int, start: float, digest: Digest, sent_bytes: int) -> Transfer:
     seconds = time.monotonic() - start
     return Transfer(
-        version=version, bytes=digest.bytes, buckets=buckets, seconds=seconds, checksum=digest.hex()
+        version=version, bytes=sent_bytes, buckets=buckets, seconds=seconds, checksum=digest.hex()
     )
 
 

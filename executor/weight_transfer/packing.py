@@ -67,6 +67,11 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+def num_bytes(tensors: Iterable[Named]) -> int:
+    """Bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+
+
 def parts_of(header: Mapping[str, Any]) -> list[TensorPart]:
     """What a header, or a file's table, says that lies where."""
     return [TensorPart(*fields) for fields in header["parts"]]
@@ -170,14 +175,20 @@ class GatheredWeights:
         self._buckets: Iterator[list[Named]] | None = None
         self.digest = Digest()
         """Of the latest pass."""
+        self.reduce: Callable[[Sequence[Named]], list[Named]] | None = None
+        """What travels in place of some whole tensors; None: they do."""
+        self.sent_bytes = 0
+        """Bytes of the latest pass that travel."""
 
     def __iter__(self) -> Iterator[list[Named]]:
-        self.digest, self._buckets = Digest(), self._gather()
+        self.digest, self.sent_bytes, self._buckets = Digest(), 0, self._gather()
         for bucket in self._buckets:
             sent = [(name, tensor.cpu()) for name, tensor in bucket] if self._on_host else bucket
             for name, tensor in sent:
                 self.digest.add(name, tensor)
-            yield sent
+            parts = self.reduce(sent) if self.reduce else sent
+            self.sent_bytes += num_bytes(parts)
+            yield parts
 
     def exhaust(self) -> None:
         """Gather to the end and send nothing: other ranks wait in the collective."""

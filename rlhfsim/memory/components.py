@@ -76,6 +76,8 @@ class SyncBytes:
     """During the transfer."""
     group: float
     """NCCL buffers of the group over training and rollout, all the time."""
+    host: float = 0.0
+    """Host memory per node of the actor: a copy of what was last sent, where only changes travel."""
 
 
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)

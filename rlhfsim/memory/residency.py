@@ -37,6 +37,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -123,7 +124,11 @@ def sync_bytes(
     buffers = max(profile["sync_bucket_bytes"], largest)
     if rules.adapters_only and lora:
         buffers = 2.0 * lora_params(model, lora.rank)
-    return SyncBytes(buffers=buffers, group=profile["nccl_bytes"] if rules.communicator else 0.0)
+    return SyncBytes(
+        buffers=buffers,
+        group=profile["nccl_bytes"] if rules.communicator else 0.0,
+        host=BYTES_PER_ELEMENT["bf16"] * model.num_params if rules.changes_only else 0.0,
+    )
 
 
 def pool_bytes(
@@ -144,7 +149,9 @@ def pool_bytes(
         held = engine_in_plan(models, placement, workload, profile)
         engine = np.array([held] * len(stages), dtype=ENGINE)
         host, processes = host + held.host, processes + 1
-    path, reference = placement.weight_path, placement.reference
+    sync = sync_bytes(models.actor, placement.weight_path, placement.backend, workload.lora, profile)
+    host += sync.host if placement.actor.pool == pool else 0.0
+    reference = placement.reference
     swapped = "reference" in roles and reference is not None and reference.residency == "swapped"
     swap_host = max(part.states.host for part in roles["reference"]) if swapped else 0.0
     return PoolBytes(
@@ -152,7 +159,7 @@ def pool_bytes(
         stages=len(stages),
         roles={r: np.array(parts, dtype=ROLE) for r, parts in roles.items()},
         engine=engine,
-        sync=sync_bytes(models.actor, path, placement.backend, workload.lora, profile),
+        sync=sync,
         host=host + processes * profile["host_process_bytes"],
         swap_host=swap_host,
     )

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
 from rlhfsim.plan import Plan
+from rlhfsim.present.basis import profile_under
 from rlhfsim.present.words import listed, plural
 from rlhfsim.specs.model.context import longest, stretched
 from rlhfsim.specs.model.roles import SAME
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import GROUPED
 from rlhfsim.units import format
@@ -60,10 +62,22 @@ def assumed(plan: Plan) -> Iterator[str]:
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
     yield from plan.assumed
     yield from _dispatcher(plan)
+    if WEIGHT_PATHS[plan.placement.weight_path].changes_only:
+        yield _changed(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
         runs = framework(plan.framework)
         if runs.engine != PRICED_ENGINE:
             yield f"{runs.engine}, with which {runs.title} generates, is priced as {PRICED_ENGINE}"
+
+
+def _changed(plan: Plan) -> str:
+    """How much of the weights changes, where only that is sent."""
+    profile = profile_under(plan, plan.placement.actor.pool)
+    if profile is None:
+        return "few of the weights change in a step: only those are sent"
+    share = profile.coefficient("sync_delta_density")
+    value, low, high = (f"{x:.2g} %" for x in (100 * share.value, 100 * share.low, 100 * share.high))
+    return f"{value} of the weights change in a step ({low} to {high}): only those are sent"
 
 
 def _dispatcher(plan: Plan) -> Iterator[str]:

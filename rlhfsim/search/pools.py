@@ -103,7 +103,8 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
         score = times.of_call(train=False).sum(axis=0)
         last = times.unload if [role] == subproblem.scoring[-1:] else none
         columns = [none, none, score - last, score, times.training]
-    columns += [table.host * each, scored]
+    snapshot = subproblem.sync.host if role == "actor" else 0.0
+    columns += [table.host * each + snapshot, scored]
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
         columns += list((table.pieces if role == "rollout" else np.zeros_like(table.pieces)).T)
     workload = subproblem.workload

@@ -277,10 +277,11 @@ def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath
         return ("none",)
     runs = request.runs
     own = request.backend == "deepspeed" if runs is None else runs.name == OWN
-    paths = paths_between(one_pool=shape.joined, own_backend=not own)
+    wanted = request.weight_path
+    named = None if request.workload.lora is not None else wanted
+    paths = paths_between(one_pool=shape.joined, own_backend=not own, named=named)
     if request.workload.lora is not None:
         paths = (*(p for p, rules in WEIGHT_PATHS.items() if rules.adapters_only), *paths)
-    wanted = request.weight_path
     return tuple(
         p for p in paths if wanted in (None, p) and p not in request.left_out and _carried(request, shape, p)
     )

@@ -168,6 +168,13 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             "weight path 'lora' moves adapters, and the policy has none",
             help="set workload.lora, or use another path",
         )
+    if rules.changes_only and workload.lora is not None:
+        raise RlhfsimError(
+            "path-moves-no-adapters",
+            f"weight path {path!r} moves the elements of the whole model that changed, and the policy trains "
+            "adapters",
+            help="use weight path lora, broadcast or disk",
+        )
     if rollout is None:
         if schedule != Schedule():
             raise RlhfsimError(

@@ -6,7 +6,18 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rlhfsim.kernels.cost import Cost
-from rlhfsim.kernels.links import Stage, gather_rate, handled, hbm, host_rate, moved, pipelined, serial
+from rlhfsim.kernels.links import (
+    Stage,
+    gather_rate,
+    handled,
+    hbm,
+    host_rate,
+    moved,
+    pipelined,
+    read_rate,
+    serial,
+    write_rate,
+)
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route, Weights, without_ffn
 from rlhfsim.weight_sync.stages import (
     Priced,
@@ -247,31 +258,66 @@ def delta(ends: Route) -> Priced:
 
     verl `docs/advance/delta_weight_sync.md`. The snapshot is one training shard per GPU.
     """
-    changed = ends.weights.params * ends.source["sync_delta_density"]
-    size = changed * (TRAINED_BYTES + INDEX_BYTES)
-    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
-    compare = Stage(
-        name="compare",
-        parts=(
-            moved(ends.train_shard, host_rate(ends.source)),
-            moved(2 * ends.train_shard, hbm(ends.source)),
-        ),
-    )
-    collect = Stage(
-        name="gather",
-        parts=(
-            moved(size, gather_rate(ends.source, ends.gather_ranks)),
-            handled(ends.weights.tensors, ends.source, latency),
-        ),
-    )
+    size = changed_bytes(ends)
     send = Stage(name="wire", parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),))
-    apply = Stage(name="load", parts=load(ends).parts[1:])
-    cost = serial([start(ends), compare]) + pipelined([collect, send, apply], num_buckets(ends, size))
-    snapshot = ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+    chain = [_changes(ends, size), send, _scatter(ends)]
     return Priced(
-        cost=cost,
+        cost=serial([start(ends), _compare(ends)]) + pipelined(chain, num_buckets(ends, size)),
         bytes_moved=size,
         train_bytes=2 * bucket(ends),
         rollout_bytes=bucket(ends),
-        host_bytes=snapshot,
+        host_bytes=_snapshot(ends),
     )
+
+
+def delta_disk(ends: Route) -> Priced:
+    """S7 through a shared folder: the changes are written once, and every rollout node reads them.
+
+        T = compare + pipeline(gather S', S' / B_write) + pipeline(S' / B_read, scatter)
+
+    slime `docs/en/advanced/delta-weight-sync.md`, SkyRL `weight_sync_backend: delta`: each rollout host
+    patches a checkpoint of its own and its engine loads it, so the whole shard is copied in.
+    """
+    size, count = changed_bytes(ends), num_buckets(ends, changed_bytes(ends))
+    write = Stage(name="write", parts=(moved(size, write_rate(ends.source, shared=True)),))
+    read = Stage(name="read", parts=(moved(size, read_rate(ends.target, shared=True)),))
+    copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
+    nodes = -(-ends.rollout.gpus // ends.target.gpus_per_node)
+    return Priced(
+        cost=serial([start(ends), _compare(ends)])
+        + pipelined([_changes(ends, size), write], count)
+        + pipelined([read, copy, load(ends)], count),
+        bytes_moved=size * (1 + nodes),
+        train_bytes=2 * bucket(ends),
+        rollout_bytes=bucket(ends),
+        host_bytes=_snapshot(ends),
+    )
+
+
+def changed_bytes(ends: Route) -> float:
+    """Bytes of the elements that changed, with their positions (S')."""
+    return ends.weights.params * ends.source["sync_delta_density"] * (TRAINED_BYTES + INDEX_BYTES)
+
+
+def _compare(ends: Route) -> Stage:
+    """Every training GPU reads the snapshot of its shard from the host and compares."""
+    shard = ends.train_shard
+    parts = (moved(shard, host_rate(ends.source)), moved(2 * shard, hbm(ends.source)))
+    return Stage(name="compare", parts=parts)
+
+
+def _changes(ends: Route, size: float) -> Stage:
+    """The changes of all shards, gathered tensor by tensor."""
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    gathered_bytes = moved(size, gather_rate(ends.source, ends.gather_ranks))
+    names = handled(ends.weights.tensors, ends.source, latency)
+    return Stage(name="gather", parts=(gathered_bytes, names))
+
+
+def _scatter(ends: Route) -> Stage:
+    """The engine writes what changed into its weights: names cost, bytes do not."""
+    return Stage(name="load", parts=load(ends).parts[1:])
+
+
+def _snapshot(ends: Route) -> float:
+    return ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)

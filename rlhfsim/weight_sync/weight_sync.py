@@ -133,7 +133,7 @@ def sync(
 
 def every_path(ends: Route) -> tuple[SyncCost, ...]:
     """All paths and variants side by side, available or not, in the order of the ladder."""
-    return (*(variant(ends) for variant in VARIANTS.values()), quantised(ends), delta(ends))
+    return (*(variant(ends) for variant in VARIANTS.values()), quantised(ends))
 
 
 # --- why a path cannot be used ----------------------------------------------------------------------
@@ -168,6 +168,10 @@ def _host(ends: Route) -> str | None:
     return None if ends.same_pool or ends.rdma else "the network has no RDMA"
 
 
+def _changes_apart(ends: Route) -> str | None:
+    return "on shared GPUs the weights are handed over by pointer anyway" if ends.same_pool else None
+
+
 def _adapters(ends: Route) -> str | None:
     return None if ends.has_adapters else "the policy has no adapters: all its weights are trained"
 
@@ -179,6 +183,7 @@ BEHIND_ROLLOUT = "generation of the next batch, at one more version of staleness
 BEHIND_TRAINING = "the save with the next training step, the load with the end of generation"
 IN_PLACE = "same pool; the whole model fits beside the training shard"
 SHARED_GPUS = "training and rollout processes share each GPU"
+FEW_CHANGES = "few BF16 elements change (small learning rate); a snapshot in pinned host memory"
 DISJOINT = "the pools are disjoint and reach each other"
 
 
@@ -322,6 +327,24 @@ VARIANTS = {
             "generation of requests that use the old adapter",
             _adapters,
         ),
+        _variant(
+            "delta",
+            "delta",
+            "changed elements, NCCL broadcast",
+            paths.delta,
+            FEW_CHANGES,
+            BEHIND_ROLLOUT,
+            _changes_apart,
+        ),
+        _variant(
+            "delta-disk",
+            "delta-disk",
+            "changed elements, shared file system",
+            paths.delta_disk,
+            FEW_CHANGES,
+            BEHIND_ROLLOUT,
+            _changes_apart,
+        ),
     )
 }
 """By name, in the order of the ladder; the usual form of a path has the path's own name (disk: local or
@@ -340,15 +363,3 @@ def quantised(ends: Route) -> SyncCost:
         why_not=why,
         limits="the rollout runs in FP8: log-probs differ from training (use a correction)",
     )
-
-
-def delta(ends: Route) -> SyncCost:
-    """Only the elements that changed, with their positions (S7)."""
-    return Variant(
-        path="ipc" if ends.same_pool else "broadcast",
-        name="delta",
-        title="changed elements only",
-        price=paths.delta,
-        limits="few BF16 elements change (small learning rate); a snapshot in pinned host memory",
-        overlaps_with=IDLE if ends.same_pool else BEHIND_ROLLOUT,
-    )(ends)

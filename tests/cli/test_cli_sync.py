@@ -32,7 +32,7 @@ def test_json_names_every_path_with_an_interval() -> None:
     found = data()
     assert found["schema"] == "rlhfsim.sync/1"
     names = [p["name"] for p in found["paths"]]
-    assert len(names) == len(set(names)) == 15
+    assert len(names) == len(set(names)) == 16
     for wanted in ("none", "reshard", "ipc", "broadcast", "p2p", "disk-local", "disk-shared", "lora", "host"):
         assert wanted in names
     assert all(p["low"] <= p["seconds"] <= p["high"] for p in found["paths"])

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
+from executor.weight_transfer.changes import Patched, Snapshot
 from executor.weight_transfer.channel import Receiver, Sender
-from executor.weight_transfer.packing import GatheredWeights, Named
+from executor.weight_transfer.packing import GatheredWeights, Named, as_bytes
 from executor.weight_transfer.shared_memory import SHARED, prefix, sweep
 from rlhfsim.errors import RlhfsimError
 
@@ -91,6 +92,43 @@ def test_every_receiver_gets_the_same_weights_in_order_twice(transport: str, tmp
                 assert transfer.buckets == sent.buckets
     sender.close()
     assert shared_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("transport", ["broadcast", "disk"])
+def test_only_changed_elements_travel_and_every_bit_arrives(transport: str, tmp_path: Path) -> None:
+    spec = channel(transport, tmp_path, changes_only=True)
+    weights = some_weights(seed=1)
+    whole = sum(t.numel() * t.element_size() for _, t in weights)
+    sender, receivers = Sender(spec), [Receiver(spec, index) for index in range(2)]
+    large = max((t for _, t in weights), key=Tensor.numel)
+    with ThreadPoolExecutor(2) as pool:
+        for version, changed in ((1, None), (2, [0, 5]), (3, [])):
+            if changed:
+                large.view(-1)[changed] = torch.tensor([-0.0, float("nan")], dtype=large.dtype)
+            ends = [pool.submit(received, receiver, version) for receiver in receivers]
+            sent = sender.send(gathered(weights), version)
+            for got, transfer in (end.result() for end in ends):
+                assert [name for name, _ in got] == [name for name, _ in weights]
+                pairs = zip(got, weights, strict=True)
+                assert all(torch.equal(as_bytes(a), as_bytes(b)) for (_, a), (_, b) in pairs)
+                assert (transfer.bytes, transfer.checksum) == (sent.bytes, sent.checksum)
+            elements = 0 if changed is None else len(changed)
+            expected = whole if changed is None else elements * (large.element_size() + 4)
+            assert sent.bytes == expected
+    sender.close()
+
+
+def test_a_tensor_of_which_most_changed_travels_whole() -> None:
+    snapshot, patched = Snapshot(), Patched()
+    old, new = torch.zeros(4, dtype=torch.bfloat16), torch.tensor([1.0, 2, 0, 0]).bfloat16()
+    assert [name for name, _ in patched.applied(snapshot.changes([("w", old)]))] == ["w"]
+    parts = snapshot.changes([("w", new)])
+    assert [name for name, _ in parts] == ["w"], "2 x (2 + 4) bytes are more than 4 x 2"
+    assert torch.equal(patched.applied(parts)[0][1], new)
+    one = snapshot.changes([("w", torch.tensor([1.0, 2, 3, 0]).bfloat16())])
+    assert [name for name, _ in one] == ["w#positions", "w#values"]
+    assert patched.applied(one[:1]) == [], "the values come in the next bucket"
+    assert patched.applied(one[1:])[0][1].tolist() == [1, 2, 3, 0]
 
 
 def test_checksum_does_not_depend_on_the_transport_but_on_every_byte(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_skyrl_refuses_what_it_cannot_share_and_a_critic_on_megatron() -> None:
         export(with_placement(ppo, backend="megatron"), "skyrl", frozenset())
 
 
+def test_skyrl_sends_changes_through_a_folder_and_they_are_read_back(tmp_path: Path) -> None:
+    plan = with_placement(planned("skyrl-async-1.5b"), weight_path="delta-disk")
+    exported = export(plan, "skyrl", frozenset())
+    engine = "generator.inference_engine"
+    assert exported.written.values[f"{engine}.weight_sync_backend"] == "delta"
+    assert exported.written.values[f"{engine}.delta_weight_sync.sync_dir"] == "${SYNC_DIR}"
+    script = tmp_path / "launch.sh"
+    script.write_text(exported.files["launch.sh"])
+    configuration, settings = read_configuration([script], {"trainer.policy.model.path": "qwen2.5-1.5b"})
+    assert configuration.run(settings, {}).weight_path == "delta-disk"
+
+
 @pytest.mark.parametrize("stem", [path.stem for path in sorted(RECIPES.glob("skyrl-*.yaml"))])
 def test_what_is_written_is_read_as_the_same_run(stem: str, tmp_path: Path) -> None:
     plan = planned(stem)

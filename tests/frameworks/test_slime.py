@@ -189,6 +189,12 @@ def test_disk_oversampling_and_environments_have_flags() -> None:
     disk = replace(PLANS[0], placement=replace(PLANS[0].placement, weight_path="disk"))
     values = export(disk, "slime", frozenset()).written.values
     assert values["--update-weight-disk-dir"] == "${SYNC_DIR}"
+    apart = next(p for p in PLANS if "--colocate" not in export(p, "slime", frozenset()).written.values)
+    changes = replace(apart, placement=replace(apart.placement, weight_path="delta-disk"))
+    values |= export(changes, "slime", frozenset()).written.values
+    assert values["--update-weight-mode"] == "delta"
+    assert values["--update-weight-transport"] == "disk"
+    assert values["--update-weight-local-checkpoint-dir"] == "${LOCAL_CHECKPOINT_DIR}"
     assert given(oversampling=0.25)["--over-sampling-batch-size"] == 160
     sampling = DynamicSampling(kept=0.5, gen_prompts=384)
     assert given(dynamic_sampling=sampling)["--over-sampling-batch-size"] == 384
@@ -211,6 +217,14 @@ def test_filters_oversampling_gradients_and_turns_are_read() -> None:
     assert described(grad_reduce_in_bf16=True).gradients == "bf16"
     turns = described(custom_generate_function_path="a.b", **{"environment.turns": 3})
     assert turns.environment == Environment(turns=3)
+    sent = {
+        "colocate": False,
+        "rollout_num_gpus": 8,
+        "update_weight_transport": "disk",
+        "update_weight_mode": "delta",
+    }
+    assert described(**sent).weight_path == "delta-disk"
+    assert described(**sent | {"update_weight_mode": "full"}).weight_path == "disk"
     assert described(rollout_max_prompt_len=1024).max_prompt == 1024
 
 

@@ -285,6 +285,8 @@ def test_buffers_of_a_weight_sync_by_hand() -> None:
     assert found("broadcast", "fsdp2").buffers == 4 * 128256 * 4096 > bucket
     assert found("broadcast").group == H100["nccl_bytes"]
     assert found("ipc").group == 0
+    assert found("broadcast").host == 0
+    assert found("delta").host == found("delta-disk").host == 2 * LLAMA.num_params, "a copy of what was sent"
     assert found("lora", lora=Lora(rank=8)).buffers == 2 * states.lora_params(LLAMA, 8)
     wide = replace(MOE, vocab=1000, moe=replace(MOE.moe, expert_ffn=200_000))
     assert found("broadcast", model=wide).buffers == 2 * 3 * 2048 * 200_000

@@ -14,6 +14,7 @@ from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget, read_plan, write_pl
 from rlhfsim.present.pages.plan import plan_page, tiles
 from rlhfsim.present.terminal.design import show_first
 from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.present.verdict import assumed
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, requirement
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -107,6 +108,12 @@ def target(name: str, value: float, probability: float | None) -> RunTarget:
         text="step_time<9s",
         probability=probability,
     )
+
+
+def test_how_much_changes_is_assumed_where_only_that_is_sent(plan: Plan) -> None:
+    said = "2 % of the weights change in a step (0.5 % to 5 %): only those are sent"
+    assert said not in assumed(plan)
+    assert said in assumed(replace(plan, placement=replace(plan.placement, weight_path="delta")))
 
 
 def test_without_a_run_only_the_step_is_said(plan: Plan) -> None:

@@ -166,6 +166,15 @@ def test_a_framework_offers_the_paths_that_it_runs() -> None:
     assert paths(nodes, joined=False) == {"broadcast", "disk"}  # host memory ends at the node
 
 
+@pytest.mark.parametrize("name", ["delta", "delta-disk"])
+def test_changed_elements_alone_travel_only_where_that_is_asked_for(name: Any) -> None:
+    assert name not in paths(request(), joined=False)
+    asked = request(weight_path=name)
+    assert (paths(asked, joined=False), paths(asked, joined=True)) == ({name}, set())
+    lora = Workload(model="qwen2.5-0.5b", lora=Lora(rank=8), prompts=32)
+    assert not paths(request(weight_path=name, workload=lora), joined=False)
+
+
 def test_adapters_alone_can_move_only_where_adapters_are_trained() -> None:
     lora = Workload(model="qwen2.5-0.5b", lora=Lora(rank=8), prompts=32)
     assert "lora" in paths(request(workload=lora), joined=True)

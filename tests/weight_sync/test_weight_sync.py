@@ -390,6 +390,22 @@ def test_an_engine_that_quantises_what_arrives_is_sent_bf16() -> None:
     assert bf16.cost.seconds == pytest.approx(nemo.cost.seconds, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("model", "share", "published"),
+    [
+        ("qwen3-30b-a3b", (0.045, 0.045), 8.24e9),  # vime pull request 392
+        ("qwen3-30b-a3b", (0.008, 0.011), 1.8e9),  # verl pull request 6974
+        ("qwen3-0.6b", (0.005, 0.01), 28e6),  # TRL pull request 5417: 20 to 35 MB, over 99 % unchanged
+    ],
+)
+def test_published_bytes_of_a_delta_are_six_for_each_element_that_changed(
+    model: str, share: tuple[float, float], published: float
+) -> None:
+    params = resolve_model(model).num_params
+    low, high = (6 * params * x for x in share)
+    assert 0.98 * low <= published <= 1.02 * high
+
+
 def test_a_delta_moves_six_bytes_per_changed_element() -> None:
     found = paths.delta(ends(TRAIN, ROLLOUT))
     assert found.bytes_moved == pytest.approx(DENSE.num_params * H100["sync_delta_density"] * 6)

@@ -30,7 +30,7 @@ from rlhfsim.units import GB
 from rlhfsim.weight_sync import offload, paths, reshard, stages, storage
 from rlhfsim.weight_sync.endpoints import Route, mean_bytes, route, weights_of, without_ffn
 from rlhfsim.weight_sync.offload import MovedBytes
-from rlhfsim.weight_sync.weight_sync import VARIANTS, SyncCost, delta, quantised, sync
+from rlhfsim.weight_sync.weight_sync import VARIANTS, SyncCost, quantised, sync
 
 H100 = load_profile("h100_sxm")
 DENSE, MOE, LITE = preset("llama-3.1-8b"), preset("qwen3-30b-a3b"), preset("deepseek-v2-lite")
@@ -427,6 +427,21 @@ def test_a_delta_by_hand(device: Device, same: bool) -> None:
     assert got.host_bytes == 8 * e.train_shard
 
 
+def test_a_delta_through_a_shared_folder_by_hand(device: Device) -> None:
+    """Written once, read by both nodes of the rollout, loaded as a whole."""
+    e = ends(device, Layout(tp=2, dp=4), RolloutLayout(dp=16))
+    size = DENSE.num_params * 0.01 * 6
+    compare = e.train_shard / host_rate(device).value + 2 * e.train_shard / hbm(device).value
+    collect = size / gather_rate(device, 2).value + 291e-4
+    write, read = (size / rate(device, shared=True).value for rate in (write_rate, read_rate))
+    copy, count = e.rollout_shard / host_rate(device).value, size / 2e9
+    got = paths.delta_disk(e)
+    expected = 0.3 + compare + _pipe([collect, write], count)
+    expected += _pipe([read, copy, stages.load(e).seconds], count)
+    assert got.cost.seconds == pytest.approx(expected)
+    assert got.bytes_moved == pytest.approx(3 * size)
+
+
 # --- disk and host ----------------------------------------------------------------------------------------
 
 
@@ -638,7 +653,9 @@ def test_paths_say_between_which_ends_they_work(device: Device) -> None:
         == VARIANTS["ipc"](replace(near, rollout=RolloutLayout(dp=8, precision="fp8"))).cost
     )
     assert quantised(apart).available
-    assert (delta(near).path, delta(apart).path) == ("ipc", "broadcast")
+    for name in ("delta", "delta-disk"):
+        assert _refused(VARIANTS[name](near))
+        assert VARIANTS[name](apart).available
 
 
 def test_moves_of_an_engine_by_hand(device: Device) -> None:

@@ -21,6 +21,7 @@ NEEDS = {
     "TRAIN_DATA": "Parquet file of training prompts",
     "VAL_DATA": "Parquet file of validation prompts",
     "ADAPTERS": "folder for adapters that every node sees",
+    "SYNC_DIR": "folder, gs:// or s3:// address that training and rollout share, for changed weights",
     "ENVIRONMENT": "environment that gives rewards, for example gsm8k",
 }
 

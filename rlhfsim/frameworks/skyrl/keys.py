@@ -32,6 +32,7 @@ from rlhfsim.frameworks.table import (
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.placement.placement import Residency
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm
 
 ESTIMATORS: dict[Algorithm, str] = {
@@ -151,7 +152,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     swapped = shared or (kl and s.flag(f"{PLACE}.colocate_policy_ref", default=True))
     adapters = read["workload.lora.rank"] > 0
     beside = adapters and not (megatron and s.flag(f"{MEGATRON}.lora_config.merge_lora", default=True))
-    direct = not beside and s.text(f"{ENGINE}.weight_sync_backend", default="nccl") in ("sharded_rdt", "rdt")
+    sent = "nccl" if beside else s.text(f"{ENGINE}.weight_sync_backend", default="nccl")
+    paths: dict[str, WeightPath] = {"sharded_rdt": "p2p", "rdt": "p2p", "delta": "delta-disk"}
     residency = _residency(s, "policy", shared=swapped)
     model = s.model(MODEL, default="Qwen/Qwen2.5-1.5B-Instruct")
     critic = s.find("trainer.critic.model.path") if algorithm == "ppo" else None
@@ -175,7 +177,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "rollout.gpus": each * engines,
         "rollout_gpus": None if shared else each * engines * read["rollout.attention_dp"],
         "rollout.sleep": 0 if not shared else 1 if beside else 2,
-        "weight_path": "lora" if beside else "p2p" if direct else "ipc" if shared else "broadcast",
+        "weight_path": "lora" if beside else paths.get(sent, "ipc" if shared else "broadcast"),
         "schedule.staleness": float(lag),
         "schedule.partial_rollout": continuous,
     }
@@ -372,9 +374,10 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.speculation.draft_tokens", "trainer.mtp.num_speculative_tokens", read=False),
     FixedKey(
         f"{ENGINE}.weight_sync_backend",
-        lambda plan: "sharded_rdt" if plan.placement.weight_path == "p2p" else "nccl",
+        lambda plan: {"p2p": "sharded_rdt", "delta-disk": "delta"}.get(plan.placement.weight_path, "nccl"),
         why=of_call("actor.sync"),
     ),
+    FixedKey(f"{ENGINE}.delta_weight_sync.sync_dir", "${SYNC_DIR}", "weight_path=delta-disk"),
     FixedKey("generator.batched", False),
 )
 TABLE = Table(

@@ -67,6 +67,7 @@ RUNS = Runs(
         "broadcast": known_by("run on GPUs", *APART),
         "p2p": known_by("run on GPUs", *APART),
         "lora": known_by("run on GPUs", *EVERYWHERE),
+        "delta-disk": known_by("run on GPUs", *APART),
     },
     features=known_by(
         "run on GPUs",

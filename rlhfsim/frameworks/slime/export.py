@@ -53,6 +53,7 @@ NEEDS = {
     "REWARD_URL": "address of a served reward model",
     "GENERATE": "path of a Python function that plays the turns of an environment",
     "SYNC_DIR": "folder that training and rollout share, for weights",
+    "LOCAL_CHECKPOINT_DIR": "folder of each rollout node, for the weights that changes are written into",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
 BESIDES = ("profile_peak", "cuda_graphs")

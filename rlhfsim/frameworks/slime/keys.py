@@ -37,6 +37,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
 
 ESTIMATORS: dict[Algorithm, str] = {
@@ -182,6 +183,13 @@ def _drafting(plan: Plan) -> Iterator[Setting]:
         yield Setting(key=f"{prefix}-draft-model-path", value="${DRAFT_MODEL}")
 
 
+def _weight_path(s: FrameworkSettings, *, shared: bool) -> WeightPath:
+    changes = s.text("update_weight_mode", default="full") == "delta"
+    if s.text("update_weight_transport", default="nccl") == "disk":
+        return "delta-disk" if changes else "disk"
+    return "ipc" if shared else "broadcast"
+
+
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     algorithm, model, shared = _algorithm(s), s.model(POLICY), read["shared"]
     samples = read["workload.prompts"] * read["workload.samples"]
@@ -189,7 +197,6 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     updates = s.whole(STEPS, default=usual)
     leaves = algorithm == "ppo" or (shared and not s.flag("no_offload_train")) or s.flag("offload_train")
     stale, continuous = _schedule(s, read)
-    disk = s.text("update_weight_transport", default="nccl") == "disk"
     engine, groups = read["rollout.replica_gpus"], read["rollout.attention_dp"]
     if s.find("sglang_speculative_algorithm"):
         s.assumed["sglang_speculative_algorithm"] = "none: its acceptance is not in the configuration"
@@ -213,7 +220,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "rollout.max_num_seqs": max(1, min(read["engine.sent"], read["engine.running"]) // groups),
         "rollout.max_batched_tokens": max(1, read["engine.tokens"] // groups),
         "rollout.precision": "fp8" if "fp8" in model.lower() else "bf16",
-        "weight_path": "disk" if disk else "ipc" if shared else "broadcast",
+        "weight_path": _weight_path(s, shared=shared),
         "schedule.staleness": stale,
         "schedule.partial_rollout": continuous,
     }
@@ -243,9 +250,11 @@ _WHERE = (
     Key("shared", "--colocate", codec=flag(), why="training and rollout share the GPUs"),
     FixedKey("--no-offload-train", True, "shared !leaves", memory),
     Key("rollout.sleep", "--no-offload-rollout", codec=flag(0, 2), when="shared"),
-    FixedKey("--update-weight-transport", "disk", "weight_path=disk", of_call("actor.sync")),
-    FixedKey("--update-weight-disk-dir", "${SYNC_DIR}", "weight_path=disk"),
-    FixedKey("--update-weight-transport", "nccl", "!shared !weight_path=disk", of_call("actor.sync")),
+    FixedKey("--update-weight-mode", "delta", "weight_path=delta-disk", "only changed elements are sent"),
+    FixedKey("--update-weight-transport", "disk", "on_disk", of_call("actor.sync")),
+    FixedKey("--update-weight-disk-dir", "${SYNC_DIR}", "on_disk"),
+    FixedKey("--update-weight-transport", "nccl", "!shared !on_disk", of_call("actor.sync")),
+    FixedKey("--update-weight-local-checkpoint-dir", "${LOCAL_CHECKPOINT_DIR}", "weight_path=delta-disk"),
 )
 _BATCH = (
     FixedKey("--prompt-data", "${PROMPTS}"),
@@ -394,5 +403,6 @@ TABLE = Table(
         "engine.sent": lambda plan: _engine(plan, "max_num_seqs"),
         "engine.tokens": lambda plan: _engine(plan, "max_batched_tokens"),
         "chunked": _chunked,
+        "on_disk": lambda plan: plan.placement.weight_path in ("disk", "delta-disk"),
     },
 )

@@ -54,6 +54,7 @@ RUNS = Runs(
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),
         "disk": known_by("run on GPUs", *EVERYWHERE),
+        "delta-disk": known_by("run on GPUs", *APART),  # actor.py: delta goes over disk, never colocated
     },
     features=known_by(
         "run on GPUs",

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 WeightPath = Literal[
-    "none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host", "broadcast-per-parameter"
+    "none",
+    "ipc",
+    "reshard",
+    "broadcast",
+    "p2p",
+    "disk",
+    "lora",
+    "host",
+    "broadcast-per-parameter",
+    "delta",
+    "delta-disk",
 ]
 Transport = Literal["broadcast", "ipc", "host", "disk"]
 """How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a
@@ -40,6 +50,9 @@ class WeightPathRules:
     communicator: bool = False
     """An NCCL group spans training and rollout."""
     adapters_only: bool = False
+    changes_only: bool = False
+    """Only elements that changed since the last transfer travel. How many these are depends on the learning
+    rate, so the search offers such a path only where it is named."""
     copies: bool = True
     """False: the rollout reads the weights where they are trained."""
     in_place_of: WeightPath | None = None
@@ -85,6 +98,19 @@ WEIGHT_PATHS: Mapping[WeightPath, WeightPathRules] = {
         communicator=True,
         in_place_of="broadcast",
     ),
+    "delta": WeightPathRules(
+        title="changed elements by broadcast",
+        pools="two",
+        transports=_by("broadcast", *APART),
+        communicator=True,
+        changes_only=True,
+    ),
+    "delta-disk": WeightPathRules(
+        title="changed elements through a shared folder",
+        pools="two",
+        transports=_by("disk", *APART),
+        changes_only=True,
+    ),
 }
 """In the order in which the search tries them."""
 
@@ -95,16 +121,19 @@ SEARCHED: tuple[WeightPath, ...] = tuple(
 """Paths that plans may have."""
 
 
-def paths_between(*, one_pool: bool, own_backend: bool) -> tuple[WeightPath, ...]:
+def paths_between(
+    *, one_pool: bool, own_backend: bool, named: WeightPath | None = None
+) -> tuple[WeightPath, ...]:
     """Paths that copy all weights, for actor and rollout in one pool or in two.
 
-    `own_backend`: the training backend brings paths of its own.
+    `own_backend`: the training backend brings paths of its own. `named`: the path that is asked for.
     """
     pools = ("one", "any") if one_pool else ("two", "any")
     return tuple(
         path
         for path, rules in WEIGHT_PATHS.items()
         if rules.pools in pools and rules.copies and not rules.adapters_only
+        if not rules.changes_only or path == named
         if rules.in_place_of is None and (own_backend or not rules.needs_backend)
     )
 
