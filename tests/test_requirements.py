@@ -80,6 +80,12 @@ def test_a_lock_has_what_the_install_asks_for(lock: str, extra: str | None) -> N
         )
 
 
+def test_packages_of_the_gpu_set_do_not_write_each_other_s_files() -> None:
+    """cuda-python holds files of cuda-bindings up to 12, which then breaks flashinfer and vLLM's kernels."""
+    pins = _pins("gpu.lock")
+    assert pins["cuda-python"].split(".")[0] == pins["cuda-bindings"].split(".")[0]
+
+
 def test_no_committed_file_names_the_host_of_a_package_registry() -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     named = []
