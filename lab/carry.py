@@ -23,6 +23,7 @@ from itertools import groupby, permutations
 from pathlib import Path
 from statistics import median
 
+from lab.scoreboard.rows import FIT_FILE, FIT_LOGS, rows_of
 from rlhfsim.api import estimate
 from rlhfsim.calibration.biases import bias_priors, factors_of_phases, known_biases, section
 from rlhfsim.calibration.evidence import evidence
@@ -42,9 +43,9 @@ from rlhfsim.step.engine_mode import biased, mode_of
 from rlhfsim.step.region import apart
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
-from rlhfsim.validation.kinds.rlhf import FIT_FILE, FIT_LOGS, NEMO, PHASES, WITH_SYNC
+from rlhfsim.validation.kinds.rlhf import NEMO, PHASES, WITH_SYNC
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 from rlhfsim.what_if.replan import calibrated
 
 FRAMEWORKS = {"verl": "verl", "NeMo-RL": "nemo-rl"}
@@ -74,7 +75,7 @@ class Scored:
 
 def published() -> Iterator[tuple[Observation, bool]]:
     """Rows of synchronous steps with phases, and whether their source fitted a cost."""
-    for row in shipped("rlhf"):
+    for row in rows_of("rlhf"):
         name = FRAMEWORKS.get((row.text("framework") or "").split(" ")[0])
         if name is None or row.text("weight_sync_s") == "0.13":
             continue

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Literal
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.api import estimate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
@@ -31,7 +32,7 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
 from rlhfsim.validation.kinds.rlhf import step_seconds
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 THIRD = 1 / 3
 """A predicted gain that is off by no more than this share of the published one has its size."""
@@ -84,7 +85,7 @@ class Gain:
 
 @cache
 def _rows() -> tuple[Row, ...]:
-    return tuple(shipped("rlhf"))
+    return tuple(rows_of("rlhf"))
 
 
 @cache

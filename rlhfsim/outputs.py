@@ -33,8 +33,6 @@ MARKS = {
     "trace": rb'^\s*\{\s*"schema": "rlhfsim\.trace/\d+",\s*"source": "predicted"',
     "trace for Perfetto": rb'^\s*\{"displayTimeUnit": "ms", "otherData": \{"schema": "rlhfsim\.trace/',
     "page": rb'^<!DOCTYPE html>.*<meta name="generator" content="rlhfsim ',
-    "scoreboard": rb"^# Accuracy\s+Predictions against published measurements",
-    "figures": rb'^\s*\{\s*"schema": "rlhfsim\.validate/',
     "rows": rb'^(kind,file,line,source,label,|\[\s*\{\s*"kind": "[^"]*",\s*"file": "[^"]*",\s*"line": )',
 }
 """Kind of output -> the pattern by which an earlier one is known; a measured trace is none of them."""

@@ -49,8 +49,6 @@ SKIPPED = {
         ),
         "a job that runs",
     ),
-    "validate --check reports/accuracy.json": "the checkout",
-    "validate --report reports/accuracy.md": "the checkout",
 }
 """Command -> what it needs that is not here."""
 _EXTRA = re.compile(r"pip install 'rlhfsim\[([\w-]+)\]'")

@@ -2,9 +2,9 @@
 
     python -m lab.fits.discrepancy
 
-Reads `rlhfsim validate`'s predictions (after `lab.fits.leave_one_out`), and rewrites `*_discrepancy` of
+Reads `lab.scoreboard`'s predictions (after `lab.fits.leave_one_out`), and rewrites `*_discrepancy` of
 hardware_profiles/common.yaml, rlhfsim/step/groups.csv and rlhfsim/step/measured_runs.csv. The laws:
-`rlhfsim.validation.discrepancy` and `rlhfsim.validation.group_law`. Values: over all publishers. P10 and P90: of the values
+`lab.scoreboard.discrepancy` and `lab.scoreboard.group_law`. Values: over all publishers. P10 and P90: of the values
 without one publisher at a time. Nothing is drawn: the same rows give the same files, but for the date.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.scoreboard.board import collect
+from lab.scoreboard.discrepancy import runs_of, unseen
+from lab.scoreboard.group_law import with_ends
+from lab.scoreboard.intervals import estimated
 from rlhfsim import resources
 from rlhfsim.step import groups
 from rlhfsim.step.measured import COEFFICIENTS, FILE, REACH, runs_text
-from rlhfsim.validation import scoreboard, tables
-from rlhfsim.validation.discrepancy import runs_of, unseen
-from rlhfsim.validation.group_law import with_ends
-from rlhfsim.validation.intervals import estimated
 from rlhfsim.validation.outcome import Outcome
 
 KINDS = ("training", "memory", "rlhf")
@@ -75,7 +75,7 @@ def written(text: str, found: Mapping[str, tuple[float, float, float, str]]) -> 
 
 def main() -> None:
     """Fit and write."""
-    outcomes, _ = scoreboard.collect(tables.select(KINDS), discrepancy=False)
+    outcomes, _ = collect(KINDS, discrepancy=False)
     found, grouped = laws(outcomes)
     for name, (value, low, high, what) in found.items():
         sys.stdout.write(f"{name}: {value:.3f} ({low:.3f} to {high:.3f}), {what}\n")

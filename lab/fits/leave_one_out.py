@@ -1,6 +1,6 @@
-"""Every fit again without one publisher at a time, for the errors of `rlhfsim validate` that no fit has seen.
+"""Every fit again without one publisher at a time, for the errors of `lab.scoreboard` that no fit has seen.
 
-    python -m lab.fits.leave_one_out         rewrites rlhfsim/validation/data/left_out.json
+    python -m lab.fits.leave_one_out         rewrites lab/scoreboard/data/left_out.json
     python -m lab.fits.leave_one_out rlhf    only this fit
 
 A fit takes the rows to fit on, so leaving a publisher out is calling it with the others' rows. The hash is
@@ -14,16 +14,16 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from lab.fits import rlhf, training, verl, weight_sync
+from lab.scoreboard.left_out import FILE
+from lab.scoreboard.rows import DATA
 from rlhfsim.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.validation.left_out import FILE, publisher
+from rlhfsim.validation.outcome import publisher
 from rlhfsim.validation.rows import Row
 
 Fitted = Mapping[str, Coefficient]
@@ -104,7 +104,7 @@ def _data(fit: Fit, key: str, c: Coefficient) -> dict[str, Any]:
 
 def main() -> None:
     """Refit and write."""
-    path = Path(str(resources.files("rlhfsim.validation") / "data" / FILE))
+    path = DATA / FILE
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     wanted = sys.argv[1:] or [fit.name for fit in FITS]
     for fit in FITS:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lab.scoreboard.rows import FIT_FILE, rows_of
 from rlhfsim.frameworks.configuration.described import RunSpecs
 from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -34,8 +35,8 @@ from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.training import micro_batches
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
-from rlhfsim.validation.kinds.rlhf import FIT_FILE, priced, timed_cost
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.kinds.rlhf import priced, timed_cost
+from rlhfsim.validation.rows import Row
 
 NAMES = ("rollout_step_overhead", "rl_layer_time", "rl_call_time", "controller_time")
 UNTIMED = ("actor.logprob.unload", "actor.train.load")
@@ -144,7 +145,7 @@ three times over, a remote call with its batch, a second of bookkeeping. They st
 
 def fit_rows() -> list[Row]:
     """The rows of the phase table, blanks filled."""
-    return [assumptions.apply("rlhf", r)[0] for r in shipped("rlhf") if r.file == FIT_FILE]
+    return [assumptions.apply("rlhf", r)[0] for r in rows_of("rlhf") if r.file == FIT_FILE]
 
 
 def fit(rows: Sequence[Row]) -> dict[str, Coefficient]:

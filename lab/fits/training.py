@@ -18,14 +18,15 @@ from functools import cache
 import numpy as np
 
 from lab.fits.posterior import Floats, Free, posterior, written
+from lab.scoreboard.rows import part_of, rows_of
 from rlhfsim import resources
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import Lookup, job, measured, shipped_profile
-from rlhfsim.validation.kinds.training import part_of, price
+from rlhfsim.validation.kinds.training import price
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 STACKS = ("megatron", "compiled", "eager")
 FREE: tuple[Free, ...] = (
@@ -48,7 +49,9 @@ hardware, and what differs between kinds of training software are the three spee
 
 def fit_rows() -> list[Row]:
     """The rows of the fit part, blanks filled."""
-    return [assumptions.apply("training", r)[0] for r in shipped("training") if part_of(r) == "fit"]
+    return [
+        assumptions.apply("training", r)[0] for r in rows_of("training") if part_of("training", r) == "fit"
+    ]
 
 
 def publisher(row: Row) -> str:

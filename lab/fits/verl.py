@@ -24,13 +24,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.fits.rlhf import Call, launches, least_error, neutral
+from lab.scoreboard.rows import FIT_LOGS, rows_of
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
-from rlhfsim.validation.kinds.rlhf import FIT_LOGS, priced, timed_cost
+from rlhfsim.validation.kinds.rlhf import priced, timed_cost
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 NAMES = ("rl_layer_time", "rl_call_time", "adapter_gather_time", "adapter_layer_time")
 PRIORS: dict[str, tuple[float, float, float]] = {
@@ -81,7 +82,7 @@ def missing(row: Row) -> Missing:
 
 def fit_rows() -> list[Row]:
     """The rows of the logs that can be predicted, blanks filled."""
-    filled = (assumptions.apply("rlhf", r)[0] for r in shipped("rlhf") if r.source.startswith(FIT_LOGS))
+    filled = (assumptions.apply("rlhf", r)[0] for r in rows_of("rlhf") if r.source.startswith(FIT_LOGS))
     return [row for row in filled if _predicted(row)]
 
 

@@ -1,6 +1,6 @@
 """Fit of the coefficients of weight syncs, each source left out once (`python -m lab.fits.weight_sync`).
 
-`lab.fits.leave_one_out` writes them without one publisher at a time for the errors of `rlhfsim validate`.
+`lab.fits.leave_one_out` writes them without one publisher at a time for the errors of `lab.scoreboard`.
 
 Maximum a posteriori in logarithms: every coefficient starts at its prior, with the width of its interval
 (P10 to P90); a framework may differ from the pooled value by a factor whose logarithm has deviation 1.
@@ -21,13 +21,14 @@ from functools import cache
 import numpy as np
 from scipy.optimize import least_squares
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.costs import pooled
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.kinds.weight_sync import KIND, SyncCase, case_of, framework_of, kind_of
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 SHARED = (
     "sync_gather_latency",
@@ -62,7 +63,7 @@ def data() -> list[Datum]:
 
 def fit_rows() -> list[Row]:
     """The rows of a transfer or a refit that can be predicted, blanks filled."""
-    rows = (apply(KIND, row)[0] for row in shipped(KIND))
+    rows = (apply(KIND, row)[0] for row in rows_of(KIND))
     return [row for row in rows if kind_of(row) == KIND and _case(row)]
 
 

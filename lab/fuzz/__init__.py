@@ -7,7 +7,7 @@ Bad input may end in an answer, or in one error with exit code 2. A defect is an
 crash of the interpreter, an output that is left half-written, or a file of somebody else that is changed.
 
 Spoiled are (`lab.fuzz.seeds`): scenarios, profiles whole and derived, models' config.json, lengths, prices, what-if
-files, their curves, answers and kept designs; plans of both schemas, run folders, boards, measured tables;
+files, their curves, answers and kept designs; plans of both schemas, run folders, measured tables;
 configurations and logs of all seven frameworks, printed, as event files, JSON lines and trainer_state.json, alone
 and as a folder; settings, model folders, data (JSONL, JSON, CSV, Parquet, gzip) and checkpoints of a launch. Beside
 them stand whole files of another format, pipes, devices and loops. Every option and argument of every command

@@ -54,9 +54,9 @@ ASK = "executor.dry_run.ask"
 """What the libraries say to their configurations in processes of their own: nothing here."""
 DESK = "rlhfsim.desk.server.Server"
 """Serves the page; here its first question is read, as the page reads it."""
-BESIDE = ("plan", "scenario", "whatif", "run", "log-openrlhf", "board", "settings", "model", "prices")
+BESIDE = ("plan", "scenario", "whatif", "run", "log-openrlhf", "settings", "model", "prices")
 """Subjects whose files lie there where options are spoiled."""
-OURS = ("plan.json", "trace.json", "board.json")
+OURS = ("plan.json", "trace.json")
 """Files that a command wrote, and another may write again."""
 ODD = ("missing", "folder", "fifo", "loop", "endless", "huge", "full")
 """What may stand in place of a file."""

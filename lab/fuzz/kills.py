@@ -98,7 +98,7 @@ def inputs(folder: Path) -> None:
     settings = {k.lstrip("+-"): model if str(v).startswith("${") else v for k, v in written.items()}
     trace = planted_trace(plan, load_profile("h100"), {}, np.random.default_rng(0), steps=3)
     (folder / "job.log").write_text(console_log("verl", settings, plan, trace))
-    rows = (ROOT / "rlhfsim/validation/data/training.csv").read_text().splitlines(keepends=True)
+    rows = (ROOT / "lab/scoreboard/data/training.csv").read_text().splitlines(keepends=True)
     (folder / "table.csv").write_text("".join(rows[:6]))
     code = ended(start("import-run job.log --gpu h100 --prompt-len 300 --out run", folder))
     if code:

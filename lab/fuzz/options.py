@@ -44,7 +44,7 @@ NEVER = {"--open", "--help", "--dry-run"}
 OUTPUTS = {"--out", "--csv", "--parquet", "--trace", "--report", "--cache"}
 FILES = (
     *("@HERE@/plan.json", "@HERE@/system.yaml", "@HERE@/whatif.yaml", "@HERE@/curve.csv", "@HERE@/run"),
-    *("@HERE@/job.log", "@HERE@/board.json", "@HERE@/memory.csv", "@HERE@/run.yaml", "@HERE@/config.json"),
+    *("@HERE@/job.log", "@HERE@/memory.csv", "@HERE@/run.yaml", "@HERE@/config.json"),
     *("@HERE@/prices.yaml", "@HERE@/launch.sh", "@HERE@/run/trace.json", "@HERE@/run/metrics.jsonl"),
 )
 """Files that are whole, of another kind than the option wants."""

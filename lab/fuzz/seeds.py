@@ -31,7 +31,6 @@ from rlhfsim.specs.hardware.profiles import load_profile, profile_yaml
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.workload.workload import Reward, Rules
 from rlhfsim.trace import dumps
-from rlhfsim.validation.scoreboard import committed_file
 from tests.frameworks.log_forms import console_log, logged
 from tests.what_if.small_scenarios import small
 
@@ -358,15 +357,11 @@ def _resumed(plan: Plan, scratch: Path) -> Iterator[Subject]:
 
 
 def _tables() -> Iterator[Subject]:
-    folder = ROOT / "rlhfsim/validation/data"
+    folder = ROOT / "lab/scoreboard/data"
     for name in ("training", "memory", "inference", "rlhf", "weight_sync", "oom_cases", "comm_compute"):
         head = "".join((folder / f"{name}.csv").read_text().splitlines(keepends=True)[:6])
         scored = f"validate {HERE}/{name}.csv --out {HERE}/new.csv"
         yield _subject(f"rows-{name}", {f"{name}.csv": head}, f"validate {HERE}/{name}.csv", scored)
-    board = committed_file().read_text()
-    files = {"board.json": board, "memory.csv": (folder / "memory_torchtitan.csv").read_text()}
-    against = f"validate {HERE}/memory.csv --check {HERE}/board.json"
-    yield _subject("board", files, against, mutated="board.json")
 
 
 # --- frameworks -----------------------------------------------------------------------------------

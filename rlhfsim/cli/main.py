@@ -44,7 +44,7 @@ COMMANDS = {
     "calibrate": "Fit a profile to executed runs; writes a new profile.",
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",
-    "validate": "Score the predictions against published measurements.",
+    "validate": "Score the predictions against measurements, published or your own.",
     "profile": "Measure this machine and write its profile.",
     "frameworks": "List what each framework runs, and how that is known.",
     "gpus": "List the hardware profiles.",

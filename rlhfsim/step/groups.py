@@ -5,7 +5,7 @@
 
 w is the side of the interval that coefficients and discrepancy give (`step.measured`), k the product of the
 widths of the groups, `doubt` the deviation of c. A group that no row had takes those of the wider ones.
-`groups.csv` is estimated by `rlhfsim.validation.group_law` and written by `python -m lab.fits.discrepancy`.
+`groups.csv` is estimated by `lab.scoreboard.group_law` and written by `python -m lab.fits.discrepancy`.
 
 Memory has no groups: components' own intervals hold its peaks. Phases are widened, not centred: the bias is
 one of whole steps, and medians of published phases lie on both sides of what is predicted (docs/planners.md).

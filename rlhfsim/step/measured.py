@@ -8,7 +8,7 @@
                  a fixed amount for another GPU, framework, backend, kind of model, ... (`WORDS`)
     spread^2   = base^2 (1 + distance^2)
 
-`measured_runs.csv` holds the runs of `rlhfsim.validation` with the error of a prediction that saw no row of
+`measured_runs.csv` holds the runs of `lab.scoreboard` with the error of a prediction that saw no row of
 their publisher; the base is `training_discrepancy`, `rl_step_discrepancy` or `memory_discrepancy` of
 `common.yaml`, fitted on those errors (both: `python -m lab.fits.discrepancy`). The amounts of a distance are
 judged, not fitted.

@@ -1,17 +1,33 @@
-"""What became of one measured row: predicted, or skipped for a stated reason."""
+"""The outcome of one measured row: predicted, or skipped for a stated reason."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.step.measured import Conditions
 from rlhfsim.validation.rows import Row
 
 ZERO = "a measured 0 is no measurement"
 """Why a row is skipped whose result is 0: its error is not defined, and unknown cells stay blank."""
+
+Change = Callable[[Profile, str | None], Profile]
+"""A hardware profile, and the framework that runs on it, to the same profile with other coefficients."""
+
+
+def unchanged(profile: Profile, framework: str | None) -> Profile:
+    """The profile itself."""
+    del framework
+    return profile
+
+
+def publisher(source: str) -> str:
+    """Repository, paper or thread of a publication: all pages of a repository are of one publisher."""
+    return source.split("@")[0]
 
 
 class Skip(RlhfsimError):
@@ -70,23 +86,13 @@ class Outcome:
     """Anything worth a column in `--out`: which peak, per-part seconds."""
 
     @classmethod
-    def of(
-        cls,
-        row: Row,
-        kind: str,
-        label: str,
-        cost: Cost | None = None,
-        blind: Cost | None = None,
-        **known: Any,
-    ) -> Outcome:
-        """The outcome of a row, with a priced cost as its prediction; `blind` saw no row of its publisher."""
+    def of(cls, row: Row, kind: str, label: str, cost: Cost | None = None, **known: Any) -> Outcome:
+        """The outcome of a row, with a priced cost as its prediction."""
         if known.get("measured") == 0 and kind != "oom":
-            known["skipped"], cost, blind = ZERO, None, None
-        for prefix, priced in (("", cost), ("blind_", blind)):
-            if priced is not None:
-                low, high = priced.interval
-                known |= {prefix.rstrip("_") or "predicted": priced.seconds}
-                known |= {f"{prefix}low": low, f"{prefix}high": high}
+            known["skipped"], cost = ZERO, None
+        if cost is not None:
+            low, high = cost.interval
+            known |= {"predicted": cost.seconds, "low": low, "high": high}
         known.setdefault("source", row.source)
         return cls(kind=kind, file=row.file, line=row.line, label=label, **known)
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -116,14 +115,6 @@ def zero_stage(text: str | None) -> int | None:
 def missing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
     """Those of `columns` that are blank in `row`."""
     return tuple(column for column in columns if row.text(column) is None)
-
-
-def shipped(table: str) -> list[Row]:
-    """The rows of a table that comes with the package: `<table>.csv`, then every `<table>_<what>.csv`."""
-    folder = resources.files("rlhfsim.validation") / "data"
-    more = sorted(file.name for file in folder.iterdir() if file.name.startswith(f"{table}_"))
-    names = [f"{table}.csv", *(name for name in more if name.endswith(".csv"))]
-    return [row for name in names for row in parse_csv((folder / name).read_bytes(), name)]
 
 
 def read_csv(path: Path | str) -> list[Row]:

@@ -18,7 +18,7 @@ class TableSchema:
     """Columns of one measurement table."""
 
     name: str
-    """File name in `rlhfsim/validation/data`, without `.csv`."""
+    """File name in `lab/scoreboard/data`, without `.csv`."""
     signature: tuple[str, ...]
     """Columns that must be there and that tell the table from the others."""
     text: frozenset[str]

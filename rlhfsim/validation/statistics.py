@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.validation.left_out import publisher
 from rlhfsim.validation.outcome import Outcome
 
+T = TypeVar("T")
 Floats = NDArray[np.float64]
 WILSON_Z = 1.959963984540054
 """Standard normal quantile of 97.5 %: two-sided 95 %."""
@@ -52,7 +52,7 @@ def score(outcomes: Iterable[Outcome]) -> Figures:
         "fit": sum(o.part == "fit" for o in with_prediction),
         "scored": len(judged),
         "num_sources": len(groups),
-        **_errors(errors),
+        **error_figures(errors),
         "coverage": coverage(judged),
         "within_factor_2": _within(errors),
         "within_factor_1_5": _within(errors, NEARER),
@@ -62,7 +62,7 @@ def score(outcomes: Iterable[Outcome]) -> Figures:
     }
 
 
-def _errors(errors: Floats) -> Figures:
+def error_figures(errors: Floats) -> Figures:
     """Absolute errors, and the bias: the median signed error, above 0 where too much is predicted."""
     return {
         "median_abs_error": _of(np.median, np.abs(errors)),
@@ -88,43 +88,16 @@ def signed_errors(outcomes: Sequence[Outcome]) -> Floats:
     return np.array([e for e in errors if e is not None], dtype=float)
 
 
-def blind(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Measured rows as predicted without any row of their publisher in any fit.
-
-    A row of a fit counts here where the fit was repeated without its publisher. Where a kind's fit was not,
-    no row of a publisher counts that the fit read.
-    """
-    rows = [o for o in outcomes if predicted(o) and o.measured is not None]
-    read = {(_fit_of(o), publisher(o.source)) for o in rows if o.part == "fit" and o.blind is None}
-    return [
-        replace(
-            o,
-            part="report",
-            predicted=o.predicted if o.blind is None else o.blind,
-            low=o.low if o.blind is None else o.blind_low,
-            high=o.high if o.blind is None else o.blind_high,
-            median=o.median if o.blind is None else o.blind_median,
-        )
-        for o in rows
-        if (_fit_of(o), publisher(o.source)) not in read
-    ]
-
-
-def _fit_of(outcome: Outcome) -> str:
-    """Kinds that rest on one fit: the phases and the step of an RL run do."""
-    return "rlhf" if outcome.kind.startswith("rlhf.") else outcome.kind
-
-
 def by_source(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     """Rows by publication, in order of first appearance."""
     return grouped(outcomes, lambda o: o.source)
 
 
-def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
+def grouped(rows: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     """Rows by a key, in order of first appearance."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(key(outcome), []).append(outcome)
+    groups: dict[str, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
     return groups
 
 
@@ -257,10 +230,3 @@ def rate(hits: int, of: int) -> HitRate:
         low=max(0.0, (middle - spread) / scale),
         high=min(1.0, (middle + spread) / scale),
     )
-
-
-def reference_errors(outcomes: Iterable[Outcome], key: str) -> Figures:
-    """Errors of another tool on the same scored rows, whose prediction stands in `detail[key]`."""
-    pairs = [(o.detail.get(key), o.measured) for o in scored(outcomes)]
-    errors = np.array([float(p) / m - 1 for p, m in pairs if isinstance(p, float | int) and m])
-    return {**_errors(errors), "rows": float(errors.size)}

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.text import Text
 
+from lab.scoreboard.text import table as markdown_table
 from rlhfsim.cli.main import COMMANDS, cli
 from rlhfsim.cli.params import NewFolder, Output, Writer
 from rlhfsim.errors import RlhfsimError
@@ -35,23 +36,18 @@ from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.validate import rows_text
 from rlhfsim.trace import Span, Trace, dumps
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.scoreboard_text import table as markdown_table
 from rlhfsim.what_if.scenarios.result import write_table
 
 PLAN = Path(__file__).parents[1] / "data" / "plan_version_1.json"
 MEASURED = '{\n "schema": "rlhfsim.trace/1",\n "source": "measured",\n'
-BOARD = '{\n "schema": "rlhfsim.validate/1",\n'
 CONFIG = '{"displayTimeUnit": "mine"}'
 HOSTILE = "a|b`c`\n[x](javascript:alert(1))<script>alert(1)</script>\x1b[31m\udcff"
 REFUSED = [  # command, files that are there, the error
     ("compare run --trace run/trace.json", {"run/trace.json": MEASURED}, "foreign-file"),
     ("compare run --trace run/plan.json", {"run/plan.json": "plan"}, "foreign-file"),
     ("validate m.csv --out m.csv", {"m.csv": "model,gpus\n"}, "output-is-input"),
-    ("validate m.csv --report loop", {"m.csv": "model,gpus\n", "loop": "-> loop"}, "unwritable-file"),
+    ("validate m.csv --out loop", {"m.csv": "model,gpus\n", "loop": "-> loop"}, "unwritable-file"),
     ("validate folder --out folder/m.csv", {"folder/m.csv": "model,gpus\n"}, "foreign-file"),
-    ("validate --check B.json --report B.md", {"B.json": BOARD}, "output-is-input"),
-    ("validate --report B.md", {"B.json": CONFIG}, "foreign-file"),
-    ("validate --report README.md", {"README.md": "# Accuracy of our shop\n"}, "foreign-file"),
     ("whatif s.yaml --out s.yaml", {"s.yaml": "base: {}\n"}, "output-is-input"),
     ("whatif s.yaml --out link.yaml", {"s.yaml": "base: {}\n", "link.yaml": "-> s.yaml"}, "output-is-input"),
     ("whatif half-the-gpus --csv a.csv", {"a.csv": "name,salary\nme,1\n"}, "foreign-file"),
@@ -76,7 +72,7 @@ REFUSED = [  # command, files that are there, the error
     ("calibrate run --out no/a.yaml", {}, "unwritable-file"),
     ("simulate verl --trace no/a.json", {}, "unwritable-file"),
     ("import-run job.log --out file/run", {"file": "mine"}, "unwritable-file"),
-    ("validate --out a.json --report a.md", {}, "bad-option"),
+    ("validate --out a.json", {}, "bad-option"),
     (
         "estimate verl --out run/plan.json",
         {"run/plan.json": "plan", "run/trace.json": MEASURED},
@@ -144,8 +140,6 @@ def test_every_kind_of_output_is_known_again(tmp_path: Path) -> None:
         "trace": [dumps(trace)],
         "trace for Perfetto": [chrome_trace.dumps(trace)],
         "rows": [rows_text([row], Path(name)) for name in ("a.csv", "a.json")],
-        "scoreboard": [(PLAN.parents[2] / "reports" / "accuracy.md").read_text()],
-        "figures": [(PLAN.parents[2] / "reports" / "accuracy.json").read_text()],
         "page": [next((PLAN.parents[2] / "reports").glob("*.html")).read_text()],
     }  # tables and JSON of a what-if: tests/cli/test_whatif.py
     path = tmp_path / "out"

@@ -9,17 +9,17 @@ import pytest
 
 from lab.fits import rlhf as rlhf_fit
 from lab.fits import verl as verl_fit
+from lab.scoreboard.board import marked
+from lab.scoreboard.rows import FIT_FILE, FIT_LOGS, rows_of
 from rlhfsim.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.validation.kinds import rlhf
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.rows import shipped
 
 
 @cache
 def predicted() -> tuple[Outcome, ...]:
-    return tuple(rlhf.outcomes(shipped("rlhf")))
+    return tuple(marked("rlhf", rows_of("rlhf")))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_shipped_coefficients_are_what_the_fit_gives(
 
 def test_rows_that_fitted_have_part_fit_and_no_others() -> None:
     found = predicted()
-    fitted = [o for o in found if o.file == rlhf.FIT_FILE or o.source.startswith(rlhf.FIT_LOGS)]
+    fitted = [o for o in found if o.file == FIT_FILE or o.source.startswith(FIT_LOGS)]
     assert {o.part for o in fitted} == {"fit"}
     assert {o.part for o in found if o not in fitted} == {"report"}
 
@@ -51,6 +51,6 @@ def test_calls_and_layers_that_explain_phases_exactly_are_found_in_spite_of_one_
 
 
 def test_the_fitted_rows_lose_their_bias() -> None:
-    steps = [o.error for o in predicted() if o.file == rlhf.FIT_FILE and o.kind == "rlhf.step"]
+    steps = [o.error for o in predicted() if o.file == FIT_FILE and o.kind == "rlhf.step"]
     assert len(steps) == 6
     assert abs(sorted(e for e in steps if e is not None)[2]) < 0.1

@@ -45,7 +45,7 @@ def test_bytes_of_weights_by_hand() -> None:
 
 
 def test_gpt_oss_in_its_own_format_is_near_what_vllm_logs() -> None:
-    """13.47 GiB on an H100 80 GB (validation/data/memory.csv); its kernels pad the experts."""
+    """13.47 GiB on an H100 80 GB (lab/scoreboard/data/memory.csv); its kernels pad the experts."""
     assert rollout_weights(GPT, MXFP4) / 2**30 == pytest.approx(13.47, rel=0.06)
 
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present import words
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.validation.cases.training import nodes_of, shipped_profile
 from rlhfsim.validation.kinds.memory import _profile
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_another_machine_is_refused(name: str) -> None:
 def test_a_training_row_runs_on_the_machine_that_it_names(gpu: str, profile: str) -> None:
     from rlhfsim.validation.cases.training import layout_of
 
-    row = next(r for r in shipped("training") if r.text("micro_batch") and r.text("recompute"))
+    row = next(r for r in rows_of("training") if r.text("micro_batch") and r.text("recompute"))
     row = row.filled({"gpu_type": gpu})
     assert nodes_of(row, layout_of(row), shipped_profile).profile.name == profile
 

@@ -166,7 +166,7 @@ def test_other_mixers_are_far_from_runs_of_attention_and_the_answer_says_so():
 
 def test_weights_cache_and_state_are_those_that_vllm_logs_for_qwen3_next():
     # 2 H200, TP 2, BF16: 74.28 GiB of weights; 44.59 GiB of cache are 14.77 sequences of 262,144 tokens
-    # (rlhfsim/validation/data/memory.csv, public log of vLLM)
+    # (lab/scoreboard/data/memory.csv, public log of vLLM)
     layout = RolloutLayout(dp=1, tp=2)
     assert kv_cache.rollout_weights(NEXT, layout) / GIB == pytest.approx(74.28, rel=0.001)
     each = 262_144 * kv_cache.kv_bytes_per_token(NEXT, layout) + NEXT.state_bytes / 2

@@ -16,7 +16,7 @@ from rlhfsim.specs.model.presets import aliases, preset, preset_name, preset_nam
 from rlhfsim.units import BILLION
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "rlhfsim" / "validation" / "data"
+DATA = ROOT / "lab" / "scoreboard" / "data"
 WRONG_IN_TABLE = {"bloom-176b"}  # the table gives BLOOM the layers and width of GPT-3
 
 

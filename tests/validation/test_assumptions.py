@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.rows import Row, parse_csv, shipped
+from rlhfsim.validation.rows import Row, parse_csv
 
 HEADER = b"model,gpus,gpu_type,seq_len,framework,tp,micro_batch,source\n"
 
@@ -78,13 +79,13 @@ def test_an_unknown_section_is_refused() -> None:
 
 def test_the_shipped_entries_never_conflict_on_the_shipped_rows() -> None:
     for kind, table in assumptions.TABLE_OF.items():
-        for it in shipped(table):
+        for it in rows_of(table):
             filled, _ = assumptions.apply(kind, it)
             kept = {c: v for c, v in it.values.items() if v}
             assert kept.items() <= filled.values.items()
 
 
 def test_the_recipe_of_a_release_gives_the_gpu_split_of_an_async_row() -> None:
-    (it,) = [r for r in shipped("rlhf") if (r.file, r.line) == ("rlhf.csv", 7)]
+    (it,) = [r for r in rows_of("rlhf") if (r.file, r.line) == ("rlhf.csv", 7)]
     filled, _ = assumptions.apply("rlhf", it)
     assert (filled.integer("gpus_train"), filled.integer("gpus_gen")) == (128, 64)

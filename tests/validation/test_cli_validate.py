@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lab.scoreboard.rows import part_of, rows_of
 from rlhfsim.cli.validate import validate
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.validation import scoreboard
 from rlhfsim.validation import tables as kinds
-from rlhfsim.validation.kinds.training import part_of
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 HEADER = "model,gpus,gpu_type,seq_len,framework,step_time_s,source\n"
 ROW = "m,8,H100,4096,f,10,s\n"
@@ -23,7 +24,7 @@ ROW = "m,8,H100,4096,f,10,s\n"
 def _fixed_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training row is predicted at 11 s; the other sections have no module."""
 
-    def run(section: kinds.RowKind, rows: Sequence[Row] | None = None) -> list[Outcome]:
+    def run(section: kinds.RowKind, rows: Sequence[Row]) -> list[Outcome]:
         if section.name != "training":
             return []
         return [
@@ -40,10 +41,10 @@ def _fixed_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
                 assumptions=("tp=1 (x)",),
                 detail={"bound_by": "compute"},
             )
-            for r in rows or []
+            for r in rows
         ]
 
-    monkeypatch.setattr(kinds, "run", run)
+    monkeypatch.setattr(scoreboard, "run", run)
 
 
 @pytest.fixture
@@ -88,25 +89,19 @@ def test_rows_can_be_written_as_json(table: Path, tmp_path: Path) -> None:
     assert json.loads(out.read_text())[0]["predicted"] == 11
 
 
-def test_a_report_can_be_checked_against_itself(table: Path, tmp_path: Path) -> None:
-    report = tmp_path / "a.md"
-    call(table, "--report", report)
-    assert "# Accuracy" in report.read_text()
-    assert call(table, "--check", tmp_path / "a.json").return_value == 0
+def test_without_a_file_the_figures_on_published_measurements_are_shown() -> None:
+    shown = call()
+    assert "rlhf.step" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    one = json.loads(call("--kind", "rlhf.step", "--json").stdout)
+    assert set(one["kinds"]) == {t["kind"] for t in one["targets"]} == {"rlhf.step"}
+    assert one["kinds"]["rlhf.step"]["left_out"]["scored"] >= 60
 
 
-def test_a_worse_figure_fails_the_check(table: Path, tmp_path: Path) -> None:
-    call(table, "--report", tmp_path / "a.md")
-    table.write_text(HEADER + ROW.replace(",10,", ",5,"))
-    result = call(table, "--check", tmp_path / "a.json")
-    assert result.return_value == 1
-    assert "worse: training: median_abs_error" in result.stderr
-
-
-def test_a_missed_target_fails_only_when_strict(table: Path) -> None:
-    table.write_text(HEADER + ROW.replace(",10,", ",5,"))
-    assert call(table).return_value == 0
-    assert call(table, "--strict").return_value == 1
+def test_rows_can_only_be_written_of_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    assert isinstance(call("--out", out).exception, RlhfsimError)
+    assert not out.exists()
 
 
 def test_a_folder_stands_for_its_tables(table: Path) -> None:
@@ -150,7 +145,9 @@ def test_own_rows_are_scored_whatever_the_split_of_the_shipped_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.undo()
-    fitted = next(r for r in shipped("training") if part_of(r) == "fit" and r.text("tokens_per_s_per_gpu"))
+    fitted = next(
+        r for r in rows_of("training") if part_of("training", r) == "fit" and r.text("tokens_per_s_per_gpu")
+    )
     table = tmp_path / "mine.csv"
     with table.open("w") as file:
         writer = csv.DictWriter(file, list(fitted.values))

@@ -10,9 +10,10 @@ import pytest
 from lab.decode import kind as decode
 from lab.decode.load import conflicts, impossible, load, misfits, predicted, utilisation
 from lab.decode.points import Serving, corrected, installed, servings, skip_reason
+from lab.scoreboard.rows import rows_of
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.kinds import inference
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")
 POINT = Serving(
@@ -114,18 +115,18 @@ def test_reported_rows_are_within_the_target():
 
 
 def test_inference_rows_say_what_is_missing():
-    found = inference.outcomes(shipped("inference"))
+    found = inference.outcomes(rows_of("inference"))
     assert sum(o.predicted is not None for o in found) > 100
     assert all(o.skipped for o in found if o.predicted is None)
 
 
 def test_published_throughput_is_met_within_a_third_in_the_median():
-    errors = [o.error for o in inference.outcomes(shipped("inference")) if o.error is not None]
+    errors = [o.error for o in inference.outcomes(rows_of("inference")) if o.error is not None]
     assert np.median(np.abs(errors)) < 0.33
 
 
 def rows_of_trtllm() -> list[Row]:
-    return [row for row in shipped("inference") if (row.text("engine") or "").startswith("TensorRT-LLM v1")]
+    return [row for row in rows_of("inference") if (row.text("engine") or "").startswith("TensorRT-LLM v1")]
 
 
 def test_moe_models_of_tensorrt_llm_run_as_the_command_of_their_page_says():

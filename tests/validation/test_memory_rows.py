@@ -8,6 +8,8 @@ from statistics import median
 
 import pytest
 
+from lab.scoreboard.board import marked
+from lab.scoreboard.rows import FIT_SOURCE, rows_of
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import CallSetting
@@ -15,11 +17,10 @@ from rlhfsim.units import GB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import before_first_step
 from rlhfsim.validation.kinds import memory
-from rlhfsim.validation.rows import shipped
 from rlhfsim.what_if.estimate import priced_placement
 
-ROWS = [r for r in shipped("memory") if r.file == "memory.csv"]
-OUTCOMES = memory.outcomes(ROWS)
+ROWS = [r for r in rows_of("memory") if r.file == "memory.csv"]
+OUTCOMES = marked("memory", ROWS)
 
 
 def _errors(kind: str) -> list[float]:
@@ -38,7 +39,7 @@ def test_median_error_is_within_the_target(kind, rows, target):
 
 @pytest.mark.parametrize("name", ["memory_torchtitan.csv", "memory_prime_rl.csv"])
 def test_peaks_of_fsdp2_trainers_are_within_a_tenth(name):
-    rows = [r for r in shipped("memory") if r.file == name]
+    rows = [r for r in rows_of("memory") if r.file == name]
     peaks = [o for o in memory.outcomes(rows) if o.kind == "memory.training_peak"]
     errors = sorted(abs(o.error) for o in peaks if o.error is not None)
     assert len(errors) >= 10
@@ -61,7 +62,7 @@ def test_rows_that_gave_the_sampler_coefficient_are_shown_but_not_scored():
     fitted = [o for o in OUTCOMES if o.part == "fit"]
     assert fitted
     assert all(o.kind == "memory.kv_tokens" for o in fitted)
-    assert all(o.source.startswith(memory.FIT_SOURCE) for o in fitted)
+    assert all(o.source.startswith(FIT_SOURCE) for o in fitted)
 
 
 def test_peaks_say_which_peak_they_are():
@@ -82,7 +83,7 @@ def test_four_bit_weights_cost_half_a_byte_and_their_scales():
 
 
 def _fsdp(**cells: str):
-    row = shipped("memory")[0]
+    row = rows_of("memory")[0]
     base = {
         "kind": "training",
         "model": "llama-3.1-8b",
@@ -159,7 +160,7 @@ def test_every_peak_is_what_estimate_says_of_its_plan(tmp_path):
     mixtral = tmp_path / "mixtral.json"
     mixtral.write_text(json.dumps(MIXTRAL_4L), encoding="utf-8")
     compared, refused = 0, set()
-    for row in shipped("memory"):
+    for row in rows_of("memory"):
         filled, _ = apply("memory", row)
         for scored in memory.outcomes([row]):
             if scored.kind != "memory.training_peak" or scored.predicted is None or before_first_step(filled):
@@ -180,7 +181,7 @@ def test_every_peak_is_what_estimate_says_of_its_plan(tmp_path):
 
 def test_a_peak_does_not_depend_on_the_first_word_of_its_label() -> None:
     """Experts of 4 ranks cannot be cut by 4 again: Megatron-Core's rule, whoever calls it."""
-    row = next(r for r in shipped("memory") if (r.file, r.line) == ("memory_swift.csv", 2))
+    row = next(r for r in rows_of("memory") if (r.file, r.line) == ("memory_swift.csv", 2))
     names = ("Megatron-Core", "Megatron-Core (0.14)", "Megatron-Bridge (ms-swift)")
     peaks = {memory.outcomes([row.filled({"framework": name})])[0].predicted for name in names}
     assert len(peaks) == 1
@@ -191,7 +192,7 @@ def test_a_peak_does_not_depend_on_the_first_word_of_its_label() -> None:
 
 
 def test_a_figure_of_the_driver_holds_context_and_nccl_and_short_samples_are_no_length() -> None:
-    rows = [r for r in shipped("memory") if r.file == "memory_swift.csv"]
+    rows = [r for r in rows_of("memory") if r.file == "memory_swift.csv"]
     (first,), (last,) = memory.outcomes(rows[:1]), memory.outcomes(rows[3:])
     assert first.detail["peak"] == "device"
     assert {"framework", "nccl", "fragmentation"} <= set(first.detail)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.oom import configuration
 from rlhfsim.validation.cases.oom_pools import pools
 from rlhfsim.validation.kinds import oom
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import shipped
 from rlhfsim.validation.statistics import verdicts
 from rlhfsim.what_if.doctor import certainty
 
-ROWS = {row.text("case_id"): row for row in shipped("oom_cases")}
+ROWS = {row.text("case_id"): row for row in rows_of("oom_cases")}
 OUTCOMES = oom.outcomes(list(ROWS.values()))
 BY_CASE = {row.text("case_id"): o for row, o in zip(ROWS.values(), OUTCOMES, strict=True)}
 

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal, stats
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import reason_incomplete, specs_of, staleness_of
 from rlhfsim.validation.kinds.rlhf import job_of, priced, step_seconds
-from rlhfsim.validation.rows import Row, parse_csv, shipped
+from rlhfsim.validation.rows import Row, parse_csv
 
 
 def filled(line: int) -> Row:
-    (row,) = [r for r in shipped("rlhf") if (r.file, r.line) == ("rlhf.csv", line)]
+    (row,) = [r for r in rows_of("rlhf") if (r.file, r.line) == ("rlhf.csv", line)]
     return assumptions.apply("rlhf", row)[0]
 
 

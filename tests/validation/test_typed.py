@@ -7,13 +7,14 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from lab.scoreboard.rows import rows_of
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.frameworks.configuration.described import RunSpecs
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, stats
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
 from rlhfsim.validation.kinds.rlhf import priced
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 ROWS = {"rlhf.csv": (9, 20), "rlhf_nemo_rl.csv": (12, 17, 20, 21, 32), "rlhf_published.csv": (13,)}
 """Table -> lines, all of small models: large ones take seconds each (59 rows: 7.9 % apart, -1.9 % in the mean)."""
@@ -67,7 +68,7 @@ def seconds(row: Row) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def ratios() -> list[float]:
-    rows = [row for row in shipped("rlhf") if row.line in ROWS.get(row.file, ())]
+    rows = [row for row in rows_of("rlhf") if row.line in ROWS.get(row.file, ())]
     return [one / other for one, other in map(seconds, rows)]
 
 

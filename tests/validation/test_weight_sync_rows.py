@@ -4,14 +4,16 @@ from functools import cache
 
 import pytest
 
-from rlhfsim.validation.kinds.weight_sync import FITTED, KIND, OTHER, outcomes
+from lab.scoreboard.board import marked
+from lab.scoreboard.rows import FITTED, rows_of
+from rlhfsim.validation.kinds.weight_sync import KIND, OTHER, outcomes
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.rows import Row
 
 
 @cache
 def found() -> tuple[Outcome, ...]:
-    return tuple(outcomes(shipped("weight_sync")))
+    return tuple(marked("weight_sync", rows_of("weight_sync")))
 
 
 def scored() -> list[Outcome]:
@@ -23,7 +25,7 @@ def at(line: int) -> Outcome:
 
 
 def test_every_row_has_one_outcome_and_every_skip_a_reason() -> None:
-    rows = shipped("weight_sync")
+    rows = rows_of("weight_sync")
     assert [o.line for o in found()] == [row.line for row in rows]
     assert all((o.predicted is None) == bool(o.skipped) for o in found())
 

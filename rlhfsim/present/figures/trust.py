@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
+from typing import Any
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
@@ -14,10 +15,7 @@ from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, number, table
-from rlhfsim.validation.intervals import with_intervals
-from rlhfsim.validation.kinds import rlhf
-from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.rows import shipped
+from rlhfsim.validation.scoreboard import committed
 
 SHOWN = 8
 """Coefficients with a bar of their own."""
@@ -85,26 +83,29 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
 # --- published steps --------------------------------------------------------------------------------
 
 
+Step = Mapping[str, Any]
+"""One published step: label, source, measured and predicted seconds, their P10 and P90, what was assumed."""
+
+
 @cache
-def published() -> tuple[Outcome, ...]:
+def published() -> tuple[Step, ...]:
     """RLHF steps that others published and that were predicted from their configuration alone."""
-    outcomes = with_intervals(rlhf.steps(shipped("rlhf"), []), own_rows=False)
-    return tuple(o for o in outcomes if o.kind == "rlhf.step" and o.error is not None)
+    return tuple(committed()["steps"])
 
 
 def scored() -> tuple[int, float]:
     """Published steps that fitted nothing, and their median error."""
-    errors = [abs(o.error) for o in published() if o.error is not None and o.part == "report"]
+    errors = [abs(o["error"]) for o in published() if o["part"] == "report"]
     return len(errors), median(errors)
 
 
 def scatter() -> Figure:
     """Predicted against measured, both on logarithmic axes."""
     rows = published()
-    by_source: dict[str, list[Outcome]] = {}
+    by_source: dict[str, list[Step]] = {}
     for o in rows:
-        by_source.setdefault("used for fitting" if o.part == "fit" else _short(o.source), []).append(o)
-    values = [x for o in rows for x in (o.measured, o.predicted) if x]
+        by_source.setdefault("used for fitting" if o["part"] == "fit" else _short(o["source"]), []).append(o)
+    values = [x for o in rows for x in (o["measured"], o["predicted"])]
     axis = plots.logarithmic(values, 1.4, dtick=1)
     layout = theme.layout(
         height=460, x="measured seconds per step", y="predicted seconds per step", xaxis=axis, yaxis=axis
@@ -120,7 +121,7 @@ def scatter() -> Figure:
     count, error = scored()
     return Figure(
         key="published",
-        title=findings.scatter(error, count, sum(o.part == "report" and _inside(o) for o in rows)),
+        title=findings.scatter(error, count, sum(o["part"] == "report" and _inside(o) for o in rows)),
         alt="Points of measured and predicted seconds around the line of equality, "
         f"from {min(values):.3g} to {max(values):.3g} s",
         how="On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result"
@@ -129,21 +130,19 @@ def scatter() -> Figure:
         table=table(
             "Published RLHF steps",
             rows,
-            ("run", lambda o: o.label),
-            ("measured (s)", lambda o: number(o.measured, ",.4g")),
-            ("predicted (s)", lambda o: number(o.predicted, ",.4g")),
-            ("error", lambda o: words.signed(o.error or 0.0)),
-            ("fitted a constant", lambda o: "yes" if o.part == "fit" else "no"),
-            ("blanks filled by assumption", lambda o: ", ".join(o.assumptions) or "none"),
-            ("source", lambda o: o.source),
+            ("run", lambda o: o["label"]),
+            ("measured (s)", lambda o: number(o["measured"], ",.4g")),
+            ("predicted (s)", lambda o: number(o["predicted"], ",.4g")),
+            ("error", lambda o: words.signed(o["error"])),
+            ("fitted a constant", lambda o: "yes" if o["part"] == "fit" else "no"),
+            ("blanks filled by assumption", lambda o: ", ".join(o["assumptions"]) or "none"),
+            ("source", lambda o: o["source"]),
         ),
     )
 
 
-def _inside(o: Outcome) -> bool:
-    return (
-        o.low is not None and o.high is not None and o.measured is not None and o.low <= o.measured <= o.high
-    )
+def _inside(o: Step) -> bool:
+    return bool(o["low"] <= o["measured"] <= o["high"])
 
 
 def _short(source: str) -> str:
@@ -151,22 +150,22 @@ def _short(source: str) -> str:
     return source.split("@")[0] if "@" in source else source.split("/")[0]
 
 
-def _points(i: int, name: str, rows: list[Outcome]) -> plots.Trace:
-    def arm(o: Outcome, end: float | None) -> float:
-        return abs(end - o.predicted) if end is not None and o.predicted is not None else 0.0
-
+def _points(i: int, name: str, rows: list[Step]) -> plots.Trace:
     return plots.points(
         name,
-        [o.measured for o in rows],
-        [o.predicted for o in rows],
-        error_y=plots.whiskers([arm(o, o.high) for o in rows], [arm(o, o.low) for o in rows], "grey"),
+        [o["measured"] for o in rows],
+        [o["predicted"] for o in rows],
+        error_y=plots.whiskers(
+            [o["high"] - o["predicted"] for o in rows], [o["predicted"] - o["low"] for o in rows], "grey"
+        ),
         marker={
             "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
             "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
             "size": 10,
         },
         hovertext=[
-            f"<b>{plots.text(o.label)}</b><br>measured {o.measured:.4g} s, predicted {o.predicted:.4g} s"
+            f"<b>{plots.text(o['label'])}</b><br>measured {o['measured']:.4g} s, "
+            f"predicted {o['predicted']:.4g} s"
             for o in rows
         ],
         hoverinfo="text",
@@ -175,4 +174,4 @@ def _points(i: int, name: str, rows: list[Outcome]) -> plots.Trace:
 
 def outcome_assumptions() -> Mapping[str, int]:
     """Blank cells of published steps that were filled, with how many rows rest on each."""
-    return Counter(text for o in published() for text in o.assumptions)
+    return Counter(text for o in published() for text in o["assumptions"])

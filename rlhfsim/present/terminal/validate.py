@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.outputs import csv_cell
-from rlhfsim.validation import scoreboard
+from rlhfsim.units import significant
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.scoreboard_text import KIND_COLUMNS, kind_cells, percent, target_cells, verdict_text
+from rlhfsim.validation.scoreboard import REFERENCE
 
 REASONS = 3
+KIND_COLUMNS = ("kind", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
 _HIDDEN = ("rows", "scored")
 """Columns of the report that the terminal leaves out."""
 _STYLES = {"MISSED": "red", "PASS": "green"}
@@ -31,7 +32,7 @@ def report(board: Mapping[str, Any]) -> Iterator[RenderableType]:
     shown = [i for i, column in enumerate(KIND_COLUMNS) if column not in _HIDDEN]
     lines = [kind_cells(kind, figures) for kind, figures in board["kinds"].items()]
     yield _table([KIND_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
-    if board["targets"]:
+    if board.get("targets"):
         targets = [target_cells(target) for target in board["targets"]]
         yield _table(("kind", "figure", "target", "reached", ""), targets)
     for kind, figures in board["kinds"].items():
@@ -55,8 +56,54 @@ def _notes(figures: Mapping[str, Any]) -> Iterator[str]:
         listed = "; ".join(f"{count} {reason}" for reason, count in reasons[:REASONS])
         more = f"; {len(reasons) - REASONS} more reasons (--json)" if len(reasons) > REASONS else ""
         yield f"{figures['skipped']} skipped: {listed}{more}"
-    if other := figures.get(scoreboard.REFERENCE):
-        yield f"{scoreboard.REFERENCE} on the same rows: median error {percent(other['median_abs_error'])}"
+    if other := figures.get(REFERENCE):
+        yield f"{REFERENCE} on the same rows: median error {percent(other['median_abs_error'])}"
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """`12.3 %`, or a dash when unknown."""
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Kind, figure, limit, value reached and verdict of one target."""
+    sign = "<=" if target["at_most"] else ">="
+    number = (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
+    limit = f"{sign} {number(target['limit'])}"
+    if target.get("least") is not None:
+        limit = f"{number(target['least'])} to {number(target['limit'])}"
+    return target["kind"], target["title"], limit, number(target["value"]), target["verdict"]
+
+
+def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line of the table of kinds; verdicts have no relative errors (see `verdict_text`)."""
+    counts = tuple(str(figures[key]) for key in ("rows", "predicted", "fit", "scored"))
+    name = kind if figures.get("rerun", True) else f"{kind} (not rerun)"
+    if "recall" in figures:
+        return (name, *counts, *("",) * 5)
+    errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
+    shown = tuple(percent(value) for value in errors)
+    return (name, *counts, *shown, percent(figures["bias"], signed=True), percent(figures["coverage"]))
+
+
+def verdict_text(figures: Mapping[str, Any]) -> str:
+    """Recall, false alarms and Brier score in one sentence."""
+    if not figures["scored"]:
+        return "no row scored"
+    return (
+        f"recall {rate_text(figures['recall_counts'])}, false alarms"
+        f" {rate_text(figures['false_alarm_counts'])}, Brier score {significant(figures['brier'])}"
+    )
+
+
+def rate_text(rate: Mapping[str, Any]) -> str:
+    """A share with its counts and its interval."""
+    if rate["value"] is None:
+        return "unknown (no rows)"
+    interval = f"95 % interval {percent(rate['low'])} to {percent(rate['high'])}"
+    return f"{percent(rate['value'])} ({rate['hits']} of {rate['of']}; {interval})"
 
 
 def rows_text(outcomes: Sequence[Outcome], path: Path) -> str:

@@ -30,8 +30,6 @@ from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
-FIT_SOURCE = "llm-d-incubation/llm-d-planner"
-"""Its activation peaks decided `sampler_bytes_per_logit`: KV figures that follow are not scored."""
 INT4 = 0.5 + 2.5 / 128
 """Bytes per 4-bit weight with 16-bit scale and 4-bit zero point per group of 128 (GPTQ, AWQ)."""
 LINEAR_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4}
@@ -222,7 +220,6 @@ def _kv_tokens(row: Row) -> Outcome:
         predicted=tokens(sampler.value, base.value, 1.0, 0.0),
         low=tokens(sampler.high, base.high, state.high, graphs.value),  # graphs inside the share
         high=tokens(sampler.low, base.low, state.low, 0.0),
-        part="fit" if row.source.startswith(FIT_SOURCE) else "report",
         detail={"tokens": "as logged" if printed else "logged GiB over bytes per token"},
     )
 

@@ -8,10 +8,9 @@ apart (`weight_sync.other_scope`). Coefficients that rows gave are fitted by `la
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.costs import names
@@ -24,8 +23,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.left_out import changed, publisher, refits
-from rlhfsim.validation.outcome import Outcome, Skip
+from rlhfsim.validation.outcome import Change, Outcome, Skip, unchanged
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import offload, paths, storage
 from rlhfsim.weight_sync.endpoints import Route, route
@@ -41,15 +39,6 @@ TRANSFER_SCOPES = (
     "total refit",
 )
 """Beginnings of the scopes that time the transfer or the refit."""
-FITTED: Mapping[str, str] = {
-    "update_weights_from_distributed per tensor": "sync_load_latency",
-    "vLLM native weight transfer (NCCL)": "sync_start_latency",
-    "bucketed IPC + fp8 quantisation": "sync_quantise_latency",
-    "hybrid engine reshard, mbridge": "sync_far_latency",
-}
-"""Mechanisms of the rows that a coefficient was taken from."""
-STAGED = "offload off"
-"""In the training layout of verl's broadcasts that gave `sync_staging_time`."""
 _DEGREE = re.compile(r"(?<![a-wyz_])(tp|pp|cp|ep|etp|dp)\s*=?\s*(\d+)", re.IGNORECASE)
 """A degree; an `x` may stand before it, as in TP4xPP8."""
 _SHARDED = re.compile(r"fsdp|zero-?3|veomni", re.IGNORECASE)
@@ -58,9 +47,9 @@ MASTER_BYTES = 4.0
 """Bytes per parameter of what FSDP workers reload to send: FP32."""
 
 
-def outcomes(rows: list[Row]) -> list[Outcome]:
+def outcomes(rows: list[Row], change: Change = unchanged) -> list[Outcome]:
     """One outcome a row."""
-    return [_outcome(row) for row in rows]
+    return [_outcome(row, change) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,45 +80,35 @@ def case_of(row: Row) -> SyncCase:
     return SyncCase(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
 
 
-def _outcome(row: Row) -> Outcome:
+def _outcome(row: Row, change: Change) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    basic = partial(Outcome.of, row, kind_of(row), _label(filled), part=_part(row))
+    basic = partial(Outcome.of, row, kind_of(row), _label(filled))
     detail: dict[str, float | str] = {
         "scope": row.text("scope") or "not stated",
         "mechanism": row.text("mechanism") or "",
     }
     try:
         case = case_of(filled)
-        cost, blind = case.cost(case.ends), _blind(case, publisher(row.source), framework_of(filled))
+        cost = case.cost(_changed(case.ends, change, framework_of(filled)))
     except RlhfsimError as error:
         return basic(skipped=error.message, assumptions=assumptions, detail=detail)
     detail |= {f"seconds.{r}": s for r, s in cost.by_resource().items()}
-    return basic(
-        cost=cost, blind=blind, measured=case.measured, assumptions=(*assumptions, *case.notes), detail=detail
-    )
+    notes = (*assumptions, *case.notes)
+    return basic(cost=cost, measured=case.measured, assumptions=notes, detail=detail)
 
 
-def _blind(case: SyncCase, name: str, framework: str | None) -> Cost | None:
-    """The cost by coefficients that no row of a publisher gave; None where no fit read one."""
-    refitted, ends = refits(name, framework), case.ends
-    if not refitted:
-        return None
+def _changed(ends: Route, change: Change, framework: str | None) -> Route:
+    """The two ends on profiles with other coefficients."""
     source, target = (
-        replace(end, profile=changed(end.profile, refitted)) for end in (ends.source, ends.target)
+        replace(end, profile=change(end.profile, framework)) for end in (ends.source, ends.target)
     )
-    return case.cost(replace(ends, source=source, target=target))
+    return replace(ends, source=source, target=target)
 
 
 def kind_of(row: Row) -> str:
     """`KIND` where the scope is the transfer or the refit."""
     scope = row.text("scope") or ""
     return KIND if scope.startswith(TRANSFER_SCOPES) else OTHER
-
-
-def _part(row: Row) -> Literal["report", "fit"]:
-    mechanism = row.text("mechanism") or ""
-    staged = mechanism == "NCCL full broadcast" and STAGED in (row.text("train_parallel") or "")
-    return "fit" if mechanism in FITTED or staged else "report"
 
 
 def _label(row: Row) -> str:

@@ -18,11 +18,11 @@ from statistics import NormalDist, fmean, median
 
 import numpy as np
 
+from lab.scoreboard.blind import blind
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.step.groups import groups_of
-from rlhfsim.validation.left_out import publisher
-from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.statistics import Figures, blind, coverage, grouped, rate, scored
+from rlhfsim.validation.outcome import Outcome, publisher
+from rlhfsim.validation.statistics import Figures, coverage, grouped, rate, scored
 
 DEADLINES = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
 """Multiples of the predicted seconds."""

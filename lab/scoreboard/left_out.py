@@ -1,28 +1,25 @@
 """Hardware profiles whose coefficients were fitted without one publisher.
 
-    without("NVIDIA-NeMo/RL")("h100")     the profile as fits give it that read no row of that publisher
+    without("NVIDIA-NeMo/RL")(profile, None)     as fits give it that read no row of that publisher
 
-A publisher is the repository, paper or thread of a row: all pages of a repository leave together. The fits
-are in `lab.fits`, which the wheel does not hold, so that their results stand in `data/left_out.json`
-(`python -m lab.fits.leave_one_out`). What no fit reads has the shipped profile.
+A publisher is the repository, paper or thread of a row: all pages of a repository leave together. The results
+of the fits (`lab.fits`) are in `data/left_out.json`, written by `python -m lab.fits.leave_one_out`. What no fit
+reads has the shipped profile.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from rlhfsim.specs.hardware.hardware import Cluster, Profile
-from rlhfsim.specs.hardware.profiles import load_profile
+from lab.scoreboard.rows import DATA
+from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.validation.outcome import Change
 
 FILE = "left_out.json"
-Lookup = Callable[[str], Profile]
-"""Finds a hardware profile by name or alias; always the same object for the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +36,10 @@ class Refit:
     high: float
 
 
-def publisher(source: str) -> str:
-    """Repository, paper or thread of a publication: what is left out at a time."""
-    return source.split("@")[0]
-
-
 @cache
 def facts() -> dict[str, Any]:
     """The file: fit -> hash of its inputs, and publisher -> coefficients."""
-    text = (resources.files("rlhfsim.validation") / "data" / FILE).read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
+    known: dict[str, Any] = json.loads((DATA / FILE).read_text(encoding="utf-8"))
     return known
 
 
@@ -66,30 +57,13 @@ def refits(name: str, framework: str | None = None) -> tuple[Refit, ...]:
     return tuple(sorted((r for r in found if r.framework in ("", framework)), key=lambda r: r.framework))
 
 
-@cache
-def without(name: str) -> Lookup:
+def without(name: str) -> Change:
     """Profiles as they are when no row of the publisher is in any fit."""
-    refitted = refits(name)
 
-    @cache
-    def find(gpu: str) -> Profile:
-        return changed(_shipped(gpu), refitted)
+    def change(profile: Profile, framework: str | None) -> Profile:
+        return changed(profile, refits(name, framework))
 
-    return find
-
-
-@cache
-def _shipped(gpu: str) -> Profile:
-    return load_profile(gpu)
-
-
-def cluster_without(cluster: Cluster, name: str) -> Cluster:
-    """The same cluster on those profiles."""
-    find = without(name)
-    if not refits(name):
-        return cluster
-    groups = (replace(g, profile=find(g.profile.name)) for g in cluster.node_groups)
-    return replace(cluster, node_groups=tuple(groups))
+    return change
 
 
 def changed(profile: Profile, refitted: tuple[Refit, ...]) -> Profile:

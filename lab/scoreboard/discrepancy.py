@@ -24,12 +24,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.scoreboard.blind import blind
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.step.groups import Group, groups_of
 from rlhfsim.step.measured import FAR, MeasuredRun, nearest
-from rlhfsim.validation.left_out import publisher
-from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.statistics import blind
+from rlhfsim.validation.outcome import Outcome, publisher
 
 Floats = NDArray[np.float64]
 INSIDE = 0.8

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lab.scoreboard.discrepancy import INSIDE, Floats, Residuals, base_of, weighted_quantile
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.step.groups import LEVELS, Effect, Estimate, Group, GroupLaw
-from rlhfsim.validation.discrepancy import INSIDE, Floats, Residuals, base_of, weighted_quantile
 
 SHRINK = 4.0
 """Effective rows of which a group is believed half."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from lab.scoreboard import board as scoreboard
+from lab.scoreboard.targets import TARGETS, results
+from lab.scoreboard.text import markdown
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.validation import scoreboard
 from rlhfsim.validation import tables as kinds
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import parse_csv
-from rlhfsim.validation.scoreboard_text import markdown
-from rlhfsim.validation.targets import TARGETS, results
+from rlhfsim.validation.scoreboard import SCHEMA, dumps
 
 
 def outcome(kind: str, measured: float, predicted: float, **more: Any) -> Outcome:
@@ -59,7 +61,7 @@ def test_verdicts_have_rates_and_no_relative_errors() -> None:
 
 
 def test_the_board_is_json_without_nan() -> None:
-    text = scoreboard.dumps(scoreboard.board(rows()))
+    text = dumps(scoreboard.board(rows()))
     assert json.loads(text)["schema"] == "rlhfsim.validate/1"
 
 
@@ -79,14 +81,8 @@ def test_a_target_without_rows_says_so() -> None:
     assert {t["verdict"] for t in results({"decode": {}})} == {"NO ROWS"}
 
 
-def test_a_least_number_of_rows_is_not_asked_of_a_users_file() -> None:
-    figures = {"training": {"predicted": 3}}
-    assert "predicted" in {t["figure"] for t in results(figures)}
-    assert "predicted" not in {t["figure"] for t in results(figures, counts=False)}
-
-
 def test_every_target_names_a_kind_of_the_registry() -> None:
-    assert {t.kind.split(".")[0] for t in TARGETS} <= kinds.SECTIONS.keys()
+    assert {t.kind.split(".")[0] for t in TARGETS} <= set(kinds.ORDER)
 
 
 def test_the_same_figures_do_not_differ_and_a_worse_one_is_told() -> None:
@@ -153,7 +149,7 @@ def test_a_row_that_cannot_be_read_is_skipped_and_does_not_stop_the_others(
         return [outcome("training", row.number("gpus"), 8) for row in found]
 
     module = type("module", (), {"outcomes": staticmethod(predict)})
-    monkeypatch.setattr(kinds.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
     header = b"model,gpus,gpu_type,seq_len,framework\n"
     table = parse_csv(header + b"m,8,H100,1,f\nm,8-16,H100,1,f\n", "t.csv")
     found = kinds.run(kinds.SECTIONS["training"], table)
@@ -162,9 +158,10 @@ def test_a_row_that_cannot_be_read_is_skipped_and_does_not_stop_the_others(
 
 
 def test_an_unknown_kind_is_refused_and_a_sub_kind_selects_its_section() -> None:
-    assert list(kinds.select(["memory.weights"])) == ["memory"]
+    outcomes, _ = scoreboard.collect(["weight_sync.other_scope"])
+    assert {o.kind.split(".")[0] for o in outcomes} == {"weight_sync"}
     with pytest.raises(RlhfsimError, match="unknown kind"):
-        kinds.select(["memroy"])
+        scoreboard.collect(["memroy"])
 
 
 def test_only_a_file_of_this_schema_is_read_as_committed_figures(tmp_path: Path) -> None:
@@ -177,6 +174,13 @@ def test_only_a_file_of_this_schema_is_read_as_committed_figures(tmp_path: Path)
 @pytest.mark.parametrize("figure", ["NaN", "1" + "0" * 400, "true", '"12"', "1e30"])
 def test_a_figure_that_cannot_be_is_refused(figure: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(f'{{"schema": "{scoreboard.SCHEMA}", "kinds": {{"memory": {{"rows": {figure}}}}}}}')
+    path.write_text(f'{{"schema": "{SCHEMA}", "kinds": {{"memory": {{"rows": {figure}}}}}}}')
     with pytest.raises(RlhfsimError, match=r"rows is no number|JSON"):
         scoreboard.read_board(path)
+
+
+def test_a_row_that_no_fit_read_has_no_second_prediction_and_the_others_have_one() -> None:
+    rows = scoreboard.predicted("weight_sync")
+    assert {o.part for o in rows} == {"fit", "report"}
+    assert any(o.blind is None for o in rows if o.predicted)
+    assert any(o.blind not in (None, o.predicted) for o in rows if o.part == "fit")

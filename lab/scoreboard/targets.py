@@ -39,11 +39,6 @@ class Target:
             return False
         return value <= self.limit if self.at_most else value >= self.limit
 
-    @property
-    def counts(self) -> bool:
-        """Whether the figure is a number of rows, not a share."""
-        return self.figure == "predicted"
-
 
 def _coverage(kind: str, missed: str = "") -> Target:
     return Target(
@@ -160,14 +155,11 @@ TARGETS: tuple[Target, ...] = (
 )
 
 
-def results(kinds: Mapping[str, Mapping[str, Any]], *, counts: bool = True) -> list[dict[str, Any]]:
-    """Every target of the scored kinds with the figure reached and `PASS`, `MISSED` or `NO ROWS`.
-
-    `counts` is False for a user's own rows, where a least number of rows means nothing.
-    """
+def results(kinds: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every target of the scored kinds with the figure reached and `PASS`, `MISSED` or `NO ROWS`."""
     table = []
     for target in TARGETS:
-        if target.kind not in kinds or (target.counts and not counts):
+        if target.kind not in kinds:
             continue
         reached = target.met(kinds[target.kind])
         table.append(

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lab.scoreboard.reliability import FEWEST
 from rlhfsim.outputs import markdown_text
+from rlhfsim.present.terminal.validate import (
+    KIND_COLUMNS,
+    kind_cells,
+    percent,
+    rate_text,
+    target_cells,
+    verdict_text,
+)
 from rlhfsim.units import significant
-from rlhfsim.validation.reliability import FEWEST
 
 REASONS = 8
 """Skip reasons shown per kind; the rest is summed."""
@@ -17,7 +25,7 @@ SOURCES = 12
 _HEAD = """# Accuracy
 
 Predictions against published measurements that nobody on this project made. This file and
-`accuracy.json` are the output of `rlhfsim validate --report reports/accuracy.md`; a test fails when
+`accuracy.json` are the output of `python -m lab.scoreboard --report reports/accuracy.md`; a test fails when
 they are stale or a figure got worse. What the columns mean, which cells a row must have and how
 blanks are filled: [docs/validation.md](../docs/validation.md).
 
@@ -33,13 +41,6 @@ high. Coverage is the share of measurements inside the predicted P10 to P90 (80 
 that fitted a constant are counted as `fit` and never scored. Every row is a published best case, a
 single run or an issue report: the measurements have errors of their own.
 """
-
-
-def percent(value: float | None, *, signed: bool = False) -> str:
-    """`12.3 %`, or a dash when unknown."""
-    if value is None:
-        return "-"
-    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
 
 
 def markdown(board: Mapping[str, Any]) -> str:
@@ -61,27 +62,6 @@ def markdown(board: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    """Kind, figure, limit, value reached and verdict of one target."""
-    sign = "<=" if target["at_most"] else ">="
-    number = (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
-    limit = f"{sign} {number(target['limit'])}"
-    if target.get("least") is not None:
-        limit = f"{number(target['least'])} to {number(target['limit'])}"
-    return target["kind"], target["title"], limit, number(target["value"]), target["verdict"]
-
-
-def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line of the table of kinds; verdicts have no relative errors (see `verdict_text`)."""
-    counts = tuple(str(figures[key]) for key in ("rows", "predicted", "fit", "scored"))
-    name = kind if figures.get("rerun", True) else f"{kind} (not rerun)"
-    if "recall" in figures:
-        return (name, *counts, *("",) * 5)
-    errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
-    shown = tuple(percent(value) for value in errors)
-    return (name, *counts, *shown, percent(figures["bias"], signed=True), percent(figures["coverage"]))
-
-
 def left_out_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
     """One line of the table of errors with no row of the publisher in any fit."""
     errors = tuple(percent(figures.get(k)) for k in ("median_abs_error", "mean_abs_error", "p90_abs_error"))
@@ -96,7 +76,6 @@ def left_out_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 LEFT_OUT_COLUMNS = ("kind", "rows", "publications", "median", "mean", "P90", "bias", "coverage")
-KIND_COLUMNS = ("kind", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
 
 
 def _left_out(kinds: Mapping[str, Any]) -> str:
@@ -126,7 +105,7 @@ or fail together. `oom` is the probability of fitting. A Brier score of 0 is bes
 always stating the share that happens.
 """
 GROUPS = """Rows by what decides how well they are known, with no row of their publisher in any fit or
-law (`rlhfsim/validation/group_law.py`; the numbers of a user's plan: `rlhfsim/step/groups.csv`); groups of 8
+law (`lab/scoreboard/group_law.py`; the numbers of a user's plan: `rlhfsim/step/groups.csv`); groups of 8
 rows or more. The form of the law (which groups, their order, how fast few rows shrink) was chosen with such
 figures in view, of some thirty forms; its numbers were not. Bias is that of the prediction, then of P50.
 """
@@ -237,8 +216,8 @@ def _order(figures: Mapping[str, Any]) -> str:
     """Pairs in the right order, and the wrong ones."""
     text = (
         f"Order of two plans for one job (same model, workload and framework; measured times more than"
-        f" 10 % apart): right in {_rate(figures['order_counts'])} within a release of the framework,"
-        f" in {_rate(figures['order_counts_any_release'])} over all releases, which are predicted alike.\n"
+        f" 10 % apart): right in {rate_text(figures['order_counts'])} within a release of the framework,"
+        f" in {rate_text(figures['order_counts_any_release'])} over all releases, which are predicted alike.\n"
     )
     wrong = figures["wrong_order_any_release"]
     if not wrong:
@@ -290,16 +269,6 @@ def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict_text(figures: Mapping[str, Any]) -> str:
-    """Recall, false alarms and Brier score in one sentence."""
-    if not figures["scored"]:
-        return "no row scored"
-    return (
-        f"recall {_rate(figures['recall_counts'])}, false alarms"
-        f" {_rate(figures['false_alarm_counts'])}, Brier score {significant(figures['brier'])}"
-    )
-
-
 def _verdicts(figures: Mapping[str, Any]) -> str:
     text = f"{verdict_text(figures).capitalize()}.\n"
     columns = ("framework", "rows", "predicted", "fit", "scored", "recall", "false alarms")
@@ -313,13 +282,6 @@ def _verdicts(figures: Mapping[str, Any]) -> str:
         for name, found in figures["frameworks"].items()
     ]
     return "\n".join((text, table(columns, lines)))
-
-
-def _rate(rate: Mapping[str, Any]) -> str:
-    if rate["value"] is None:
-        return "unknown (no rows)"
-    interval = f"95 % interval {percent(rate['low'])} to {percent(rate['high'])}"
-    return f"{percent(rate['value'])} ({rate['hits']} of {rate['of']}; {interval})"
 
 
 def _counts(rate: Mapping[str, Any]) -> str:

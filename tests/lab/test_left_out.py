@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from lab.fits import leave_one_out
+from lab.scoreboard import left_out
+from lab.scoreboard.blind import blind
+from lab.scoreboard.discrepancy import MOST, Residuals, base_of, unseen
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.step.measured import Conditions, MeasuredRun, distance, measured_runs, nearest, spread, widened
-from rlhfsim.validation import left_out
-from rlhfsim.validation.discrepancy import MOST, Residuals, base_of, unseen
-from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.statistics import blind
+from rlhfsim.validation.outcome import Outcome, publisher
 
 HERE = Conditions(
     kind="rlhf.step",
@@ -48,12 +48,12 @@ def outcome(source: str, part: str = "report", blind_s: float | None = None) -> 
 def test_the_refits_are_those_of_the_rows_and_coefficients_that_ship(fit: leave_one_out.Fit) -> None:
     known = left_out.facts()[fit.name]
     assert known["hash"] == leave_one_out.stamp(fit), "run: python -m lab.fits.leave_one_out"
-    assert set(known["left_out"]) == {left_out.publisher(row.source) for row in fit.rows()}
+    assert set(known["left_out"]) == {publisher(row.source) for row in fit.rows()}
 
 
 def test_a_profile_without_a_publisher_differs_only_in_what_was_fitted_on_it() -> None:
     name = "NVIDIA-NeMo/Megatron-Bridge"
-    ours, others = left_out.without("nobody/at-all")("h100"), left_out.without(name)("h100")
+    ours, others = (left_out.without(n)(load_profile("h100"), None) for n in ("nobody/at-all", name))
     changed = {n for n, c in ours.coefficients.items() if others.coefficients[n].value != c.value}
     assert changed
     assert changed <= {c.name for c in left_out.refits(name)}
@@ -71,7 +71,7 @@ def test_what_a_framework_has_of_its_own_replaces_what_is_pooled() -> None:
 
 
 def test_pages_of_one_repository_are_one_publisher() -> None:
-    assert left_out.publisher("a/b@docs/x.md") == left_out.publisher("a/b@README.md") == "a/b"
+    assert publisher("a/b@docs/x.md") == publisher("a/b@README.md") == "a/b"
 
 
 def test_a_row_that_was_fitted_counts_only_by_its_prediction_without_the_publisher() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlhfsim.calibration.one_run import Timed, seconds, settled
+from lab.scoreboard.one_run import Timed, seconds, settled
 from rlhfsim.kernels.cost import Z90, Cost, part
 
 WIDE = (math.exp(-Z90 * 0.3), math.exp(Z90 * 0.3))

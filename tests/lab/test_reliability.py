@@ -8,11 +8,11 @@ from math import exp, log
 import numpy as np
 import pytest
 
+from lab.scoreboard import reliability
+from lab.scoreboard.discrepancy import Residuals
+from lab.scoreboard.group_law import law_of, with_ends
 from rlhfsim.step.groups import GroupLaw, groups_of, laws, written
 from rlhfsim.step.measured import Conditions
-from rlhfsim.validation import reliability
-from rlhfsim.validation.discrepancy import Residuals
-from rlhfsim.validation.group_law import law_of, with_ends
 from rlhfsim.validation.outcome import Outcome
 
 DENSE = Conditions(

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from rlhfsim.calibration.one_run import Timed
+from lab.scoreboard.board import board
+from lab.scoreboard.one_run import Timed
+from lab.scoreboard.targets import results
+from lab.scoreboard.text import markdown
+from lab.scoreboard.transfer import COLD, KIND, RATIO, Published, pairs
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.scoreboard import board
-from rlhfsim.validation.scoreboard_text import markdown
-from rlhfsim.validation.targets import results
-from rlhfsim.validation.transfer import COLD, KIND, RATIO, Published, pairs
 
 
 def published(

@@ -1,0 +1,1 @@
+"""Predictions of published measurements: rows, what fitted a constant, every publisher left out, targets."""
