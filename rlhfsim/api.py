@@ -104,7 +104,7 @@ def whatif(
     progress: Callable[[int, int], object] | None = None,
     most_s: float | None = None,
     command: str = "",
-    table: str | Path | None = None,
+    tables: Sequence[str | Path] = (),
 ) -> WhatIf:
     """A scenario (YAML file, shipped name or mapping; docs/whatif.md), every point designed anew.
 
@@ -112,8 +112,8 @@ def whatif(
     ("step_time<90s"), whose probability every point then has; `jobs` searches run at the same time (default:
     one for each core), or on the Ray cluster at `ray` ("" starts one here); designs are kept in the folder
     `cache` (None: nowhere); `progress` hears how many are done, and of how many; `most_s`
-    seconds may all searches together take (None: any time). More than 2,000 points are written to `table`, a
-    .csv file, as they come; the answer has the best of them.
+    seconds may all searches together take (None: any time). More than 2,000 points are written to `tables`
+    (.csv, .parquet) as they come; the answer has the best of them.
 
     Raises:
         RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
@@ -133,5 +133,5 @@ def whatif(
         progress=progress,
         most_s=most_s,
         command=command,
-        table=None if table is None else Path(table),
+        tables=tuple(map(Path, tables)),
     )

@@ -113,7 +113,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         click.echo(shown(_interrupted(state, folder)), err=True)
         ctx.exit(INTERRUPTED)
     for path in files:
-        if not (path == given["csv"] and answer.written):
+        if not (answer.written and path.suffix in SUFFIXES):
             answer.write(path)
     emit(
         given["as_json"],
@@ -152,7 +152,7 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
             progress=tell,
             most_s=None if given["yes"] or address is not None else MOST_S * (given["jobs"] or cores()),
             command=shlex.join(["rlhfsim", *sys.argv[1:]]),
-            table=given["csv"],
+            tables=[given[kind] for kind in ("csv", "parquet") if given[kind] is not None],
         )
 
 

@@ -53,7 +53,7 @@ def rows(table: Path) -> list[dict[str, str]]:
 
 def test_all_points_are_in_the_table_and_the_best_in_the_answer(planted: Planted, tmp_path: Path) -> None:
     table, heard = tmp_path / "points.csv", list[tuple[int, int]]()
-    found = whatif(scenario(), runner=planted(seconds), table=table, progress=lambda *at: heard.append(at))
+    found = whatif(scenario(), runner=planted(seconds), tables=[table], progress=lambda *at: heard.append(at))
     written = rows(table)
     assert found.written == COUNT
     assert len(written) == COUNT + 1
@@ -83,9 +83,9 @@ def test_a_killed_sweep_leaves_what_came_and_the_next_writes_the_same_bytes(
             raise Killed
 
     whole, table, store = tmp_path / "whole.csv", tmp_path / "points.csv", Store(tmp_path / "designs")
-    whatif(scenario(), runner=planted(seconds), table=whole)
+    whatif(scenario(), runner=planted(seconds), tables=[whole])
     with pytest.raises(Killed):
-        whatif(scenario(), runner=planted(seconds), table=table, store=store, progress=killed_at)
+        whatif(scenario(), runner=planted(seconds), tables=[table], store=store, progress=killed_at)
     assert not table.exists()
     part = tmp_path / "points.csv.part"
     assert part.read_text().splitlines() == whole.read_text().splitlines()[: 2 + 12]
@@ -95,7 +95,7 @@ def test_a_killed_sweep_leaves_what_came_and_the_next_writes_the_same_bytes(
         asked.extend(requests)
         yield from planted(seconds)(requests)
 
-    found = whatif(scenario(), runner=counted, table=table, store=store)
+    found = whatif(scenario(), runner=counted, tables=[table], store=store)
     assert table.read_bytes() == whole.read_bytes()
     assert not part.exists()
     assert found.provenance.from_cache > 0
@@ -114,29 +114,58 @@ def test_designs_in_memory_do_not_grow_with_the_points(
 
     monkeypatch.setattr(designs.Designs, "ensure", watched)
     grid = {"workload.prompts": list(range(2, 200, 2))}
-    whatif(small(grid=grid), runner=planted(seconds), table=tmp_path / "points.csv")
+    whatif(small(grid=grid), runner=planted(seconds), tables=[tmp_path / "points.csv"])
     assert most <= sweep.KEPT + sweep.BATCH + sweep.SAMPLE + 1
 
 
-@pytest.mark.parametrize(
-    ("more", "options", "reason"),
-    [
-        ({}, {"table": None}, "must be written as they come"),
-        ({}, {"only": ["405B"]}, "not chosen by --only"),
-        ({"tornado": {"vary": {"run.steps": [1, 2]}}}, {}, "without break_even and tornado"),
-    ],
-)
-def test_what_many_points_cannot_have_is_refused_before_a_search(
-    more: dict[str, Any], options: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    def never(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | None]:
-        raise AssertionError(requests)
+def never(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | None]:
+    raise AssertionError("a search")
 
-    options = {"table": tmp_path / "points.csv", **options}
-    with pytest.raises(RlhfsimError, match=reason) as caught:
-        whatif({**scenario(), **more}, runner=never, **options)
+
+def test_many_points_without_a_table_are_refused_before_a_search() -> None:
+    with pytest.raises(RlhfsimError, match="25 points must be written as they come") as caught:
+        whatif(scenario(), runner=never)
     assert caught.value.code == "many-points"
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_points_those_of_a_name_are_asked_alone(planted: Planted, tmp_path: Path) -> None:
+    few = whatif(scenario(), runner=planted(seconds), only=["405B", "*prompts 8, gpus 1, price 1 USD/h"])
+    assert [p.name for p in few.points] == ["405B", "prompts 8, gpus 1, price 1 USD/h"]
+    table = tmp_path / "points.csv"
+    found = whatif(scenario(), runner=planted(seconds), only=["*gpus 2*"], tables=[table])
+    assert found.written == 12
+    assert {row["cluster.node_groups.0.gpus"] for row in rows(table)[1:]} == {"2"}
+    with pytest.raises(RlhfsimError, match="'406B'") as caught:
+        whatif(scenario(), runner=never, only=["*gpus*", "406B"])
+    assert "405B" in str(caught.value.help)
+
+
+def test_tornado_and_break_evens_are_answered_next_to_a_table(planted: Planted, tmp_path: Path) -> None:
+    question = {"vary": "workload.prompts", "between": [4, 64], "of": "step_time", "target": 20}
+    more = {"break_even": [question], "tornado": {"vary": {"workload.prompts": ["0.5x", "2x"]}}}
+    found = whatif({**scenario(), **more}, runner=planted(seconds), tables=[tmp_path / "points.csv"])
+    alone = {key: value for key, value in scenario().items() if key not in ("grid", "points")}
+    few = whatif({**alone, **more}, runner=planted(seconds))
+    assert (found.break_evens, found.tornado) == (few.break_evens, few.tornado)
+    assert found.written == COUNT
+
+
+def test_a_table_as_parquet_has_the_cells_of_the_csv(planted: Planted, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    plain, packed, alone = (tmp_path / name for name in ("points.csv", "points.parquet", "alone.parquet"))
+    whatif(scenario(), runner=planted(seconds), tables=[packed, plain])
+    whatif(scenario(), runner=planted(seconds), tables=[alone])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone.parquet", "points.csv", "points.parquet"]
+    table = pandas.read_parquet(packed)
+    assert alone.read_bytes() == packed.read_bytes()
+    assert table["gpus"].dtype == "float64"  # of a point that does not fit there is none
+    assert table["workload.prompts"].dtype == "float64"
+    read = pandas.read_csv(plain)
+    assert list(table) == list(read)
+    for name in table:
+        assert table[name].isna().equals(read[name].isna()), name
+        assert list(table[name].dropna()) == list(read[name].dropna()), name
 
 
 def test_a_sweep_that_takes_long_is_asked_about_before_it_is_written(
@@ -148,12 +177,12 @@ def test_a_sweep_that_takes_long_is_asked_about_before_it_is_written(
             yield each[0], DesignResult(plan=each[1].plan, seconds=60.0)
 
     with pytest.raises(RlhfsimError, match="25 designs are left to search, about 1,500 s"):
-        whatif(scenario(), runner=slow, table=tmp_path / "points.csv", most_s=900.0)
+        whatif(scenario(), runner=slow, tables=[tmp_path / "points.csv"], most_s=900.0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_of_somebody_else_is_not_written_over(planted: Planted, tmp_path: Path) -> None:
     (tmp_path / "points.csv.part").write_text("my,own\n1,2\n")
     with pytest.raises(RlhfsimError, match="not written over"):
-        whatif(scenario(), runner=planted(seconds), table=tmp_path / "points.csv")
+        whatif(scenario(), runner=planted(seconds), tables=[tmp_path / "points.csv"])
     assert (tmp_path / "points.csv.part").read_text() == "my,own\n1,2\n"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ class ScenarioQuestions:
     """Everything that a scenario asks, ready to be designed."""
 
     cases: Cases
+    count: int
+    """Points that are asked, the base left out."""
+    wanted: Callable[[str], bool] | None
+    """Whether a point of this name is; None: all are."""
     points: tuple[PointQuestion, ...]
+    """Empty where they are more than `MAX_POINTS`: then each is made when its turn comes."""
     inputs: tuple[TornadoInput, ...]
     break_evens: tuple[BreakEvenQuestion, ...]
     name: str
@@ -53,7 +59,7 @@ def asked(
 ) -> ScenarioQuestions:
     """A scenario as questions; `only` keeps points by name (`*` matches), and drops what is not about them.
 
-    Of more than `MAX_POINTS` points none is made yet: they are for a `table` that grows.
+    More than `MAX_POINTS` points need a `table` that grows.
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line.
@@ -61,16 +67,15 @@ def asked(
     source, text = read_scenario(given)
     document = document_of(source)
     cases = Cases(document, source, settings)
-    if cases.count > MAX_POINTS:
-        _check_many(cases, only, table=table)
-        return ScenarioQuestions(
-            cases=cases, points=(), inputs=(), break_evens=(), name=source.name, text=text
-        )
-    points = tuple(cases.points())
-    by_name = {case.name: case for case in (cases.base, *points)}
+    count, wanted = (_count(cases, only), _matching(only)) if only else (cases.count, None)
+    if count > MAX_POINTS and not table:
+        raise _too_many(cases, count)
+    points = tuple(cases.points(wanted)) if count <= MAX_POINTS else ()
+    held = {name for one in document.break_even for name in (one.point, one.against) if name is not None}
+    by_name = {case.name: case for case in (cases.base, *cases.points(held.__contains__))} if held else {}
     break_evens = [BreakEvenQuestion(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
     inputs = ends(cases)
-    if not (points or break_evens or inputs):
+    if not (count or break_evens or inputs):
         raise RlhfsimError(
             "nothing-varied",
             "the scenario changes nothing",
@@ -78,35 +83,52 @@ def asked(
             help="give points, a grid, break_even or tornado",
         )
     if only:
-        points = _kept(points, only)
-        names = {BASE, *(case.name for case in points)}
-        break_evens = [q for q in break_evens if {q.text.point, q.text.against or BASE} <= names]
+        kept = _matching(only)
+        break_evens = [
+            q
+            for q in break_evens
+            if all(n == BASE or kept(n) for n in (q.text.point, q.text.against or BASE))
+        ]
         inputs = ()
     return ScenarioQuestions(
-        cases=cases, points=points, inputs=inputs, break_evens=tuple(break_evens), name=source.name, text=text
+        cases=cases,
+        count=count,
+        wanted=wanted,
+        points=points,
+        inputs=inputs,
+        break_evens=tuple(break_evens),
+        name=source.name,
+        text=text,
     )
 
 
-def _check_many(cases: Cases, only: Sequence[str], *, table: bool) -> None:
-    """Many points are written as a table of all of them, and nothing else is asked with them."""
-    document, many = cases.document, f"above {MAX_POINTS:,} points"
-    reason, help = None, f"leave it out, or ask it in a scenario of at most {MAX_POINTS:,} points"
-    if not table:
-        reason, help = "must be written as they come", "give --csv points.csv, or fewer values"
-    elif only:
-        reason = "are not chosen by --only"
-    elif document.break_even or document.tornado:
-        reason = "are asked without break_even and tornado"
-    if reason is not None:
-        place = cases.source.place(("grid",) if document.grid else ("points",))
-        raise RlhfsimError("many-points", f"{cases.count:,} points {reason} ({many})", place=place, help=help)
+def _too_many(cases: Cases, count: int) -> RlhfsimError:
+    place = cases.source.place(("grid",) if cases.document.grid else ("points",))
+    what = f"{count:,} points must be written as they come (above {MAX_POINTS:,} points)"
+    return RlhfsimError(
+        "many-points", what, place=place, help="give --csv points.csv or --parquet points.parquet, or fewer"
+    )
 
 
-def _kept(points: Sequence[PointQuestion], only: Sequence[str]) -> tuple[PointQuestion, ...]:
-    for wanted in only:
-        if not any(fnmatchcase(case.name, wanted) for case in points):
-            raise unknown_name("point", wanted[:60], [case.name for case in points], place=COMMAND_LINE)
-    return tuple(c for c in points if any(fnmatchcase(c.name, wanted) for wanted in only))
+def _matching(only: Sequence[str]) -> Callable[[str], bool]:
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in only)
+
+
+def _count(cases: Cases, only: Sequence[str]) -> int:
+    """How many points have a name that is wanted.
+
+    Raises:
+        RlhfsimError: none has, for one of the patterns.
+    """
+    count, unmatched = 0, set(only)
+    for name in cases.names():
+        hits = {pattern for pattern in only if fnmatchcase(name, pattern)}
+        count, unmatched = count + bool(hits), unmatched - hits
+    for pattern in only:
+        if pattern in unmatched:
+            some = islice(cases.names(), MAX_POINTS)
+            raise unknown_name("point", pattern[:60], some, place=COMMAND_LINE)
+    return count
 
 
 def whatif(
@@ -120,30 +142,30 @@ def whatif(
     progress: Progress | None = None,
     most_s: float | None = None,
     command: str = "",
-    table: Path | None = None,
+    tables: Sequence[Path] = (),
 ) -> WhatIf:
     """A scenario answered: every point designed anew, compared, and held against `requirements`.
 
-    Of more than `MAX_POINTS` points all are written to `table` (.csv) as they come, and the answer has those
-    that no other point beats (see `scenarios.sweep`). `most_s`: seconds that all searches together may take;
-    None: any time.
+    Of more than `MAX_POINTS` points all are written to `tables` (.csv, .parquet) as they come, and the answer
+    has those that no other point beats (see `scenarios.sweep`). `most_s`: seconds that all searches together
+    may take; None: any time.
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line, before anything is searched; or searches that
             take longer.
     """
     begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    questions = asked(given, settings, only, table=table is not None)
-    many = questions.cases.count > MAX_POINTS
+    questions = asked(given, settings, only, table=bool(tables))
     for case in questions.everything:
         # a curve that cannot be read, or a run without a length, is told before the first search
         check_steps(requirements, steps_of(case), "give run.steps in the scenario, or --set run.steps=1000")
     designs = Designs(runner or local(), store, progress, most_s)
-    counts = Counter[str]()
-    if many and table is not None:
-        results, counts = _swept(questions.cases, table, designs, requirements, progress)
-    else:
-        designs.ensure(list(_requests(questions)))
+    results, counts = list[PointResult](), Counter[str]()
+    many = questions.count > MAX_POINTS
+    if many:
+        results, counts = _swept(questions, tables, designs, requirements, progress)
+    designs.ensure(list(_requests(questions)))
+    if not many:
         results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
@@ -158,7 +180,7 @@ def whatif(
         tornado=bars,
         break_evens=evens,
         assumptions=document.assumptions,
-        notes=(*_counted(counts, table), *_notes(questions, results)),
+        notes=(*_counted(counts, tables), *_notes(questions, results)),
         written=counts["points"] or None,
         provenance=WhatIfProvenance(
             rlhfsim_version=installed_version("rlhfsim"),
@@ -176,34 +198,38 @@ def whatif(
 
 
 def _swept(
-    cases: Cases,
-    table: Path,
+    questions: ScenarioQuestions,
+    tables: Sequence[Path],
     designs: Designs,
     requirements: Sequence[Requirement],
     progress: Progress | None,
 ) -> tuple[list[PointResult], Counter[str]]:
     """The base and the best of many points; a few are designed first, which say how long all will take."""
+    cases, count = questions.cases, questions.count
     designs.ensure([cases.base.request])
-    designs.check_time([case.request for case in cases.few(SAMPLE)], cases.count)
+    few = cases.few(SAMPLE) if questions.wanted is None else islice(cases.points(questions.wanted), SAMPLE)
+    designs.check_time([case.request for case in few], count)
     done = 0
 
     def told(points: int) -> None:
         nonlocal done
         done = points
         if progress is not None:
-            progress(done, cases.count)
+            progress(done, count)
 
     designs.progress = lambda *_: told(done)
-    return swept(cases.base, cases.points(), cases.paths, table, designs, requirements, told)
+    points = cases.points(questions.wanted)
+    return swept(cases.base, points, cases.paths, tables, designs, requirements, told)
 
 
-def _counted(counts: Counter[str], table: Path | None) -> Iterator[str]:
+def _counted(counts: Counter[str], tables: Sequence[Path]) -> Iterator[str]:
     """What of many points is not here."""
     if counts:
         others = f", {counts['of other work']:,} of other work" if counts["of other work"] else ""
         yield (
             f"{counts['points']:,} points, {counts['fitting']:,} with a plan that fits{others}: all are in "
-            f"{table}; here are those of the base's work that no other beats in time and money"
+            f"{' and '.join(map(str, tables))}; here are those of the base's work that no other beats in time "
+            "and money"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
@@ -13,7 +13,7 @@ from rlhfsim.what_if.scenarios import missed
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
-from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
+from rlhfsim.what_if.scenarios.points import BASE, MAX_POINTS, Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.sensitivity import other_work
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
@@ -74,7 +74,8 @@ class BreakEvenQuestion:
 
     def _point(self, points: Mapping[str, PointQuestion], key: str, name: str) -> PointQuestion:
         if name not in points:
-            raise unknown_name("point", name[:60], points, place=self._place(key))
+            known = [BASE, *islice(self.cases.names(), MAX_POINTS)]
+            raise unknown_name("point", name[:60], known, place=self._place(key))
         return points[name]
 
     def _target(self, value: float | str) -> float:

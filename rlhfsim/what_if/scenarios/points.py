@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.search.request import Request
@@ -97,6 +97,15 @@ def _without_kinds(data: Any, path: Keys) -> Keys:
     return tuple(trail)
 
 
+class Patch(NamedTuple):
+    """A point before it is made."""
+
+    name: str
+    given: Mapping[str, Any]
+    """What it sets, by dotted path."""
+    where: Mapping[str, Place]
+
+
 class Cases:
     """The points of one document."""
 
@@ -161,18 +170,31 @@ class Cases:
         named = (path for point in self.document.points for path in point.set)
         return tuple(dict.fromkeys([*named, *self.document.grid]))
 
-    def points(self) -> Iterator[PointQuestion]:
-        """Named points, then every combination of the grid, each made when it is asked for.
+    def points(self, wanted: Callable[[str], bool] | None = None) -> Iterator[PointQuestion]:
+        """Named points, then every combination of the grid, each made when it is asked for; `wanted` by name.
 
         Raises:
-            RlhfsimError: a name that stands twice, or a point that cannot be asked.
+            RlhfsimError: a name that is used twice, or a point that cannot be asked.
         """
+        for patch in self._patches():
+            if wanted is None or wanted(patch.name):
+                yield self.patched(*patch)
+
+    def names(self) -> Iterator[str]:
+        """The names of all points, none of which is made.
+
+        Raises:
+            RlhfsimError: a name that is used twice.
+        """
+        return (patch.name for patch in self._patches())
+
+    def _patches(self) -> Iterator[Patch]:
         names = {BASE}
-        for case in chain(self._named(), self._grid()):
-            if case.name in names:
-                raise self._twice(case.name)
-            names.add(case.name)
-            yield case
+        for patch in chain(self._named(), self._grid()):
+            if patch.name in names:
+                raise self._twice(patch.name)
+            names.add(patch.name)
+            yield patch
 
     def _twice(self, name: str) -> RlhfsimError:
         named = [point.name for point in self.document.points]
@@ -183,17 +205,18 @@ class Cases:
             help="give each its own name; the base is named base",
         )
 
-    def _named(self) -> Iterator[PointQuestion]:
+    def _named(self) -> Iterator[Patch]:
         for i, point in enumerate(self.document.points):
             where = {path: self.source.place(("points", i, "set", path)) for path in point.set}
-            yield self.patched(point.name, point.set, where)
+            yield Patch(point.name, point.set, where)
 
     def few(self, count: int) -> list[PointQuestion]:
         """Some combinations of the grid, the first and the last among them: others take about as long."""
         last = prod(map(len, self.document.grid.values())) - 1
-        return list(self._grid({round(i * last / (count - 1)) for i in range(count)})) if last > 0 else []
+        rows = {round(i * last / (count - 1)) for i in range(count)}
+        return [self.patched(*patch) for patch in self._grid(rows)] if last > 0 else []
 
-    def _grid(self, rows: Iterable[int] | None = None) -> Iterator[PointQuestion]:
+    def _grid(self, rows: Iterable[int] | None = None) -> Iterator[Patch]:
         """Combinations by their number, the last path varies fastest; None: all."""
         grid = self.document.grid
         if not grid:
@@ -206,9 +229,7 @@ class Cases:
                 row, i = divmod(row, len(values))
                 given[path] = values[i]
             given = {path: given[path] for path in grid}
-            yield self.patched(
-                ", ".join(f"{short[p]} {worded(p, v)}" for p, v in given.items()), given, where
-            )
+            yield Patch(", ".join(f"{short[p]} {worded(p, v)}" for p, v in given.items()), given, where)
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:

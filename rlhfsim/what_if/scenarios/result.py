@@ -7,6 +7,7 @@ of its run where the scenario says how long a run is, else those of a step (`Wha
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA: Literal["rlhfsim.whatif/1"] = "rlhfsim.whatif/1"
-SUFFIXES = (".csv", ".parquet")
+PARQUET = ".parquet"
+SUFFIXES = (".csv", PARQUET)
 """Of the table of points as a file."""
 MAX_BYTES = int(256 * MIB)
 """Largest result that is read."""
@@ -324,6 +326,38 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         return
     need("pyarrow", purpose="Parquet", otherwise="or write .csv")
     write_atomically(path, _even(table).to_parquet(index=False))
+
+
+def parquet(table: Path, kinds: Mapping[str, set[type]]) -> bytes:
+    """A CSV table of points as Parquet, read in blocks; `kinds`: what the cells of each column were.
+
+    Raises:
+        RlhfsimError: Parquet is not installed.
+    """
+    need("pyarrow", purpose="Parquet", otherwise="or write .csv")
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    types = {name: _arrow(found - {type(None)}) for name, found in kinds.items()}
+    options = csv.ConvertOptions(
+        column_types={name: pa.type_for_alias(kind) for name, kind in types.items()}, strings_can_be_null=True
+    )
+    out = pa.BufferOutputStream()
+    with (
+        csv.open_csv(
+            table, convert_options=options, parse_options=csv.ParseOptions(newlines_in_values=True)
+        ) as blocks,
+        parquet.ParquetWriter(out, blocks.schema) as writer,
+    ):
+        for block in blocks:
+            writer.write_batch(block)
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _arrow(kinds: set[type]) -> str:
+    if kinds and kinds <= {int, float}:
+        return "int64" if kinds == {int} else "float64"
+    return "bool" if kinds == {bool} else "string"
 
 
 def _even(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,23 +1,24 @@
-"""A scenario of many points as a table of CSV that grows; what is in memory does not grow with them.
+"""A scenario of many points as a CSV table that grows; what is in memory does not grow with them.
 
 Points are made, designed and written in batches of neighbours. What an ended run has designed is recalled
-from its store, and the table of the next run is the same, byte by byte.
+from its store, and the table of the next run is the same, byte by byte. Parquet is made of the whole CSV,
+since nobody can read a part of it.
 """
 
 from __future__ import annotations
 
 import csv
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from rlhfsim.outputs import csv_cell, growing
+from rlhfsim.outputs import csv_cell, growing, write_atomically
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.points import PointQuestion
-from rlhfsim.what_if.scenarios.result import PointResult, row
+from rlhfsim.what_if.scenarios.result import PARQUET, PointResult, parquet, row
 from rlhfsim.what_if.scenarios.sensitivity import marked, other_work
 from rlhfsim.what_if.scenarios.whole_run import result
 
@@ -35,26 +36,37 @@ def swept(
     base: PointQuestion,
     cases: Iterable[PointQuestion],
     paths: tuple[str, ...],
-    table: Path,
+    tables: Sequence[Path],
     designs: Designs,
     requirements: Sequence[Requirement],
     told: Callable[[int], object],
 ) -> tuple[list[PointResult], Counter[str]]:
-    """The base, and the points of its work that none of them beats in time and money; `table` has all points.
+    """The base, and the points of its work that none of them beats in time and money; `tables` have all.
 
     With how many points there are, `fitting`, and `of other work`. `told` hears how many are written.
     """
     first = result(base, designs.of(base.request), requirements)
     front, counts = list[PointResult](), Counter[str]()
+    packed = [path for path in tables if path.suffix == PARQUET]
+    plain = next((path for path in tables if path not in packed), None)
+    table = plain or packed[0].with_name(f"{packed[0].name}.csv")
+    kinds = defaultdict[str, set[type]](set)
+
+    def cells(point: PointResult) -> Iterable[object]:
+        found = {name: csv_cell(cell) for name, cell in _cells(point, paths).items()}
+        for name, cell in found.items():
+            kinds[name].add(type(cell))
+        return found.values()
+
     with growing(table, "points.csv") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(_cells(first, paths))
-        lines.writerow(_cells(first, paths).values())
+        lines.writerow(cells(first))
         for batch in _batches(cases):
             designs.ensure([case.request for case in batch])
             points = [result(case, designs.of(case.request), requirements) for case in batch]
             points = [replace(point, other_work=other_work(point, first)) for point in points]
-            lines.writerows(_cells(point, paths).values() for point in points)
+            lines.writerows(map(cells, points))
             file.flush()
             alike = [point for point in points if point.plan is not None and not point.other_work]
             front = [point for point in marked([first, *front, *alike])[1:] if point.on_front]
@@ -63,6 +75,10 @@ def swept(
             counts["of other work"] += sum(bool(point.other_work) for point in points)
             told(counts["points"])
             designs.forget(KEPT)
+    for path in packed:
+        write_atomically(path, parquet(table, kinds))
+    if plain is None:
+        table.unlink()
     return [*marked([first, *front])], counts
 
 
@@ -73,4 +89,4 @@ def _batches(cases: Iterable[PointQuestion]) -> Iterator[list[PointQuestion]]:
 
 
 def _cells(point: PointResult, paths: tuple[str, ...]) -> dict[str, object]:
-    return {name: csv_cell(cell) for name, cell in row(point, paths).items() if name not in UNKNOWN_YET}
+    return {name: cell for name, cell in row(point, paths).items() if name not in UNKNOWN_YET}
