@@ -92,4 +92,5 @@ def _is_whole(words: list[str]) -> bool:
     if any(re.fullmatch(r"[a-z]+", word) and word not in ARGUMENTS for word in arguments):
         return False
     asked = {"--model", "--run"} & {*words}
-    return bool(arguments or asked or words[0] in ALONE) and (words[0] != "launch" or bool(arguments))
+    needed = {"launch": bool(arguments), "design": "--gpus" in words}
+    return bool(arguments or asked or words[0] in ALONE) and needed.get(words[0], True)

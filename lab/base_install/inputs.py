@@ -44,6 +44,7 @@ OVERLAYS = (
     (r"(compare|diff) plan.json runs/a|--compare runs/a", {"plan.json": "runs/a/plan.json"}),
     (r"--framework openrlhf", {"job.log": "openrlhf/job.log", "launch.sh": "openrlhf/launch.sh"}),
     (r"--framework trl", {name: f"trl/{name}" for name in TRL}),
+    (r"^design .*--run run.yaml", {"run.yaml": "long_run.yaml"}),
 )
 """Commands -> files that they read in place of those above."""
 MADE = (
@@ -57,12 +58,51 @@ MADE = (
 """Commands whose files others read; they are judged too."""
 
 
+LONG_RUN = """
+title: from 256 to 512 tokens
+steps: 40
+lengths: [{step: 0, mean: 100}, {step: 40, mean: 200}]
+stages: [{start: 0, max: 256}, {start: 20, max: 512}]
+"""
+PORTFOLIO = """
+title: a small portfolio
+years: 1
+jobs:
+  - name: chat
+    workload: {model: 0.5b, algorithm: grpo, prompts: 32, samples: 4, reward: {rules: {}}}
+    steps: 100
+    runs_per_year: 100
+    deadline: 14 d
+gpus: [h100]
+sizes: [1]
+supply: [bought, on-demand]
+engineers: 1
+maintenance: 5 %
+storage: 1000 USD
+on_demand_available: 0.9
+"""
+JOB = """
+workload: {model: 0.5b, algorithm: grpo, prompts: 32, samples: 4, reward: {rules: {}}}
+steps: 100
+deadline: 2 d
+"""
+WRITTEN = {
+    "long_run.yaml": LONG_RUN,
+    "portfolio.yaml": PORTFOLIO,
+    **{f"jobs/{name}.yaml": JOB for name in "abc"},
+}
+"""Small documents of runs, purchases and pools."""
+
+
 def prepare(folder: Path, scratch: Path, run: Callable[[str, Path], object]) -> None:
     """Fill `folder`; `run` runs a command there."""
     _write_seeds(folder, scratch)
     log = folder / "job.log"
     log.write_bytes(MACHINE + log.read_bytes())
     (folder / "config.yaml").write_text(NEMO)
+    (folder / "jobs").mkdir()
+    for name, text in WRITTEN.items():
+        (folder / name).write_text(text)
     for copy, file in COPIES.items():
         (folder / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / file, folder / copy)
