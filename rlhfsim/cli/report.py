@@ -35,11 +35,12 @@ from rlhfsim.present.basis import basis, cluster_of, profiles_of
 from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
+from rlhfsim.present.pages.points import points_page
 from rlhfsim.present.pages.run import run_page
 from rlhfsim.present.pages.whatif import whatif_page
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
-from rlhfsim.what_if.scenarios.result import MAX_BYTES, read_whatif
+from rlhfsim.what_if.scenarios.result import MAX_BYTES, SUFFIXES, read_whatif
 from rlhfsim.what_if.scenarios.result import SCHEMA as WHATIF_SCHEMA
 from rlhfsim.what_if.verdict import check_plan, rejection
 
@@ -48,6 +49,7 @@ Examples:
   rlhfsim report plan.json
   rlhfsim report plan.json --no-sizes --title 'Proposal for the 70B run' --out proposal.html
   rlhfsim report whatif.json
+  rlhfsim report points.csv
   rlhfsim report runs/a
   rlhfsim report plan.json --compare runs/a
 """
@@ -78,7 +80,8 @@ def report(
 ) -> None:
     """Write a plan, a what-if or a run as one page that works offline.
 
-    SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
+    SOURCE is a plan.json, a what-if result (rlhfsim whatif --out), its table of points (--csv, --parquet) or
+    the folder of a run.
 
     Exit codes: 0 written, 1 written though the plan does not fit, 2 bad input.
     """
@@ -104,7 +107,7 @@ def _rejection(source: Path) -> str | None:
     Raises:
         RlhfsimError: its framework does not run it.
     """
-    if source.is_dir() or _schema(source) != PLAN_SCHEMA:
+    if source.is_dir() or source.suffix in SUFFIXES or _schema(source) != PLAN_SCHEMA:
         return None
     plan = read_plan(source)
     cluster = cluster_of(plan, profiles_of(plan))
@@ -121,6 +124,8 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
         RlhfsimError: SOURCE is none of the three, or --compare stands beside something else than a plan.
     """
     title = given["title"]
+    if source.suffix in SUFFIXES and source.is_file() and compare is None:
+        return points_page(source, title=title)
     kind = None if source.is_dir() else _schema(source)
     if compare is not None:
         if kind != PLAN_SCHEMA:

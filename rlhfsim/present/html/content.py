@@ -82,7 +82,52 @@ class Changed:
     kind: Literal["changed"] = "changed"
 
 
-Block = Figure | TableData | Listing | Code | Changed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointFilter:
+    """Something that points can be chosen by."""
+
+    label: str
+    values: tuple[str, ...]
+    at: tuple[int, ...]
+    """Of each point: which of the values it has."""
+    chosen: int | None = None
+    """The value that is chosen at first; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explorer:
+    """Many points that a reader filters: a map of two inputs, and time against money."""
+
+    key: str
+    title: str
+    how: str
+    filters: tuple[PointFilter, ...]
+    map: tuple[int, int]
+    """The filters that span the map at first, across and down."""
+    seconds: tuple[float | None, ...]
+    """Of each point; None: nothing fits."""
+    money: tuple[float | None, ...]
+    time_title: str
+    money_title: str
+    table: TableData
+    """The best points, for those who do not see the picture."""
+    kind: Literal["explorer"] = "explorer"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the page reads."""
+        return {
+            "filters": [
+                {"label": a.label, "values": a.values, "at": a.at, "chosen": a.chosen} for a in self.filters
+            ],
+            "seconds": self.seconds,
+            "money": self.money,
+            "time": self.time_title,
+            "cost": self.money_title,
+        }
+
+
+Block = Figure | TableData | Listing | Code | Changed | Explorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,11 +84,8 @@ def asked(
         )
     if only:
         kept = _matching(only)
-        break_evens = [
-            q
-            for q in break_evens
-            if all(n == BASE or kept(n) for n in (q.text.point, q.text.against or BASE))
-        ]
+        sides = [{q.text.point, q.text.against or BASE} - {BASE} for q in break_evens]
+        break_evens = [q for q, names in zip(break_evens, sides, strict=True) if all(map(kept, names))]
         inputs = ()
     return ScenarioQuestions(
         cases=cases,
@@ -228,8 +225,8 @@ def _counted(counts: Counter[str], tables: Sequence[Path]) -> Iterator[str]:
         others = f", {counts['of other work']:,} of other work" if counts["of other work"] else ""
         yield (
             f"{counts['points']:,} points, {counts['fitting']:,} with a plan that fits{others}: all are in "
-            f"{' and '.join(map(str, tables))}; here are those of the base's work that no other beats in time "
-            "and money"
+            f"{' and '.join(map(str, tables))}; here are those of the base's work that no other beats in "
+            "time and money"
         )
 
 
