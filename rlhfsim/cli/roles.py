@@ -34,7 +34,7 @@ OPTIONS = {
 }
 """RolePlacement -> option; the plain names of the others already name models."""
 ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute", *EXCHANGE)
-ROLLOUT_FIELDS = ("tp", "pp", "ep")
+ROLLOUT_FIELDS = ("tp", "pp", "ep", "dispatcher")
 
 
 def _role_option(role: str, name: str) -> Option:

@@ -178,16 +178,28 @@ def export(
 
 def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
     """How tokens reach experts, where the plan says it and no key does."""
+    keys, rollout = [_bare(key) for key in written.values], plan.placement.rollout
+    sent = rollout.layout.dispatcher if rollout else None
+    if sent and not any("a2a_backend" in key or "all2all_backend" in key for key in keys):
+        yield Unsaid(
+            what=f"dispatcher {sent} of the rollout",
+            instead="the engine's option by hand (all2all_backend of vLLM, moe-a2a-backend of SGLang)",
+            of=("rollout.layout.dispatcher",),
+        )
     layout = plan.placement.actor.layout
     said = {"dispatcher": f"dispatcher {layout.dispatcher}" if layout.dispatcher else ""}
     said |= {"overlap_moe": "overlap" if layout.ep_overlap else ""}
-    lacking = [what for name, what in said.items() if what and not any(name in k for k in written.values)]
+    lacking = [what for name, what in said.items() if what and not any(name in key for key in keys)]
     if lacking:
         yield Unsaid(
             what=f"{' and '.join(lacking)} of the experts' exchange",
             instead="Megatron-Core's moe_token_dispatcher_type and overlap_moe_expert_parallel_comm by hand",
             of=("actor.layout.dispatcher", "actor.layout.ep_overlap"),
         )
+
+
+def _bare(key: str) -> str:
+    return key.replace("-", "_")
 
 
 def unsaid_of(plan: Plan, name: str) -> tuple[str, ...]:

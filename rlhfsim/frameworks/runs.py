@@ -36,7 +36,7 @@ from rlhfsim.specs.placement.backends import (
     sums_fp32,
 )
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
@@ -166,6 +166,10 @@ class Runs:
     """A reward model runs in an inference engine of its own (`SERVED`), not in the trainer."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
+    dispatchers: tuple[Dispatcher, ...] = ()
+    """What brings tokens to experts in training, of what its configuration can say."""
+    rollout_dispatchers: tuple[Dispatcher, ...] = ()
+    """The same in its inference engine; not DeepEP's normal kernels, which cost the CUDA graphs."""
     source: str
 
     def serves(self, role: str) -> bool:

@@ -139,15 +139,17 @@ def one_sided(device: Device, size: Floats, group: Group) -> Floats:
 
         max((g-1)/n S/B_in, (n-g)/n S/B_net) + a        a: of the slower tier, for all write at once
 
-    As DeepEP's low-latency kernels, k copies of a token. Within 10 % of their table for 16 to 256 ranks
-    on H800, with the coefficients of the H100 profile (deepseek-ai/DeepEP@docs/legacy.md, commit 0297fc8).
+    As DeepEP's low-latency kernels, k copies of a token, fitted inside a domain (lab.fits.dispatch). Within
+    10 % of their table for 16 to 256 ranks on H800, which nothing is fitted to, with the coefficients of the
+    H100 profile (deepseek-ai/DeepEP@docs/legacy.md, commit 0297fc8).
     """
     n, g = group.ranks, group.per_domain
-    inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
+    inside = (g - 1) / n * size / (_scale_up(device) * device["deepep_ll_nvlink_efficiency"])
     if group.domains == 1:
-        return inside + device["nvlink_latency"]
+        return inside + device["deepep_ll_latency"]
     network = device.network_bandwidth * device[exchange_share(device, once=True)]
-    return np.maximum(inside, (n - g) / n * size / network) + device["nic_latency"]
+    start = max(device["nic_latency"], device["deepep_ll_latency"])
+    return np.maximum(inside, (n - g) / n * size / network) + start
 
 
 def p2p(device: Device, size: float, crosses_domain: bool) -> float:

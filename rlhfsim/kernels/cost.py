@@ -111,6 +111,18 @@ class Cost:
             parts=tuple(Part(p.resource, p.seconds * factor, p.rests_on, p.spread) for p in self.parts)
         )
 
+    def widened(self, resource: Resource, spread: tuple[float, float]) -> Cost:
+        """The same seconds; the interval of one resource is wider by P10 and P90 of a choice left open."""
+        low, high = spread
+        if spread == (1.0, 1.0):
+            return self
+        return Cost(
+            parts=tuple(
+                p._replace(spread=(p.spread[0] * low, p.spread[1] * high)) if p.resource == resource else p
+                for p in self.parts
+            )
+        )
+
 
 def total(costs: Iterable[Cost]) -> Cost:
     """One cost after the other."""

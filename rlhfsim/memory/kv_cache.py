@@ -235,7 +235,7 @@ def engine_bytes(
     groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
     non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
     total = profile.usable_memory.value
-    graphs = profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0
+    graphs = profile["cuda_graph_bytes"] if layout.captured else 0.0
     left, tokens = kv_capacity(
         model,
         layout,

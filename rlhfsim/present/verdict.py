@@ -81,15 +81,18 @@ def _changed(plan: Plan) -> str:
 
 
 def _dispatcher(plan: Plan) -> Iterator[str]:
-    """What the dispatcher of the experts leaves open, where the actor does not say which one it has."""
-    layout = plan.placement.actor.layout
-    if layout.ep == 1 or layout.dispatcher is not None:
-        return
-    trained = next((x for x in plan.prediction.phases if x.name == "actor.train"), None)
-    if trained is None:
-        return
-    low, high = (format(x, "s") for x in (trained.low_s, trained.high_s))
-    yield f"training takes {low} to {high}: name the dispatcher (--actor dispatcher=deepep)"
+    """What the dispatcher of the experts leaves open, where actor or rollout do not name it."""
+    actor, rollout = plan.placement.actor.layout, plan.placement.rollout
+    left_open = {}
+    if actor.ep > 1 and actor.dispatcher is None:
+        left_open["actor.train"] = "training", "--actor dispatcher=deepep"
+    if rollout is not None and rollout.layout.open_dispatcher:
+        left_open["actor.generate"] = "generation", "--rollout dispatcher=deepep-ll"
+    for phase in plan.prediction.phases:
+        if phase.name in left_open:
+            what, option = left_open[phase.name]
+            low, high = (format(x, "s") for x in (phase.low_s, phase.high_s))
+            yield f"{what} takes {low} to {high}: name the dispatcher ({option})"
 
 
 def learning(plan: Plan) -> str:

@@ -268,10 +268,10 @@ def overhead(
     alpha = coefficient(device, "decode_step_overhead", engine) * layout.pp
     layers = coefficient(device, "decode_layer_overhead", engine) * model.launched_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
-    name = "eager_layer_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
+    name = "eager_layer_overhead" if layout.captured else "eager_decode_layer_time"
     launch = device[name] * model.launched_layers
     captured = (sequences if rows is None else rows) / layout.pp <= VLLM.graph_limit
-    eager = ~np.asarray(layout.cuda_graphs & captured)
+    eager = ~np.asarray(layout.captured & captured)
     return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))
 
 

@@ -16,9 +16,14 @@ from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
 from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout import Dispatcher, RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
+GENERATES_WITH: tuple[Dispatcher, ...] = ("allgather", "alltoall", "deepep-ll", "deepep")
+"""Dispatchers of inference engines."""
+LOW_LATENCY_TOKENS = 256
+"""Most tokens of a GPU that engines send through DeepEP's low-latency kernels (VLLM_MOE_DP_CHUNK_SIZE of vLLM
+0.11; SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK is 128)."""
 FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
 """An FP8 element with its share of the FP32 scale of 128."""
 
@@ -38,7 +43,7 @@ def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Float
     for matrix in (*shared_matrices(model, layout.tp), *expert_matrices(model, 1)[3:]):
         step = step + gemm(device, matrix, rows, linear)
     routed = expert_work(device, model, layout, everyone, linear)
-    return step + routed + _exchange(device, model, layout, rows)
+    return step + routed + exchange(device, model, layout, rows)
 
 
 def expert_work(
@@ -102,26 +107,68 @@ def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
     return ep, max(1, ranks // ep)
 
 
-def _exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """Bring tokens to the experts and back.
 
-    Without attention DP every GPU holds all tokens, one all-reduce adds the outputs. With it,
-    q n tokens are gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`). Across domains
-    the k copies of n/t tokens are dispatched and combined one by one where that is faster (DeepEP): in the
-    weights' precision with block scales, and back in BF16.
+    Gathered where the layout says so, where experts are cut, and by default where one all-reduce does it or
+    all GPUs share a domain; else sent by the dispatcher. One that is not said is the cheaper of both.
     """
-    moe = model.moe
-    assert moe is not None
+    where = group(layout.tp * layout.attention_dp, 1, device.domain)
+    gathered = _gathered(device, model, layout, rows)
+    inside = layout.attention_dp == 1 or where.domains == 1
+    if layout.dispatcher == "allgather" or layout.ep < where.ranks or (layout.dispatcher is None and inside):
+        return gathered
+    sent = _sent(device, model, layout, rows, layout.dispatcher)
+    if layout.dispatcher is None:
+        return on("network", np.minimum(gathered.seconds, sent))
+    return on("nvlink" if where.domains == 1 else "network", sent)
+
+
+def _gathered(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+    """All tokens on all GPUs.
+
+    Without attention DP every GPU holds them, one all-reduce adds the outputs. With it, q n tokens are
+    gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`).
+    """
     if layout.attention_dp == 1:
         return tp_all_reduce(device, model, rows, layout.tp)
-    where = group(layout.tp * layout.attention_dp, 1, device.domain)
-    gathered = rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES
-    both = collective(device, "all_gather", gathered, where.ranks)
-    both = both + collective(device, "reduce_scatter", gathered, where.ranks)
-    if where.domains == 1 or layout.ep < where.ranks:
-        return both
-    sent = np.maximum(rows / layout.tp, 1.0) * moe.top_k * model.hidden
-    width = FP8_BLOCK_BYTES if layout.precision == "fp8" else ACTIVATION_BYTES
-    exchanged = collectives.one_sided(device, sent * width, where)
-    exchanged = exchanged + collectives.one_sided(device, sent * ACTIVATION_BYTES, where)
-    return on("network", np.minimum(both.seconds, exchanged))
+    ranks, size = (
+        layout.tp * layout.attention_dp,
+        rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES,
+    )
+    return collective(device, "all_gather", size, ranks) + collective(device, "reduce_scatter", size, ranks)
+
+
+def _sent(
+    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, by: Dispatcher | None
+) -> Floats:
+    """Seconds to dispatch n/t tokens of a GPU and to combine what the experts made of them.
+
+    DeepEP and HybridEP dispatch in the weights' precision with block scales; outputs are BF16. Beyond
+    `LOW_LATENCY_TOKENS` (prefill) engines take DeepEP's normal kernels in place of the low-latency ones. A
+    dispatcher that is not said is priced as the low-latency ones.
+    """
+    assert model.moe is not None
+    top_k, where = model.moe.top_k, group(layout.tp * layout.attention_dp, 1, device.domain)
+    narrow = layout.precision == "fp8" and by != "alltoall"
+    width = FP8_BLOCK_BYTES if narrow else ACTIVATION_BYTES
+
+    def both(tokens: float) -> float:
+        name = "deepep" if by == "deepep-ll" and tokens > LOW_LATENCY_TOKENS else by or "deepep-ll"
+        ways = (model.hidden * width, model.hidden * ACTIVATION_BYTES)
+        return sum(collectives.dispatch(device, tokens, size, top_k, where, by=name) for size in ways)
+
+    tokens = np.maximum(rows / layout.tp, 1.0)
+    seconds: Floats = np.vectorize(both, otypes=[float])(tokens)
+    return seconds
+
+
+def exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> tuple[float, float]:
+    """Cheapest and dearest way to bring decoded tokens to the experts, over the price of one not said."""
+    if model.moe is None or not layout.open_dispatcher:
+        return 1.0, 1.0
+    rows = np.asarray(float(layout.max_num_seqs))
+    priced = float(exchange(device, model, layout, rows).seconds)
+    ways = [replace(layout, dispatcher=name) for name in GENERATES_WITH]
+    each = [float(exchange(device, model, way, rows).seconds) / priced for way in ways]
+    return min(1.0, *each), max(1.0, *each)

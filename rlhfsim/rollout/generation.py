@@ -336,7 +336,7 @@ def steps_cost(
         taken = min(left, steps * seconds)
         left -= taken
         parts.append(part("overhead", taken, name, spread=device.spread(name)))
-    rest = "decode_sequence_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
+    rest = "decode_sequence_overhead" if layout.captured else "eager_decode_layer_time"
     name = own_name(device, rest, engine)
     parts.append(part("overhead", left, name, spread=device.spread(name)))
     return cost_of(device, {**busy, "overhead": 0.0}) + Cost(parts=tuple(p for p in parts if p.seconds > 0))

@@ -19,6 +19,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.search import micro_batches
+from rlhfsim.search.dispatchers import rollout_dispatcher, training_dispatcher
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
@@ -177,6 +178,7 @@ def _shapes(
             if shards and (zero not in rules.hybrid_stages or ep > 1):
                 continue
             yield {
+                "dispatcher": training_dispatcher(request, model, ep),
                 "tp": tp,
                 "pp": pp,
                 "dp": dp,
@@ -357,12 +359,13 @@ def rollout_layouts(
         if gpus % each:
             continue
         for ep in _values(fixed, "ep", _rollout_experts(model, tp, attention_dp)):
-            if tp * attention_dp % ep:
+            if tp * attention_dp % ep or ("dispatcher" in fixed and not 1 < ep == tp * attention_dp):
                 continue
             replica = RolloutLayout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp)
             if _lacks_replica(request, group, replica):
                 continue
             whole = _formatted(request, replace(replica, dp=gpus // each))
+            whole = replace(whole, dispatcher=rollout_dispatcher(request, model, whole, group))
             whole = replace(whole, max_num_seqs=_running(request, whole, gpus, shares))
             for speculation in _speculations(request, whole):
                 layouts += [

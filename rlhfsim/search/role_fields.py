@@ -31,7 +31,7 @@ ROLE_DEGREES = (
     *EXCHANGE,
 )
 """Fields of a layout that may be fixed to values which do not compete by themselves."""
-DEGREES = {"rollout": ("tp", "pp", "ep")}
+DEGREES = {"rollout": ("tp", "pp", "ep", "dispatcher")}
 """Role -> its `ROLE_DEGREES`, where it has others."""
 WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
@@ -56,7 +56,7 @@ _YES_OR_NO = {"true": "yes", "1": "yes", "false": "no", "0": "no"}
 WORDS = dict.fromkeys(("offload_between", "ep_overlap"), _YES_OR_NO)
 """Field -> other words for its values."""
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "rollout": ("tp", "pp", "dp", "ep", "sleep", "gpus"),
+    "rollout": ("tp", "pp", "dp", "ep", "dispatcher", "sleep", "gpus"),
     "actor": (*dict.fromkeys((*ROLE_DEGREES, *NAMES)), "gpus"),
 }
 """Role -> fields; the other roles have those of the actor."""

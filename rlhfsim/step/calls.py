@@ -18,6 +18,7 @@ from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
+from rlhfsim.rollout.experts import exchange_spread
 from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.schedule import first_to_finish
 from rlhfsim.rollout.steady_state import steady_state
@@ -130,7 +131,16 @@ def _rollout(
 ) -> Generation:
     layout = _rollout_layout(role, kv_tokens)
     priced = _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
+    priced = replace(priced, cost=_widened(setting, role, priced.cost))
     return priced.scaled(bias_of(setting, "actor.generate"))
+
+
+def _widened(setting: CallSetting, role: RolloutPlacement, cost: Cost) -> Cost:
+    """The cost of generation with what a dispatcher that is not said leaves open."""
+    layout, device = role.layout, setting.device(role)
+    inside = layout.tp * layout.attention_dp <= device.domain
+    spread = exchange_spread(device, setting.models.actor, layout)
+    return cost.widened("nvlink" if inside else "network", spread)
 
 
 def requests_of(setting: CallSetting) -> Requests:
@@ -173,6 +183,7 @@ def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | Non
         kv_tokens=kv_tokens,
         worker=True,
     ).cost
+    cost = _widened(setting, role, cost)
     return answered_at_least(cost.scaled(bias_of(setting, "actor.generate")), setting.workload)
 
 

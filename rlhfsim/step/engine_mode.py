@@ -38,7 +38,7 @@ def mode_of(phase: str, placement: Placement, workload: Workload) -> str:
         return placement.weight_path
     if kind == "generate":
         layout = placement.rollout.layout if placement.rollout else None
-        words = ["graphs" if layout is None or layout.cuda_graphs else "eager"]
+        words = ["graphs" if layout is None or layout.captured else "eager"]
         path = placement.weight_path
         apart = path != "none" and WEIGHT_PATHS[path].adapters_only
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, combinations
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
@@ -30,7 +31,7 @@ SAME_QUESTION = {"actor.pack_tokens": "micro_batch"}
 
 def as_configured(plan: Plan, request: Request) -> Plan:
     """The plan with the framework's defaults where `request` fixes nothing; itself where it has none."""
-    way = _way(request)
+    plan, way = _as_typed(plan, request), _way(request)
     if way is None or not plan.workload.generates:
         return plan
     written = {key.lstrip("+"): value for key, value in way.write(plan).values.items()}
@@ -40,6 +41,20 @@ def as_configured(plan: Plan, request: Request) -> Plan:
         if (found := _read(plan, request, way, written, keys)) is not None:
             return found
     return plan
+
+
+def _as_typed(plan: Plan, request: Request) -> Plan:
+    """The plan with the dispatchers that a question names alone: those that a search chose, nobody typed."""
+    kept, fix = plan.placement, request.fix
+    for role, placed in plan.placement.roles.items():
+        named = {"dispatcher"} & {*fix.get(role, {}), *(fix.get("actor", {}) if role != "rollout" else {})}
+        layout: Any = getattr(placed, "layout", None)
+        if not named and layout is not None and layout.dispatcher is not None:
+            open_layout: Any = replace(placed, layout=replace(layout, dispatcher=None))
+            kept = replace(kept, **{role: open_layout})
+    if kept == plan.placement:
+        return plan
+    return estimate(kept, plan.workload, request.cluster, price=request.price)
 
 
 def _way(request: Request) -> Exporter | None:

@@ -145,13 +145,15 @@ def test_an_all_to_all_across_nodes_sends_to_seven_neighbours_and_eight_others_b
 @pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
 def test_one_sided_writes_wait_once_by_hand(network: float) -> None:
     d, two = replace(device(), network_bandwidth=network), Group(ranks=16, per_domain=8)
-    inside = 7 / 16 * GB / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
+    inside = 7 / 16 * GB / (H100["nvlink"] * d["deepep_ll_nvlink_efficiency"])
     between = 8 / 16 * GB / (network * d["nic_efficiency"])
-    seconds = max(inside, between) + d["nic_latency"]
+    seconds = max(inside, between) + max(d["nic_latency"], d["deepep_ll_latency"])
     assert float(collectives.one_sided(d, np.array(GB), two)) == pytest.approx(seconds)
     alone = Group(ranks=8, per_domain=8)
-    inside = 7 / 8 * GB / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
-    assert float(collectives.one_sided(d, np.array(GB), alone)) == pytest.approx(inside + d["nvlink_latency"])
+    inside = 7 / 8 * GB / (H100["nvlink"] * d["deepep_ll_nvlink_efficiency"])
+    assert float(collectives.one_sided(d, np.array(GB), alone)) == pytest.approx(
+        inside + d["deepep_ll_latency"]
+    )
 
 
 @pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
@@ -229,7 +231,7 @@ def test_a_fabric_has_its_own_rate_for_tokens_and_for_nothing_else(
     plain, d = device(), replace(device(), fabric=fabric)
     slow = 8 / 16 * GB / (H100["nic"] * d[all_to_all]) + 7 * d["nvlink_latency"] + d["nic_latency"]
     assert collectives.all_to_all(d, GB, TWO) == pytest.approx(slow)
-    single = 8 / 16 * GB / (H100["nic"] * d[once]) + d["nic_latency"]
+    single = 8 / 16 * GB / (H100["nic"] * d[once]) + max(d["nic_latency"], d["deepep_ll_latency"])
     assert float(collectives.one_sided(d, np.array(GB), TWO)) == pytest.approx(single)
     sent = 8 * GB * 1.5 / 2 / (H100["nic"] * d[once]) + 7 * d["nvlink_latency"] + d["nic_latency"]
     assert collectives.dispatch(d, 8 * GB, 1, 2, TWO) == pytest.approx(sent)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.fields import Fields, cut
 from rlhfsim.frameworks.table import (
     Codec,
@@ -23,7 +24,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Dispatcher, Layout
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
 
@@ -36,23 +37,6 @@ BUDGETS = tuple(
     for kind in ("train", "logprob")
 )
 """Keys of the tokens of a micro-batch."""
-DISPATCHERS: Mapping[Dispatcher, tuple[str, str]] = {
-    "alltoall": ("alltoall", ""),
-    "allgather": ("allgather", ""),
-    "deepep": ("flex", "deepep"),
-    "hybridep": ("flex", "hybridep"),
-}
-"""Dispatcher of experts -> moe_token_dispatcher_type and moe_flex_dispatcher_backend of Megatron-Core."""
-
-
-def _dispatcher(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> Dispatcher | None:
-    """The dispatcher of two keys; None: no key says it."""
-    group = keys[0].rpartition(".")[0]
-    backend = s.find(f"{group}.moe_flex_dispatcher_backend")
-    if s.flag(f"{group}.moe_enable_deepep"):
-        backend = "deepep"
-    said = str(s.find(*keys) or ""), str(backend or "")
-    return next((name for name, words in DISPATCHERS.items() if words == said), None)
 
 
 def _recomputed(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> str:
@@ -185,20 +169,7 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
         Key(f"{role}.ep", f"{megatron}.expert_model_parallel_size", 1, whole(1)),
         Key(f"{role}.etp", f"{megatron}.expert_tensor_parallel_size", 1, count()),
         Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
-        Key(
-            f"{role}.dispatcher",
-            f"++{megatron}.moe_token_dispatcher_type",
-            codec=Codec(lambda name: DISPATCHERS[name][0] if name in DISPATCHERS else None, _dispatcher),
-            when=f"{role}.ep>1",
-        ),
-        *(
-            FixedKey(
-                f"++{megatron}.moe_flex_dispatcher_backend",
-                backend or None,
-                f"{role}.ep>1 {role}.dispatcher={name}",
-            )
-            for name, (_, backend) in DISPATCHERS.items()
-        ),
+        *in_megatron(role, f"++{megatron}."),
         FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),
         Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
         Key(

@@ -11,6 +11,7 @@ from typing import Any, cast
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_vllm
 from rlhfsim.frameworks.export import Value, longest_response
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
@@ -320,6 +321,7 @@ _ROLLOUT: tuple[Row, ...] = (
         Key("rollout.tp", f"{VLLM}.tensor_parallel_size", 1, why=of_call("actor.generate")),
         Key("rollout.pp", f"{VLLM}.pipeline_parallel_size", 1),
         Key("rollout.ep", f"{VLLM}.expert_parallel_size", 1),
+        in_vllm(f"++{KWARGS}.all2all_backend"),
         Key(
             "rollout.memory_utilization",
             f"{VLLM}.gpu_memory_utilization",

@@ -82,6 +82,8 @@ RUNS = Runs(
         "old log-probs of the training pass",
     ),
     only_with={"FP8 training": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
+    dispatchers=("alltoall", "deepep", "hybridep"),
+    rollout_dispatchers=("allgather", "deepep-ll"),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
     "no role has GPUs of its own but the rollout",
 )

@@ -9,6 +9,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_vllm, named
 from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
 from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.skyrl.unsaid import scoring, updates, versions
@@ -115,7 +116,7 @@ def _layout(s: FrameworkSettings, read: Fields, role: str, gpus: int) -> Layout:
         given = {"pack_tokens": max(1, tokens // cp)}
     prefix = f"trainer.{ROLES[role]}"
     if read["backend"] == "megatron":
-        given |= {degree: read[f"{role}.{degree}"] for degree in ("tp", "pp", "ep")}
+        given |= {name: read[f"{role}.{name}"] for name in ("tp", "pp", "ep", "dispatcher")}
         virtual = s.count(f"{prefix}.megatron_config.virtual_pipeline_model_parallel_size")
         given["etp"] = s.count(f"{prefix}.megatron_config.expert_tensor_parallel_size") or 1
         given["vp"] = (virtual or 1) if given["pp"] > 1 else 1
@@ -215,6 +216,12 @@ def _engine(role: str) -> tuple[Row, ...]:
         Key(f"{role}.pp", f"{parallel}.pipeline_model_parallel_size", 1, whole(1), when=megatron),
         Key(f"{role}.cp", f"{parallel}.context_parallel_size", 1, whole(1), when=megatron),
         Key(f"{role}.ep", f"{parallel}.expert_model_parallel_size", 1, whole(1), when=megatron),
+        Key(
+            f"{role}.dispatcher",
+            f"{parallel}.moe_token_dispatcher_type",
+            codec=named({"alltoall": "alltoall", "allgather": "allgather"}),
+            when=f"{megatron} {role}.ep>1",
+        ),
         Key(f"{role}.etp", experts, when=f"{megatron} {role}.ep>1", read=False),
         FixedKey(experts, None, f"{megatron} !{role}.ep>1"),
         Key(f"{role}.cp", f"{prefix}.sequence_parallel_size", 1, whole(1), when=fsdp, why=why),
@@ -364,6 +371,7 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.pp", f"{ENGINE}.pipeline_parallel_size", 1),
     Key("rollout.attention_dp", f"{ENGINE}.data_parallel_size", 1),
     Key("rollout.ep", f"{ENGINE}.expert_parallel_size", 1),
+    in_vllm(f"+{ENGINE}.engine_init_kwargs.all2all_backend"),
     Key("rollout.memory_utilization", f"{ENGINE}.gpu_memory_utilization", 0.8, number(), why=_GENERATED),
     Key("rollout.max_num_seqs", f"{ENGINE}.max_num_seqs", 1024),
     Key("rollout.max_batched_tokens", f"{ENGINE}.max_num_batched_tokens", 8192),

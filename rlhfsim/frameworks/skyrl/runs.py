@@ -104,6 +104,8 @@ RUNS = Runs(
         "BF16 gradients": ("megatron",),
         "partial optimizer offload": ("megatron",),
     },
+    dispatchers=("alltoall",),
+    rollout_dispatchers=("allgather", "deepep-ll"),
     source="SkyRL 0.4.0: its configuration classes, validate_cfg and trainer.build_models, read 2026-11-23; "
     "asynchronous schedules by the entry points under examples/train of its repository (a9564572e)",
 )

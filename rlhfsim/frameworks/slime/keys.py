@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_megatron, in_sglang
 from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.predictions import memory, predicted
@@ -314,6 +315,7 @@ _TRAINING = (
         "--expert-tensor-parallel-size",
         lambda read: read["actor.tp"] if read["actor.ep"] > 1 else 1,
     ),
+    *in_megatron("actor", "--", flag=True),
     _ends,
     Key("actor.vp", "--num-virtual-stages-per-pipeline-rank", 1, quiet=True, read=False),
     Key("actor.sequence_parallel", "--sequence-parallel", codec=flag()),
@@ -353,6 +355,7 @@ _ROLLOUT = (
     Key("rollout.replica_gpus", "--rollout-num-gpus-per-engine", 1, whole(1), why=of_call("actor.generate")),
     Key("rollout.pp", "--sglang-pp-size", 1, whole(1), also=("sglang_pipeline_parallel_size",)),
     Key("rollout.ep", "--sglang-ep-size", 1, also=("sglang_expert_parallel_size",)),
+    *in_sglang("--sglang-"),
     Key(
         "rollout.attention_dp",
         "--sglang-dp-size",

@@ -85,6 +85,8 @@ RUNS = Runs(
         "old log-probs of the rollout",
         "old log-probs of the training pass",
     ),
+    dispatchers=("alltoall", "deepep"),
+    rollout_dispatchers=("allgather", "deepep-ll"),
     source="slime 624b824 (0.3.1): slime/utils/arguments.py, train.py, train_async.py, "
     "rollout/fully_async_rollout.py, scripts/ (low_precision, run-qwen3-4B-amd.sh), read 2026-11-23",
 )

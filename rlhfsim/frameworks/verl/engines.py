@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, cut, leaves
 from rlhfsim.frameworks.predictions import memory
@@ -167,6 +168,7 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
             Codec(lambda stages: stages if stages > 1 else None, count().read),
             when=f"{role}.pp>1",
         ),
+        *in_megatron(role, f"+{group}.override_transformer_config.", flag=True),
         Key(f"{role}.sequence_parallel", f"{group}.sequence_parallel", True, flag(both=True)),
         *_leaving(role, group, trained=trained),
     )

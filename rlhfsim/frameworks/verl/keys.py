@@ -12,6 +12,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.dispatching import in_vllm
 from rlhfsim.frameworks.export import Value
 from rlhfsim.frameworks.fields import Fields, shares
 from rlhfsim.frameworks.predictions import call, predicted
@@ -348,6 +349,7 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.pp", f"{ROLL}.pipeline_model_parallel_size", 1, unwritten(whole())),
     Key("rollout.attention_dp", f"{ROLL}.data_parallel_size", 1, when="wide"),
     Key("rollout.ep", f"{ROLL}.expert_parallel_size", 1, when="wide"),
+    in_vllm(f"+{VLLM}.all2all_backend"),
     Key(
         "rollout.memory_utilization",
         f"{ROLL}.gpu_memory_utilization",

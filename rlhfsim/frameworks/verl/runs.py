@@ -80,6 +80,8 @@ RUNS = Runs(
         "micro-batches by tokens",
         "old log-probs of the rollout",
     ),
+    dispatchers=("alltoall", "deepep"),
+    rollout_dispatchers=("allgather", "deepep-ll"),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool, "
     "a reward model has its own where the rollout has; roles of a process share Megatron's groups "
     "(workers/engine/megatron/transformer_impl.py, _init_device_mesh); "

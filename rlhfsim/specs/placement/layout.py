@@ -134,6 +134,9 @@ class RolloutLayout(Hashed):
     """Experts over the tp x attention_dp GPUs of one replica."""
     attention_dp: Degree = 1
     """Attention data parallelism inside one replica (vLLM data-parallel-size with EP)."""
+    dispatcher: Dispatcher | None = None
+    """What brings tokens to experts on other GPUs; None: not said, priced as the cheaper of all-gather and
+    DeepEP's low-latency kernels, with an interval that holds the others where attention is data-parallel."""
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = VLLM.max_num_seqs
     """Most running sequences per replica, all pipeline stages together (per attention-DP rank)."""
     memory_utilization: Annotated[float, Field(gt=0, le=1)] = VLLM.memory_utilization
@@ -151,13 +154,34 @@ class RolloutLayout(Hashed):
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
-        """Check that a layout with speculation has no pipeline."""
+        """Check that speculation has no pipeline, and that a dispatcher has experts to reach."""
+        if self.dispatcher is not None and (self.ep == 1 or self.ep != self.tp * self.attention_dp):
+            raise RlhfsimError(
+                "dispatcher-without-experts",
+                f"rollout dispatcher {self.dispatcher} with ep {self.ep} on {self.tp * self.attention_dp} "
+                "GPUs (tp x attention_dp): tokens are sent where each GPU holds experts of its own",
+                help="set ep to tp x attention_dp, or leave out dispatcher",
+            )
         if self.speculation is not None and self.pp > 1:
             raise RlhfsimError(
                 "speculation-with-pipeline",
                 f"speculative decoding and rollout pp {self.pp}: engines draft inside one stage",
                 help="set pp: 1, or leave out speculation",
             )
+
+    @property
+    def captured(self) -> bool:
+        """Whether decode steps are CUDA graphs.
+
+        DeepEP's normal kernels cannot be captured: the host waits for their counts. vLLM and SGLang then turn
+        graphs off.
+        """
+        return self.cuda_graphs and self.dispatcher != "deepep"
+
+    @property
+    def open_dispatcher(self) -> bool:
+        """Whether tokens reach experts in a way that is not said."""
+        return self.dispatcher is None and self.attention_dp > 1 and self.ep == self.tp * self.attention_dp
 
     @property
     def attention_precision(self) -> str:
@@ -195,5 +219,6 @@ class RolloutLayout(Hashed):
         extra = f" PP{self.pp}" if self.pp > 1 else ""
         extra += f" attention-DP{self.attention_dp}" if self.attention_dp > 1 else ""
         extra += f" EP{self.ep}" if self.ep > 1 else ""
+        extra += f" {self.dispatcher}" if self.dispatcher else ""
         extra += f" +{self.speculation.draft_tokens} drafted" if self.speculation else ""
         return f"TP{self.tp}{extra} x{self.dp}"
