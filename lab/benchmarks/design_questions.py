@@ -1,6 +1,8 @@
 """CPU seconds and memory of `rlhfsim design` on 60 questions, next to an earlier revision.
 
     python lab/benchmarks/design_questions.py [--before REV] [--table] [--only WORDS] [--time-limit TIME]
+    python lab/benchmarks/design_questions.py --json rows.json && \
+        python lab/benchmarks/design_questions.py --from rows.json --figure docs/img/search_growth.svg
 
 One row a question: CPU seconds of the process and its workers, most memory, and the answer with its gap; with
 `--before` also those of the revision, which is read into a temporary folder, and the ratio. Both run under
@@ -17,6 +19,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from process import MB, bind, measured, pace
 
@@ -87,6 +90,8 @@ class Row:
     memory_mb: float
     answer: str
     """Seconds of the best step and the gap; or how it ended."""
+    plans: int = 0
+    """Of the space, as the certificate counts them; 0: none was written."""
 
 
 def main() -> None:
@@ -98,7 +103,23 @@ def main() -> None:
     parser.add_argument("--time-limit", help="of each search; without it each ends after its share of work")
     parser.add_argument("--before-limit", default="60s", help="of each search of the earlier revision")
     parser.add_argument("--json", type=Path, help="where the rows are written too")
+    parser.add_argument(
+        "--from", type=Path, dest="known", help="rows of an earlier run, in place of a new one"
+    )
+    parser.add_argument("--figure", type=Path, help="an SVG of how CPU seconds and memory grow")
     asked = parser.parse_args()
+    rows = _known(asked.known) if asked.known else _asked(asked)
+    _summary(rows)
+    if asked.figure:
+        draw({question: now for question, (now, _) in rows.items()}, asked.figure)
+
+
+def _known(path: Path) -> dict[str, tuple[Row, Row | None]]:
+    told = {q: [Row(**row) for row in pair] for q, pair in json.loads(path.read_text()).items()}
+    return {q: (pair[0], pair[1] if len(pair) > 1 else None) for q, pair in told.items()}
+
+
+def _asked(asked: argparse.Namespace) -> dict[str, tuple[Row, Row | None]]:
     print(f"{bind()} cores; {pace()}; load {os.getloadavg()[0]:.1f} before it")
     print(f"{'CPU s':>7}{'MB':>6}  {'before':>7}{'MB':>6}{'ratio':>7}  {'answer':<24}question")
     rows: dict[str, tuple[Row, Row | None]] = {}
@@ -111,10 +132,10 @@ def main() -> None:
                 limited = f"{question} --time-limit {asked.before_limit}"
                 rows[question] = now, _row(before, limited, folder) if before else None
                 _print(question, *rows[question])
-    _summary(rows)
     if asked.json:
         told = {q: [asdict(row) for row in pair if row] for q, pair in rows.items()}
         asked.json.write_text(json.dumps(told, indent=1) + "\n")
+    return rows
 
 
 def _checkout(revision: str, folder: Path) -> Path:
@@ -131,13 +152,19 @@ def _row(tree: Path, question: str, folder: str) -> Row:
     out.unlink(missing_ok=True)
     command = ["-m", "rlhfsim.cli.main", "design", *question.split(), "--out", str(out), "--json"]
     spent, code = measured(command, tree)
-    return Row(cpu_s=spent.cpu_s, memory_mb=spent.memory_bytes / MB, answer=_answer(code, out))
+    plan = json.loads(out.read_text()) if out.exists() else None
+    choice = (plan or {}).get("choice") or plan or {}
+    return Row(
+        cpu_s=spent.cpu_s,
+        memory_mb=spent.memory_bytes / MB,
+        answer=_answer(code, plan),
+        plans=choice.get("certificate", {}).get("space", 0),
+    )
 
 
-def _answer(code: int, out: Path) -> str:
-    if not out.exists():
+def _answer(code: int, plan: dict[str, Any] | None) -> str:
+    if plan is None:
         return "nothing fits" if code == 1 else f"exit code {code}"
-    plan = json.loads(out.read_text())
     choice = plan.get("choice") or plan
     best = choice.get("best") or plan["prediction"]
     gap = choice["certificate"]["gap"]
@@ -150,6 +177,43 @@ def _print(question: str, now: Row, before: Row | None) -> None:
     print(f"{now.cpu_s:>7.1f}{now.memory_mb:>6.0f}  {then}{ratio}  {now.answer:<24}{question}", flush=True)
     if before and before.answer != now.answer:
         print(f"{'':>35}was: {before.answer}", flush=True)
+
+
+def draw(rows: dict[str, Row], path: Path) -> None:
+    """CPU seconds and memory against GPUs and plans of the space, on logarithmic axes."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams.update({"svg.hashsalt": "rlhfsim", "svg.fonttype": "none", "font.size": 9})
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex="col", sharey="row")
+    models = ("other", *LARGE)
+    across = (("GPUs", lambda q, row: _gpus(q)), ("complete plans in the space", lambda q, row: row.plans))
+    heights = (("CPU seconds", "cpu_s", MOST_S), ("MB", "memory_mb", MOST_MB))
+    for (below, x), (beside, y, most) in product(across, heights):
+        axis = axes[heights.index((beside, y, most))][across.index((below, x))]
+        for i, (model, algorithm) in enumerate(product(models, ("PPO", "other algorithms"))):
+            mine = {q: row for q, row in rows.items() if _kind(q) == (model, algorithm) and x(q, row)}
+            points = [x(q, row) for q, row in mine.items()], [getattr(row, y) for row in mine.values()]
+            label = f"{model}, {algorithm}" if mine else None
+            axis.plot(*points, "o^"[i % 2], color=f"C{i // 2}", markersize=5, label=label)
+        axis.axhline(most, color="0.6", linestyle=":")
+        axis.set(xscale="log", yscale="log", xlabel=below, ylabel=beside)
+        axis.label_outer()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    print(f"{len(rows)} questions in {path}; dotted: {MOST_S:g} CPU s, {MOST_MB:g} MB")
+
+
+def _gpus(question: str) -> int:
+    return int(question.split("--gpus ")[1].split()[0])
+
+
+def _kind(question: str) -> tuple[str, str]:
+    """The model of a question where it is a large one, and whether a critic trains too."""
+    model = question.split("--model ")[1].split()[0]
+    grouped = "--algorithm" in question and "--algorithm ppo" not in question
+    return model if model in LARGE else "other", "other algorithms" if grouped else "PPO"
 
 
 def _summary(rows: dict[str, tuple[Row, Row | None]]) -> None:
