@@ -271,17 +271,26 @@ def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _verdicts(figures: Mapping[str, Any]) -> str:
     text = f"{verdict_text(figures).capitalize()}.\n"
-    columns = ("framework", "rows", "predicted", "fit", "scored", "recall", "false alarms")
-    lines = [
+    columns = ("rows", "predicted", "fit", "scored", "recall", "false alarms")
+    return "\n".join(
+        (
+            text,
+            table(("half", *columns), _verdict_lines(figures["halves"])),
+            table(("framework", *columns), _verdict_lines(figures["frameworks"])),
+        )
+    )
+
+
+def _verdict_lines(groups: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
         (
             name,
             *(str(found[key]) for key in ("rows", "predicted", "fit", "scored")),
             _counts(found["recall_counts"]),
             _counts(found["false_alarm_counts"]),
         )
-        for name, found in figures["frameworks"].items()
+        for name, found in groups.items()
     ]
-    return "\n".join((text, table(columns, lines)))
 
 
 def _counts(rate: Mapping[str, Any]) -> str:

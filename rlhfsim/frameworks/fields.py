@@ -101,6 +101,7 @@ DESCRIBED = {
     "actor.each": "gpus_per_node",
     "limit.prompt": "max_prompt",
     "limit.response": "max_response",
+    "limit.total": "max_tokens",
     "actor.residency": "actor_residency",
     "actor.offload_between": "optimizer_leaves",
     "reference.residency": "scoring_residency",

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlhfsim.resources import shipped
 from rlhfsim.validation import statistics
+from rlhfsim.validation.cases.oom_settings import FITTED
 from rlhfsim.validation.intervals import with_intervals
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
@@ -98,8 +99,10 @@ def kind_figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
         **order_figures(rows),
     }
     if kind == "oom":
-        groups = statistics.grouped(rows, _framework)
-        return {**figures, "frameworks": {name: figures_of(kind, groups[name]) for name in sorted(groups)}}
+        for name, key in (("frameworks", _framework), ("halves", _half)):
+            groups = statistics.grouped(rows, key)
+            figures[name] = {group: figures_of(kind, groups[group]) for group in sorted(groups)}
+        return figures
     return {**figures, "worst": [row_record(o) for o in statistics.worst(rows, WORST_ROWS)]}
 
 
@@ -120,6 +123,10 @@ def order_figures(rows: list[Outcome]) -> dict[str, Any]:
 
 def _framework(outcome: Outcome) -> str:
     return str(outcome.detail.get("framework", outcome.source))
+
+
+def _half(outcome: Outcome) -> str:
+    return str(outcome.detail.get("half", FITTED))
 
 
 def source_figures(rows: list[Outcome]) -> dict[str, Any]:

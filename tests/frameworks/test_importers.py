@@ -308,7 +308,7 @@ def test_nemo_rl_blocks_on_the_console_are_read(tmp_path: Path) -> None:
     assert run.unmapped_times == ("timing/train/strange_thing",)
     assert run.setup.placement.backend == "megatron"
     assert run.setup.workload.mini_batches == 2
-    assert run.setup.workload.response_len.maximum == 4096
+    assert run.setup.workload.response_len.maximum == 4096 - 150  # of prompt and response together
     assert {"actor.logprob", "reference.logprob"} <= set(
         run.mapped["timing/train/policy_and_reference_logprobs"]
     )

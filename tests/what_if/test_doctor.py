@@ -258,3 +258,14 @@ def test_a_switch_that_nobody_gave_is_a_stated_assumption_with_both_risks() -> N
     assert "--gradient_checkpointing" not in {key for change in given.absent for key in change.keys}
     text = [str(line) for line in report(absent)]
     assert any("--gradient_checkpointing is not in what you gave: risk above 95 %" in line for line in text)
+
+
+def test_a_policy_in_a_folder_that_is_not_here_is_asked_for_by_name() -> None:
+    case = Case(
+        configuration=configuration_named("verl"),
+        settings=FrameworkSettings(VERL | {"actor_rollout_ref.model.path": "/root/my-sft"}, "run.sh"),
+        gpu="h100",
+    )
+    with pytest.raises(RlhfsimError, match=r"/root/my-sft.*whose shape is not known") as refused:
+        case.under({})
+    assert "--model" in str(refused.value.help)

@@ -83,6 +83,8 @@ class RunDescription:
     """Tokens at which a response is cut; None: not known."""
     max_prompt: int | None = None
     """Tokens of the longest prompt that is kept; None: not known."""
+    max_tokens: int | None = None
+    """Tokens at which a prompt and its response, all turns of it, are cut together; None: only each alone."""
     backend: Backend
     gpus: int
     """GPUs that train, or that do everything."""
@@ -231,7 +233,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         epochs=max(1, run.epochs),
         mini_batches=batches,
         prompt_len=cut_log_normal(max(1.0, lengths.prompt), lengths.longest_prompt),
-        response_len=cut_log_normal(max(1.0, lengths.response), run.max_response or lengths.longest),
+        response_len=cut_log_normal(max(1.0, lengths.response), _longest_response(run, lengths)),
         packing=run.packing,
         old_logprobs=run.old_logprobs,
         lora=Lora(rank=run.lora_rank, base=run.lora_base) if run.lora_rank else None,
@@ -247,6 +249,15 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         kv_precision="fp8" if run.rollout.kv_precision == "fp8" else "bf16",
         train_precision=run.train_precision,
     )
+
+
+def _longest_response(run: RunDescription, lengths: Lengths) -> float | None:
+    """Tokens of the longest response: its own limit, or what a prompt of mean length leaves of the whole."""
+    longest = run.max_response or lengths.longest
+    if run.max_tokens is None:
+        return longest
+    left = max(lengths.response, run.max_tokens - lengths.prompt)
+    return left if longest is None else min(longest, left)
 
 
 def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = False) -> Placement:

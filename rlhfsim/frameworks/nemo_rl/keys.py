@@ -150,6 +150,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "workload.dynamic_sampling": _dynamic_sampling(s, read),
         "limit.prompt": max(1, longest - response) if response < longest else None,
         "limit.response": response,
+        "limit.total": longest,
         "roles": {"critic": RoleDescription(layout=value, optimizer_leaves=moves)} if value else {},
         "actor.offload_between": not own and layout.offload_params == "none",
         "rollout.gpus": own or read["actor.gpus"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_vllm, named
+from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
 from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.skyrl.unsaid import scoring, updates, versions
@@ -181,7 +183,26 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "weight_path": "lora" if beside else paths.get(sent, "ipc" if shared else "broadcast"),
         "schedule.staleness": float(lag),
         "schedule.partial_rollout": continuous,
+        **_turns(s, read),
     }
+
+
+def _turns(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """The limit of a conversation: it ends once its input is longer than allowed, after one more answer.
+
+    skyrl/train/generators/skyrl_gym_generator.py and train/config/config.py (0.4.0).
+    """
+    answer = read["limit.answer"]
+    if s.whole("generator.max_turns", default=1) <= 1:
+        return {"limit.response": answer}
+    whole = s.whole("generator.max_input_length", default=read["limit.prompt"]) + answer
+    return {"limit.total": whole, "limit.response": whole}
+
+
+def _answer(plan: Plan) -> int:
+    """The limit of one turn, all of equal length."""
+    environment = plan.workload.environment
+    return math.ceil(longest_response(plan) / (environment.turns if environment else 1))
 
 
 # --- the rows -----------------------------------------------------------------------------------------------
@@ -296,13 +317,13 @@ _BATCH: tuple[Row, ...] = (
     Key("limit.prompt", "trainer.max_prompt_length", 512),
     Key("workload.environment.turns", "generator.max_turns", when=_TURNS, read=False),
     Key(
-        "limit.total",
+        "limit.conversation",
         "generator.max_input_length",
         when=_TURNS,
-        why="the conversation of all turns",
+        why="the conversation ahead of its last answer",
         read=False,
     ),
-    Key("limit.response", "generator.sampling_params.max_generate_length", 1024),
+    Key("limit.answer", "generator.sampling_params.max_generate_length", 1024, why="of one turn"),
     FixedKey(
         "trainer.max_tokens_per_microbatch",
         lambda plan: plan.placement.actor.layout.pack(scoring=False),
@@ -401,6 +422,8 @@ TABLE = Table(
     _rest,
     {
         "batch": lambda plan: updates(plan)[0],
+        "limit.answer": _answer,
+        "limit.conversation": lambda plan: longest_prompt(plan) + longest_response(plan) - _answer(plan),
         "versions": versions,
         "takes_rollouts": lambda plan: (
             plan.workload.old_logprobs == "rollout" or plan.placement.schedule.continuous

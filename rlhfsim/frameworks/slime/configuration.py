@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.engines import TURNS
 from rlhfsim.frameworks.configuration.findings import (
     Finding,
     group_of_one,
@@ -17,7 +18,7 @@ from rlhfsim.frameworks.configuration.findings import (
     uneven_updates,
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.slime.keys import MARKS, REFERENCE, STEPS, TABLE
+from rlhfsim.frameworks.slime.keys import CONTEXT, GENERATE, MARKS, REFERENCE, STEPS, TABLE
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
@@ -27,6 +28,13 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from short_budget(
         s, run, key("actor.pack_tokens"), then="it becomes a micro-batch of its own, as large as it is"
     )
+    if s.find(GENERATE) is not None and s.find(CONTEXT) is None and s.find(TURNS) is None:
+        yield Finding(
+            what="turns add up: --rollout-max-response-len cuts each answer of the engine, nothing a "
+            "sample of several turns; it is a micro-batch alone, of 205,000 tokens in slime's issue 1951",
+            keys=(GENERATE, CONTEXT),
+            remedy=f"{CONTEXT}=TOKENS, if the function keeps to it; to price N turns: --set {TURNS}=N",
+        )
     yield from uneven_batch(
         run,
         key("workload.prompts"),

@@ -75,6 +75,8 @@ VERSIONS = 2.0
 """Policy versions over which the fully asynchronous rollout generates: it keeps no limit."""
 KL_COEFFICIENT = 0.001
 """Above 0, or the reference is not read; how large is not the plan's to say."""
+GENERATE = "custom_generate_function_path"
+CONTEXT = "rollout_max_context_len"
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 DRAFTING = {"ngram": "NGRAM", "mtp": "EAGLE", "eagle": "EAGLE3", "draft": "STANDALONE"}
@@ -111,11 +113,23 @@ def _submitted(plan: Plan) -> int | None:
 def _sampling(s: FrameworkSettings, prompts: int) -> dict[str, Any]:
     """Groups that a filter throws away, prompts beyond the batch, and turns that a user's own code plays."""
     each = s.whole("over_sampling_batch_size", default=prompts)
-    if s.find("custom_generate_function_path") is not None:
+    if s.find(GENERATE) is not None:
         return {"environment": environment(s)}
     if s.find("dynamic_sampling_filter_path") is not None:
         return {"dynamic_sampling": dynamic_sampling(s, prompts, each, None)}
     return {"oversampling": max(0.0, each / max(1, prompts) - 1)}
+
+
+def _turns(s: FrameworkSettings, response: int | None) -> dict[str, Any]:
+    """The limit of a sample of several turns: its own, or that of each turn as often as turns are said.
+
+    `--rollout-max-response-len` cuts one call of the engine (slime/rollout/sglang_rollout.py, 624b824).
+    """
+    if s.find(GENERATE) is None:
+        return {}
+    if (whole := s.count(CONTEXT)) is not None:
+        return {"limit.total": whole, "limit.response": whole}
+    return {"limit.response": response and response * environment(s).turns}
 
 
 def _schedule(s: FrameworkSettings, read: Fields) -> tuple[float, bool]:
@@ -209,6 +223,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.kl": s.flag("use_kl_loss") or s.share("kl_coef", default=0.0) != 0,
         "workload.old_logprobs": _old_logprobs(s, algorithm, updates),
         **_sampling(s, read["workload.prompts"]),
+        **_turns(s, read["limit.response"]),
         "software": _software(s),
         "backend": "megatron",
         "actor.residency": "offloaded" if leaves else "resident",
@@ -276,8 +291,8 @@ _BATCH = (
     FixedKey("--dynamic-sampling-filter-path", FILTER, "workload.dynamic_sampling", kept),
     Key("limit.prompt", "--rollout-max-prompt-len", 0, limit()),
     Key("limit.response", "--rollout-max-response-len", 0, limit()),
-    Key("limit.total", "--rollout-max-context-len", why="prompt and response", read=False),
-    FixedKey("--custom-generate-function-path", "${GENERATE}", "workload.environment"),
+    Key("limit.total", f"--{CONTEXT.replace('_', '-')}", why="prompt and response", read=False),
+    FixedKey(f"--{GENERATE.replace('_', '-')}", "${GENERATE}", "workload.environment"),
 )
 _ALGORITHM = (
     Key("workload.algorithm", "--advantage-estimator", codec=choice(ESTIMATORS), read=False),

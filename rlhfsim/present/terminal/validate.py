@@ -52,6 +52,7 @@ def _notes(figures: Mapping[str, Any]) -> Iterator[str]:
     """Rates of verdicts, why rows were skipped, another planner's error on the same rows."""
     if "recall" in figures:
         yield verdict_text(figures)
+        yield from (f"{name}: {verdict_text(half)}" for name, half in figures.get("halves", {}).items())
     if reasons := list(figures["skip_reasons"].items()):
         listed = "; ".join(f"{count} {reason}" for reason, count in reasons[:REASONS])
         more = f"; {len(reasons) - REASONS} more reasons (--json)" if len(reasons) > REASONS else ""

@@ -2,18 +2,20 @@
 
 The verdict `out of memory` is a probability of 0.5 or more, fixed in advance; the Brier score needs
 no threshold. Scored are rows with a full configuration whose outcome the GPU memory of that
-configuration decides; every other row is skipped with its reason.
+configuration decides; every other row is skipped with its reason. Rows with `settings` are in the keys of a
+framework and go the way of `rlhfsim doctor`.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from rlhfsim.memory.ledger import ledger
+from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.oom import configuration
+from rlhfsim.validation.cases.oom_settings import half, ledger_of
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.statistics import SAYS_OOM
@@ -59,17 +61,16 @@ def _outcome(row: Row) -> Outcome:
     try:
         if reason := excluded(row):
             raise Skip(reason)
-        plan = configuration(filled)
+        memory = ledger_of(row) if row.text("settings") else _ledger(filled)
     except Skip as skip:
-        return basic(skipped=skip.message)
-    doubt = memory_doubt(plan.models, plan.placement.backend, plan.workload, plan.cluster)
-    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster, doubt=doubt)
+        return basic(skipped=skip.message, detail={"half": half(row)})
     peak = memory.peak
     return basic(
         measured=OUTCOME[row.text("kind") or ""],
         predicted=memory.probability_out_of_memory,
         assumptions=notes,
         detail={
+            "half": half(row),
             "peak_gib": peak.bytes / GIB,
             "capacity_gib": peak.capacity / GIB,
             "phase": peak.name,
@@ -78,3 +79,9 @@ def _outcome(row: Row) -> Outcome:
             "no_start": memory.engine.probability_of_no_start if memory.engine else 0.0,
         },
     )
+
+
+def _ledger(row: Row) -> Ledger:
+    plan = configuration(row)
+    doubt = memory_doubt(plan.models, plan.placement.backend, plan.workload, plan.cluster)
+    return ledger(plan.models, plan.placement, plan.workload, plan.cluster, doubt=doubt)

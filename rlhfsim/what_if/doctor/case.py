@@ -38,7 +38,7 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
     try:
         resolve_model(name)
     except RlhfsimError as error:
-        if error.code != "unknown-model":
+        if error.code not in ("unknown-model", "unreadable-file"):
             raise
         key = next((key for key in settings.values if settings.find(key) == name), "the model")
         key = {NAMED_MODEL: "--model", PLANNED_MODEL: "the model of the exported plan"}.get(key, key)
