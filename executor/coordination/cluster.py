@@ -73,6 +73,7 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
         return join(address, environment)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process a core, none of them used
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}

@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any
 
 from executor.coordination.tracing import Reply, Tags
-from executor.coordination.worker import ProcessIdentity, TracedProcess
+from executor.coordination.worker import ProcessIdentity, TracedProcess, uncollected
 from executor.engines.fake import FakeRollout
 from executor.engines.memory import Reading
 from executor.engines.protocols import Link, RolloutEngine, RolloutSpec
@@ -100,6 +101,18 @@ class Replica(TracedProcess):
 
     # --- calls ------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Import vLLM while other processes start; `build` says what fails."""
+        if self._fakes is None:
+            with suppress(Exception):
+                self._command(self._import)
+
+    def _import(self) -> None:
+        from executor.engines.vllm import start
+
+        with uncollected():
+            start.prepare()
+
     def build(self, spec: RolloutSpec) -> Reply:
         """Create the engine in the thread that will step it."""
         return self._command(lambda: self._build(spec))
@@ -114,7 +127,8 @@ class Replica(TracedProcess):
 
         check_device(gpu=self._gpu)
 
-        self._engine = VllmEngine(spec)
+        with uncollected():
+            self._engine = VllmEngine(spec)
         self._converse(spec, Text(spec.model, chat=spec.chat) if spec.environment else None)
 
     def _converse(self, spec: RolloutSpec, text: Text | ByteText | None) -> None:

@@ -72,6 +72,11 @@ class ReplicaPool:
             everyone |= {f"{part} node {i}": follower for i, follower in enumerate(followers, 1)}
         return everyone
 
+    def prepare(self) -> None:
+        """Begin to import the engine; nobody waits for it."""
+        for actor in self.actors:
+            actor.prepare.remote()
+
     def build(self, spec: RolloutSpec, limit_s: float) -> None:
         """Create the engine of every replica, on all of its nodes at once.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ class ProcessIdentity:
     def fake_device(self) -> FakeDevice:
         """Its GPUs in a dry run."""
         return FakeDevice(tuple(Path(self.scratch, gpu) for gpu in self.gpus))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected inside: what imports and engines make stays, and to look takes long."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 class TracedProcess:
@@ -134,6 +147,16 @@ class Worker(TracedProcess):
             port = int(self._store.port)
         return host, port
 
+    def prepare(self, specs: Sequence[EngineSpec]) -> None:
+        """Import what these engines are built with, while other processes start; `build` says what fails."""
+        if self._fakes is None:
+            with uncollected(), suppress(Exception):
+                from executor.engines import training
+
+                training.check_device(gpu=self._identity.gpu)  # DeepSpeed asks for it when it is imported
+                for spec in specs:
+                    training.engine_class(spec)
+
     def start(self, host: str, port: int, timeout_s: float) -> None:
         """Join the group; a collective."""
         if self._fakes is None:
@@ -146,7 +169,8 @@ class Worker(TracedProcess):
         """Create the engine of a role; a collective."""
         self._begin()
         self._specs[spec.role] = spec
-        self._engines[spec.role] = self._built(spec)
+        with uncollected():
+            self._engines[spec.role] = self._built(spec)
         return self._reply(None)
 
     def _built(self, spec: EngineSpec) -> Any:

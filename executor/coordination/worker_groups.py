@@ -89,12 +89,23 @@ class WorkerGroups:
         self.watch.start()
         if self.job.fakes is None:
             told(others.measure(self._actors(), self._limits.start))
+            self._prepare()
         with ThreadPoolExecutor(max_workers=len(self._pools)) as pools:
             results_of({pool: pools.submit(self._start_pool, pool) for pool in self._pools}, self.stop)
         if self.rollout is not None:
             self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
         self.watch.note(self._scratch / PROCESSES, self._limits.longest_call)
+
+    def _prepare(self) -> None:
+        """All processes import their libraries at once; nobody waits for it."""
+        specs = engine_specs(self.job).values()
+        for group in {id(g): g for g in self._groups.values()}.values():
+            own = [spec for spec in specs if spec.role in group.spec.roles]
+            for actor in group.actors:
+                actor.prepare.remote(own)
+        if self.rollout is not None:
+            self.rollout.prepare()
 
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""

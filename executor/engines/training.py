@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -105,25 +105,30 @@ def library(spec: EngineSpec) -> Literal["pipeline", "DeepSpeed", "FSDP2", "tran
     return "DeepSpeed" if sharded else "transformers"
 
 
-def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
-    """The engine of `spec`; a collective of all its ranks."""
+def engine_class(spec: EngineSpec) -> Callable[[EngineSpec], TrainingEngine | ScoringEngine]:
+    """What builds the engine of `spec`; to import it is most of the time of a small one."""
     match library(spec):
         case "pipeline":
             from executor.engines.pipeline.engine import PipelineEngine
 
-            return PipelineEngine(spec)
+            return PipelineEngine
         case "DeepSpeed":
             from executor.engines.deepspeed.engine import DeepSpeedEngine
 
-            return DeepSpeedEngine(spec)
+            return DeepSpeedEngine
         case "FSDP2":
             from executor.engines.fsdp2.engine import Fsdp2Engine
 
-            return Fsdp2Engine(spec)
+            return Fsdp2Engine
         case "transformers":
             from executor.engines.transformers.engine import TransformersEngine
 
-            return TransformersEngine(spec)
+            return TransformersEngine
+
+
+def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
+    """The engine of `spec`; a collective of all its ranks."""
+    return engine_class(spec)(spec)
 
 
 def sender(channels: Mapping[int, ChannelSpec], rank: int) -> Any:

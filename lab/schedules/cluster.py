@@ -116,6 +116,8 @@ class Cluster:
 
     def call(self, handle: Handle, method: str, args: Sequence[Any]) -> Ref:
         """Run a method of an actor."""
+        if method == "prepare":  # imports; nobody waits for them
+            return Ref()
         self.world.operation()
         if not handle.alive:
             return Ref(error=ActorDiedError())

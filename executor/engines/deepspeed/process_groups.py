@@ -7,12 +7,14 @@ before it does anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import deepspeed
 import deepspeed.ops
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.utils import groups
 
 _NAMES = (
@@ -31,8 +33,23 @@ def join() -> None:
     # plain gloo: the shared-memory collectives are compiled for about 50 s and leave segments behind when a
     # rank is killed
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _import_uncompiled()
     backend = torch.distributed.get_backend()
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
+
+
+def _import_uncompiled() -> None:
+    """Import DeepSpeed's Muon without `torch.compile`, whose import takes a second in every rank.
+
+    Each engine imports Muon to see whether its optimizer is one; none here is.
+    """
+    compiled = compiler.compile
+    compiler.compile = lambda *_, **__: lambda function: function
+    try:
+        with suppress(ImportError):  # a release without it
+            import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = compiled
 
 
 def _current() -> dict[str, Any]:

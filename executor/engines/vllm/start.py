@@ -89,6 +89,12 @@ def apply(variables: Mapping[str, str]) -> None:
         os.environ[key] = variables[key]
 
 
+def prepare() -> None:
+    """Import vLLM with its environment."""
+    apply(environment())
+    from vllm import LLM  # noqa: F401  here for what its import does
+
+
 def start(spec: RolloutSpec, device: Device) -> Any:
     """The `vllm.LLM` of one replica."""
     from vllm import LLM
