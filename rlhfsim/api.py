@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,15 +124,16 @@ def whatif(
     from rlhfsim.what_if.scenarios.designs import Store
     from rlhfsim.what_if.scenarios.workers import local, on_ray
 
-    return answer(
-        scenario,
-        settings=settings,
-        only=only,
-        requirements=[requirement(text) for text in require],
-        runner=local(jobs) if ray is None else on_ray(ray or None),
-        store=None if cache is None else Store(Path(cache)),
-        progress=progress,
-        most_s=most_s,
-        command=command,
-        tables=tuple(map(Path, tables)),
-    )
+    with nullcontext(local(jobs)) if ray is None else on_ray(ray or None) as runner:
+        return answer(
+            scenario,
+            settings=settings,
+            only=only,
+            requirements=[requirement(text) for text in require],
+            runner=runner,
+            store=None if cache is None else Store(Path(cache)),
+            progress=progress,
+            most_s=most_s,
+            command=command,
+            tables=tuple(map(Path, tables)),
+        )

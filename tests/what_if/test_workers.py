@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from small_scenarios import small
@@ -74,11 +79,91 @@ def test_whoever_stops_listening_ends_the_processes(monkeypatch: pytest.MonkeyPa
 def test_ray_finds_what_this_machine_finds() -> None:
     pytest.importorskip("ray")
     one = whatif(SCENARIO, runner=local(1))
-    assert whatif(SCENARIO, runner=on_ray()).everything == one.everything
+    with on_ray() as runner:
+        assert whatif(SCENARIO, runner=runner).everything == one.everything
 
 
 @pytest.mark.slow
 def test_a_ray_cluster_that_is_not_there_is_told() -> None:
     pytest.importorskip("ray")
-    with pytest.raises(RlhfsimError, match="no Ray cluster"):
-        list(on_ray("nowhere")(requests()))
+    with pytest.raises(RlhfsimError, match="no Ray cluster"), on_ray("nowhere") as runner:
+        list(runner(requests()))
+
+
+class Counted:
+    """What searches need of Ray: tasks end in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self.waiting, self.most, self.starts = list[Any](), 0, 0
+
+    def is_initialized(self) -> bool:
+        return self.starts > 0
+
+    def init(self, **_: Any) -> None:
+        self.starts += 1
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=lambda given: self._sent(function, given))
+
+    def _sent(self, function: Any, given: Any) -> Any:
+        self.waiting.append(ran := (lambda: function(given)))
+        self.most = max(self.most, len(self.waiting))
+        return ran
+
+    def wait(self, pending: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        first = self.waiting.pop(0)
+        return [first], [one for one in pending if one is not first]
+
+    def get(self, one: Any) -> Any:
+        return one()
+
+    def shutdown(self) -> None:
+        self.starts = -self.starts
+
+
+def test_one_ray_session_serves_all_batches_and_few_tasks_wait(
+    monkeypatch: pytest.MonkeyPatch, planted: Any
+) -> None:
+    ray = Counted()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(workers, "need", lambda *_, **__: None)
+    found = next(planted(lambda request: 1.0)([requests()[0]]))[1]
+    monkeypatch.setattr(workers, "search", lambda request: found)
+    with on_ray() as runner:
+        for _ in range(3):
+            steps = [step for step in runner(requests() * 25) if step is not None]
+            assert sorted(i for i, _ in steps) == list(range(100))
+        assert ray.starts == 1
+    assert ray.starts == -1
+    assert ray.most == workers.AHEAD * 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_lost_node_of_a_ray_cluster_changes_no_byte(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    grid = small(grid={"workload.samples": [2, 4, 8], "workload.prompts": [16, 32, 64, 128]})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    lost = cluster.add_node(num_cpus=1)
+    kept = list[DesignResult]()
+    try:
+        with on_ray(cluster.address) as runner:
+
+            def watched(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | None]:
+                for step in runner(requests):
+                    kept.extend([] if step is None else [step[1]])
+                    if len(kept) == 3:
+                        cluster.remove_node(lost, allow_graceful=False)
+                    yield step
+
+            whatif(grid, runner=watched).write(tmp_path / "ray.csv")
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    whatif(grid, runner=local(2)).write(tmp_path / "here.csv")
+    assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
@@ -22,6 +24,8 @@ RUN = 6
 """Most neighbours that a process takes at a time."""
 RUNS_EACH = 4
 """Runs that each process gets at least where there are enough, so that all end at about the same time."""
+AHEAD = 2
+"""Tasks of a Ray cluster that are there for each of its cores."""
 Step = tuple[int, DesignResult] | None
 
 
@@ -53,36 +57,57 @@ def _collected(request: Request) -> DesignResult:
 # --- Ray --------------------------------------------------------------------------------------------
 
 
-def on_ray(address: str | None = None) -> Runner:
-    """Searches as tasks of a Ray cluster; without an address of one that is started here and ended.
+@contextmanager
+def on_ray(address: str | None = None) -> Iterator[Runner]:
+    """Searches as tasks of a Ray cluster; without an address of one that is started here.
 
-    The nodes need this version of rlhfsim installed; another one is refused, since it may predict
-    otherwise.
+    It is joined at the first search and left at the end, however many lists of requests come between. A task
+    whose node is lost is searched again on another one. The nodes need this version of rlhfsim installed;
+    another one is refused, since it may predict otherwise.
     """
+    joined = False
 
     def run(requests: Sequence[Request]) -> Iterator[Step]:
+        nonlocal joined
         need("ray", purpose="--ray", otherwise="or leave it out to use the cores of this machine")
         import ray
 
-        ours = not ray.is_initialized()
-        if ours:
+        if not ray.is_initialized():
             _join(ray, address)
-        task = ray.remote(num_cpus=1)(_on_node)
-        pending = {task.remote(request): i for i, request in enumerate(requests)}
-        try:
-            while pending:
-                done, _ = ray.wait(list(pending), num_returns=1, timeout=TICK)
-                if not done:
-                    yield None
-                for one in done:
-                    yield pending.pop(one), _checked(*ray.get(one))
-        finally:
-            for one in pending:
-                ray.cancel(one, force=True)
-            if ours:
-                ray.shutdown()
+            joined = True
+        yield from _tasks(ray, requests)
 
-    return run
+    try:
+        yield run
+    finally:
+        if joined:
+            import ray
+
+            ray.shutdown()
+
+
+def _tasks(ray: Any, requests: Sequence[Request]) -> Iterator[Step]:
+    """Runs of neighbours as tasks; no more wait in the cluster than keep its cores busy."""
+    at_once = max(1, round(ray.cluster_resources().get("CPU", 1)))
+    each = max(1, min(RUN, len(requests) // (at_once * RUNS_EACH)))
+    left = iter(range(0, len(requests), each))
+    task, pending = ray.remote(num_cpus=1)(_on_node), dict[Any, int]()
+    try:
+        while True:
+            for first in islice(left, max(0, AHEAD * at_once - len(pending))):
+                pending[task.remote(requests[first : first + each])] = first
+            if not pending:
+                return
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=TICK)
+            if not done:
+                yield None
+            for one in done:
+                first = pending.pop(one)
+                for i, found in enumerate(_checked(*ray.get(one))):
+                    yield first + i, found
+    finally:
+        for one in pending:
+            ray.cancel(one, force=True)
 
 
 def _join(ray: Any, address: str | None) -> None:
@@ -100,16 +125,16 @@ def _join(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _on_node(request: Request) -> tuple[str, DesignResult | RlhfsimError]:
-    """On a node: the design, and which model made it."""
+def _on_node(requests: Sequence[Request]) -> tuple[str, list[DesignResult] | RlhfsimError]:
+    """On a node: the designs, and which model made them."""
     try:
         with serial():
-            return model_hash(), search(request)
+            return model_hash(), [search(request) for request in requests]
     except RlhfsimError as error:  # as a value: Ray would wrap it
         return model_hash(), error
 
 
-def _checked(made_by: str, designed: DesignResult | RlhfsimError) -> DesignResult:
+def _checked(made_by: str, designed: list[DesignResult] | RlhfsimError) -> list[DesignResult]:
     if isinstance(designed, RlhfsimError):
         raise designed
     if made_by != model_hash():
