@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35700,
     "rlhfsim/cli": 32900,
     "rlhfsim/desk": 12800,
-    "rlhfsim/frameworks": 98300,
+    "rlhfsim/frameworks": 97600,
     "rlhfsim/kernels": 11600,
     "rlhfsim/memory": 17200,
     "rlhfsim/present": 87600,

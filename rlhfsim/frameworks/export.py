@@ -5,6 +5,7 @@ A framework that can be written for has a module `export` in its folder with an 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
-from rlhfsim.frameworks.nearest import cost, with_workload
+from rlhfsim.frameworks.nearest import cost
 from rlhfsim.frameworks.predictions import headline, memory, predicted
 from rlhfsim.frameworks.refusal import check_runs
 from rlhfsim.frameworks.releases import Missing, Release, check_version, nearest_release, refusal
@@ -123,10 +124,15 @@ class Exported:
 
 
 @cache
+def with_file(name: str) -> tuple[str, ...]:
+    """Frameworks whose folder has a file of this name."""
+    folders = resources.files("rlhfsim.frameworks").iterdir()
+    return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / name).is_file()))
+
+
 def exporters() -> tuple[str, ...]:
     """Frameworks that plans can be written for, by name."""
-    folders = resources.files("rlhfsim.frameworks").iterdir()
-    return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / "export.py").is_file()))
+    return with_file("export.py")
 
 
 @cache
@@ -354,15 +360,20 @@ def nodes_of(plan: Plan, gpus: int) -> tuple[int, int]:
     return gpus // each, each
 
 
-def of_old_logprobs(plan: Plan) -> Iterator[Unsaid]:
-    """Where the trainer never takes those of the rollout."""
-    if plan.workload.old_logprobs == "rollout":
-        yield Unsaid(
-            what="old log-probs of the rollout",
-            instead="of one update a batch those of the training pass, of several computed again",
-            nearest=with_workload(plan, old_logprobs="reused" if plan.workload.one_update else "recompute"),
-            of=("workload.old_logprobs",),
-        )
+def argument(setting: Setting) -> str:
+    """`--flag value` as bash reads it; a switch without value."""
+    if setting.value is True:
+        return setting.key
+    value = f'"{setting.value}"' if "$" in str(setting.value) else setting.value
+    return f"{setting.key} {value}"
+
+
+def override(setting: Setting) -> str:
+    """`key=value` as bash and the grammars of Hydra and OmegaConf read it."""
+    value = setting.value
+    if isinstance(value, str):
+        return f'{setting.key}="{value}"'
+    return f"{setting.key}={json.dumps(value)}"
 
 
 def script(

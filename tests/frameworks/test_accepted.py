@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.api import estimate, estimate_file
-from rlhfsim.frameworks.export import Exported, export
-from rlhfsim.frameworks.openrlhf.export import argument
-from rlhfsim.frameworks.skyrl.export import argument as skyrl_argument
+from rlhfsim.frameworks.export import Exported, argument, export, override
 from rlhfsim.frameworks.verl.export import hydra
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
@@ -215,7 +213,7 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     if found.framework == "verl":
         return [filled(hydra(setting)) for setting in settings]
     if found.framework == "skyrl":
-        asked = [filled(skyrl_argument(setting)).replace('"', "") for setting in settings]
+        asked = [filled(override(setting)).replace('"', "") for setting in settings]
         return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]
     if found.framework == "openrlhf":
         return [word for setting in settings for word in filled(argument(setting)).split(" ")]

@@ -28,8 +28,8 @@ def write(plan: Plan) -> Written:
     Raises:
         RlhfsimError: a sharing of GPUs, or half-filled nodes, that AReaL has no key for.
     """
-    rollout = the_rollout(plan, "AReaL's PPOTrainer")
-    return written_for(plan, "areal", TABLE.write(plan), unsaid_of(plan, rollout))
+    the_rollout(plan, "AReaL's PPOTrainer")
+    return written_for(plan, "areal", TABLE.write(plan), unsaid_of(plan))
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module, resources
+from importlib import import_module
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import with_file
 from rlhfsim.frameworks.logs.records import LineReader, Record, total
 
 
 def framework_names() -> tuple[str, ...]:
     """Names of the frameworks whose logs can be read: their folders, `-` for `_`."""
-    folders = resources.files("rlhfsim.frameworks").iterdir()
-    return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / "logs.py").is_file()))
+    return with_file("logs.py")
 
 
 def framework_named(name: str) -> Framework:

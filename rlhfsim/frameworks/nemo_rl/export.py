@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from rlhfsim.frameworks.export import Exporter, Setting, Value, Written, script, the_rollout
+from rlhfsim.frameworks.export import Exporter, Value, Written, override, script, the_rollout
 from rlhfsim.frameworks.nemo_rl.keys import TABLE, TRANSPORT, loop_of
-from rlhfsim.frameworks.nemo_rl.unsaid import of_preferences, of_rollouts
+from rlhfsim.frameworks.nemo_rl.unsaid import unsaid_of
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
@@ -29,18 +28,9 @@ def write(plan: Plan) -> Written:
     Raises:
         RlhfsimError: an algorithm without a rollout, or a rollout that is not whole nodes.
     """
-    if plan.workload.algorithm == "dpo":
-        return written_for(plan, "nemo-rl", TABLE.write(plan), of_preferences(plan))
-    rollout = the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py and run_dpo.py")
-    return written_for(plan, "nemo-rl", TABLE.write(plan), of_rollouts(plan, rollout))
-
-
-def override(setting: Setting) -> str:
-    """`key=value` as bash and Hydra's grammar read it."""
-    value = setting.value
-    if isinstance(value, str):
-        return f'{setting.key}="{value}"'
-    return f"{setting.key}={json.dumps(value)}"
+    if plan.workload.algorithm != "dpo":
+        the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py and run_dpo.py")
+    return written_for(plan, "nemo-rl", TABLE.write(plan), unsaid_of(plan))
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:

@@ -4,56 +4,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
-from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, of_old_logprobs, scored_alike
-from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_placement, with_rollout, with_workload
+from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
+from rlhfsim.frameworks.instead import Instead, instead, old_logprobs
+from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import RolloutPlacement
+
+ROWS = (
+    Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
+    Instead(
+        "actor.offload_between",
+        True,
+        "optimizer states that stay on the GPUs during a rollout",
+        "a colocated policy moves them to the host",
+        "rollout shared actor.offload_params=none",
+    ),
+    Instead(
+        "rollout.sleep", 2, "sleep {}", "a colocated rollout drops weights and KV cache", "rollout shared"
+    ),
+    Instead(
+        "rollout.bf16_attention",
+        False,
+        "attention of an FP8 rollout in BF16",
+        "quantization_ignored_layer_kws by hand",
+        "rollout",
+        also=("workload.rollout_bf16_attention",),
+        priced=False,
+    ),
+    old_logprobs("rollout"),
+    Instead(
+        "reward",
+        None,
+        "a reward model",
+        "rewards come from an environment: env.* of the base",
+        "rollout",
+        priced=False,
+    ),
+    Instead("workload.packing", False, "packed micro-batches", "pairs are padded", "!rollout"),
+    Instead(
+        "actor.offload_between",
+        False,
+        "optimizer states that leave between the calls",
+        "they stay: no rollout needs the room",
+        "!rollout",
+    ),
+)
+"""Plans with a rollout are those of run_grpo.py and run_ppo.py, the others those of run_dpo.py."""
 
 
-def of_preferences(plan: Plan) -> Iterator[Unsaid]:
-    """Of a plan that run_dpo.py runs."""
-    yield from _of_pairs(plan)
-    yield from _of_training(plan)
+def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
+    """Everything in a plan that NeMo-RL cannot be told, with what it does instead."""
+    yield from instead(plan, *ROWS)
+    yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
     yield from _of_reference(plan)
-
-
-def of_rollouts(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
-    """Of a plan that run_grpo.py or run_ppo.py runs."""
-    placement, layout = plan.placement, plan.placement.actor.layout
-    yield from _of_training(plan)
-    yield from _of_packs(plan)
-    yield from _of_reference(plan)
-    colocated = rollout.pool == placement.actor.pool
-    if colocated and not placement.actor.offload_between and layout.offload_params == "none":
-        yield Unsaid(
-            what="optimizer states that stay on the GPUs during a rollout",
-            instead="a colocated policy moves them to the host",
-            nearest=with_placement(plan, actor=replace(placement.actor, offload_between=True)),
-            of=("actor.offload_between",),
-        )
-    if colocated and rollout.sleep != 2:
-        yield Unsaid(
-            what=f"sleep {rollout.sleep}",
-            instead="a colocated rollout drops weights and KV cache",
-            nearest=with_rollout(plan, rollout, sleep=2),
-            of=("rollout.sleep",),
-        )
-    if rollout.layout.bf16_attention:
-        yield Unsaid(
-            what="attention of an FP8 rollout in BF16",
-            instead="quantization_ignored_layer_kws by hand",
-            of=("rollout.layout.bf16_attention", "workload.rollout_bf16_attention"),
-        )
-    yield from of_old_logprobs(plan)
-    if placement.reward is not None:
-        yield Unsaid(
-            what="a reward model",
-            instead="rewards come from an environment: env.* of the base",
-            of=("roles",),
-        )
 
 
 def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
@@ -73,36 +78,11 @@ def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
                 for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
             ),
         )
-    if work.packing:
-        yield Unsaid(
-            what="packed micro-batches",
-            instead="pairs are padded",
-            nearest=with_workload(plan, packing=False),
-            of=("workload.packing",),
-        )
     if work.mini_batches > 1:
         yield Unsaid(
             what=f"steps of {work.mini_batches} updates",
             instead=f"steps of one, of {work.prompts // work.mini_batches} pairs",
             of=("workload.mini_batches", "workload.prompts"),
-        )
-    if placed.offload_between:
-        yield Unsaid(
-            what="optimizer states that leave between the calls",
-            instead="they stay: no rollout needs the room",
-            nearest=with_placement(plan, actor=replace(placed, offload_between=False)),
-            of=("actor.offload_between",),
-        )
-
-
-def _of_training(plan: Plan) -> Iterator[Unsaid]:
-    placement = plan.placement
-    if placement.actor.layout.vp > 1:
-        yield Unsaid(
-            what=f"virtual pipeline stages {placement.actor.layout.vp}",
-            instead="one a GPU",
-            nearest=with_layouts(plan, "actor", "critic", vp=1),
-            of=("actor.layout.vp",),
         )
 
 

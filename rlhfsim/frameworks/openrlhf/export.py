@@ -7,22 +7,22 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.export import (
     Exporter,
-    Setting,
     Unsaid,
     Written,
+    argument,
     longest_prompt,
     longest_response,
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.nearest import with_placement, with_rollout
+from rlhfsim.frameworks.instead import Instead, instead, long_samples
+from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.placement import RolloutPlacement
 
 NEEDS = {
     **TRAINING_NEEDS,
@@ -34,6 +34,19 @@ SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
 ENGINE = RolloutLayout(max_num_seqs=SEQUENCES)
 """What vLLM runs with where OpenRLHF has no flag."""
+ROWS = (
+    *(
+        Instead(f"rollout.{name}", getattr(ENGINE, name), f"{name} {{}} of the rollout", "vLLM's own, {}")
+        for name in ("max_num_seqs", "max_batched_tokens")
+    ),
+    Instead(
+        "rollout.sleep",
+        1,
+        "a rollout that drops its weights (sleep 2)",
+        "they go to the host (sleep 1)",
+        "rollout.sleep=2",
+    ),
+)
 
 
 def write(plan: Plan) -> Written:
@@ -42,11 +55,12 @@ def write(plan: Plan) -> Written:
     Raises:
         RlhfsimError: no rollout, or roles that share GPUs as OpenRLHF cannot say.
     """
-    rollout = the_rollout(plan, "train_ppo_ray")
-    return written_for(plan, "openrlhf", TABLE.write(plan), _unsaid(plan, rollout))
+    the_rollout(plan, "train_ppo_ray")
+    return written_for(plan, "openrlhf", TABLE.write(plan), _unsaid(plan))
 
 
-def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+def _unsaid(plan: Plan) -> Iterator[Unsaid]:
+    yield from instead(plan, *ROWS)
     actor = plan.placement.actor.layout
     for name, role in trained(plan)[1:]:
         for field in SHARED:
@@ -66,36 +80,8 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
                     nearest=with_placement(plan, **{name: replace(role, layout=same)}),
                     of=(f"{name}.layout.{field}",),
                 )
-    for field in ("max_num_seqs", "max_batched_tokens"):
-        value, ours = getattr(rollout.layout, field), getattr(ENGINE, field)
-        if value != ours:
-            yield Unsaid(
-                what=f"{field} {value} of the rollout",
-                instead=f"vLLM's own, {ours}",
-                nearest=with_rollout(plan, rollout, **{field: ours}),
-                of=(f"rollout.layout.{field}",),
-            )
-    if rollout.sleep == 2:
-        yield Unsaid(
-            what="a rollout that drops its weights (sleep 2)",
-            instead="they go to the host (sleep 1)",
-            nearest=with_rollout(plan, rollout, sleep=1),
-            of=("rollout.sleep",),
-        )
-    longest = longest_prompt(plan) + longest_response(plan)
-    if actor.pack_tokens is not None and actor.pack_tokens * actor.cp < longest:
-        yield Unsaid(
-            what=f"samples of {longest} tokens in packs of {actor.pack_tokens}",
-            instead="a longer sample is a micro-batch of its own",
-        )
-
-
-def argument(setting: Setting) -> str:
-    """`--flag value` as bash reads it; a switch without value."""
-    if setting.value is True:
-        return setting.key
-    value = f'"{setting.value}"' if "$" in str(setting.value) else setting.value
-    return f"{setting.key} {value}"
+    longest, pack = longest_prompt(plan) + longest_response(plan), actor.pack_tokens
+    yield from long_samples(longest, pack and pack * actor.cp, pack)
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:

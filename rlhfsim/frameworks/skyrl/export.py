@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Exporter, Setting, Written, script, the_rollout
+from rlhfsim.frameworks.export import Exporter, Written, override, script, the_rollout
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.skyrl.keys import TABLE
 from rlhfsim.frameworks.skyrl.unsaid import unsaid, updates
@@ -85,14 +83,6 @@ def _check_micro_batches(plan: Plan) -> None:
         )
 
 
-def argument(setting: Setting) -> str:
-    """`key=value` as bash and OmegaConf read it."""
-    value = setting.value
-    if isinstance(value, str):
-        return f'{setting.key}="{value}"'
-    return f"{setting.key}={json.dumps(value)}"
-
-
 def entry_point(plan: Plan) -> str:
     """The module that runs the schedule."""
     schedule = plan.placement.schedule
@@ -106,7 +96,7 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     head = title_of(plan, "SkyRL 0.4.0")
     extra = "megatron" if plan.placement.backend == "megatron" else "fsdp"
     run = f"uv run --isolated --extra {extra} -m {entry_point(plan)}"
-    return {"launch.sh": script(head, NEEDS, written, argument, f'cd "${{SKYRL}}" && exec {run}')}
+    return {"launch.sh": script(head, NEEDS, written, override, f'cd "${{SKYRL}}" && exec {run}')}
 
 
 EXPORT = Exporter(

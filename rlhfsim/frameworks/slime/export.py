@@ -8,16 +8,17 @@ from dataclasses import replace
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
     Exporter,
-    Setting,
     Unsaid,
     Written,
+    argument,
     longest_prompt,
     longest_response,
     scored_alike,
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.nearest import like_actor, with_rollout, with_schedule, with_workload
+from rlhfsim.frameworks.instead import Instead, instead, long_samples
+from rlhfsim.frameworks.nearest import like_actor, with_workload
 from rlhfsim.frameworks.predictions import call, title_of
 from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
@@ -60,6 +61,38 @@ BESIDES = ("profile_peak", "cuda_graphs")
 """Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
 
 
+ROWS = (
+    Instead(
+        "rollout.sleep",
+        2,
+        "sleep 1",
+        "a sleeping engine drops weights and KV cache",
+        "shared rollout.sleep=1",
+    ),
+    Instead(
+        "actor.offload_between",
+        True,
+        "a policy and a critic that stay",
+        "with a critic slime offloads both",
+        "critic actor.residency=resident",
+        priced=False,
+    ),
+    Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
+    Instead("reward", None, "the reward model's GPUs", "it is served elsewhere, at REWARD_URL", priced=False),
+    Instead(
+        "actor.residency",
+        "offloaded",
+        "an optimizer that leaves while the weights stay",
+        "both leave between the calls",
+        "actor.residency=resident actor.offload_between",
+        priced=False,
+    ),
+    Instead("workload.packing", True, "padded micro-batches", "samples are packed"),
+    Instead("workload.dynamic_sampling.max_gen_batches", None, "at most {} generation batches", "no limit"),
+    Instead("schedule.queue", None, "a queue of {:g} batches", "slime's own limit"),
+)
+
+
 def write(plan: Plan) -> Written:
     """The plan in slime's flags.
 
@@ -86,9 +119,15 @@ def _check(plan: Plan) -> None:
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     """Everything in a plan that slime cannot be told, with what it does instead."""
     yield from _engine(plan, rollout)
+    yield from instead(plan, *ROWS)
     yield from _roles(plan)
     yield from _batches(plan)
-    yield from _versions(plan)
+    schedule = plan.placement.schedule
+    if schedule.continuous:
+        yield Unsaid(
+            what=f"a limit of {schedule.staleness:g} policy versions",
+            instead="--sglang-server-concurrency groups an engine are under way, however old",
+        )
 
 
 def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
@@ -105,17 +144,11 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         instead=f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
         "graphs come on top: lower --sglang-mem-fraction-static where they do not fit",
     )
-    if rollout.pool == plan.placement.actor.pool and rollout.sleep == 1:
-        yield Unsaid(
-            what="sleep 1",
-            instead="a sleeping engine drops weights and KV cache",
-            nearest=with_rollout(plan, rollout, sleep=2),
-        )
 
 
 def _roles(plan: Plan) -> Iterator[Unsaid]:
     placement, actor = plan.placement, plan.placement.actor
-    reference, critic, reward = placement.reference, placement.critic, placement.reward
+    reference, critic = placement.reference, placement.critic
     swapped = "swapped" if actor.residency == "resident" else "offloaded"
     alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
     if reference is not None and not alike:
@@ -124,45 +157,18 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
             instead="its weights lie in host memory and are swapped into the policy's modules",
             nearest=like_actor(plan, "reference", residency=swapped),
         )
-    if critic is not None:
-        if critic.layout != actor.layout:
-            yield Unsaid(
-                what=f"the critic's own layout {critic.layout.label}",
-                instead="the policy's",
-                nearest=like_actor(plan, "critic"),
-            )
-        if actor.residency == "resident" and not actor.offload_between:
-            yield Unsaid(what="a policy and a critic that stay", instead="with a critic slime offloads both")
-        if plan.workload.critic != "same":
-            yield Unsaid(
-                what=f"a critic of {plan.workload.critic}",
-                instead="it is made of the policy",
-                nearest=with_workload(plan, critic="same"),
-            )
-    if reward is not None:
+    if critic is not None and critic.layout != actor.layout:
         yield Unsaid(
-            what="the reward model's GPUs", instead="it is served elsewhere, at REWARD_URL", of=("roles",)
-        )
-    if actor.residency == "resident" and actor.offload_between:
-        yield Unsaid(
-            what="an optimizer that leaves while the weights stay", instead="both leave between the calls"
+            what=f"the critic's own layout {critic.layout.label}",
+            instead="the policy's",
+            nearest=like_actor(plan, "critic"),
         )
 
 
 def _batches(plan: Plan) -> Iterator[Unsaid]:
     work, layout = plan.workload, plan.placement.actor.layout
-    longest = longest_prompt(plan) + longest_response(plan)
-    if layout.pack_tokens is not None and layout.pack_tokens * layout.cp < longest:
-        yield Unsaid(
-            what=f"samples of {longest} tokens in packs of {layout.pack_tokens * layout.cp}",
-            instead="a longer sample is a micro-batch of its own",
-        )
-    if not work.packing:
-        yield Unsaid(
-            what="padded micro-batches",
-            instead="samples are packed",
-            nearest=with_workload(plan, packing=True),
-        )
+    pack = layout.pack_tokens and layout.pack_tokens * layout.cp
+    yield from long_samples(longest_prompt(plan) + longest_response(plan), pack)
     if reuses_logprobs(work) and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
         yield Unsaid(
@@ -179,41 +185,12 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
             of=("workload.old_logprobs",),
         )
     sampling = work.dynamic_sampling
-    if sampling is not None and sampling.max_gen_batches is not None:
-        yield Unsaid(
-            what=f"at most {sampling.max_gen_batches} generation batches",
-            instead="no limit",
-            nearest=with_workload(plan, dynamic_sampling=replace(sampling, max_gen_batches=None)),
-        )
     if sampling is not None and sampling.prompts_of(work.prompts) < work.prompts:
         yield Unsaid(
             what=f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
             instead=f"at least the {work.prompts} of the step",
             nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=work.prompts)),
         )
-
-
-def _versions(plan: Plan) -> Iterator[Unsaid]:
-    schedule = plan.placement.schedule
-    if schedule.continuous:
-        yield Unsaid(
-            what=f"a limit of {schedule.staleness:g} policy versions",
-            instead="--sglang-server-concurrency groups an engine are under way, however old",
-        )
-    if schedule.queue is not None:
-        yield Unsaid(
-            what=f"a queue of {schedule.queue:g} batches",
-            instead="slime's own limit",
-            nearest=with_schedule(plan, queue=None),
-        )
-
-
-def flag(setting: Setting) -> str:
-    """`--flag value` as bash reads it; a switch without value."""
-    if setting.value is True:
-        return setting.key
-    value = f'"{setting.value}"' if "$" in str(setting.value) else setting.value
-    return f"{setting.key} {value}"
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
@@ -232,7 +209,7 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
             f'    -- python3 "${{SLIME}}/{program}" "${{MODEL_ARGS[@]}}"',
         ]
     )
-    return {"launch.sh": script(head, NEEDS, written, flag, command)}
+    return {"launch.sh": script(head, NEEDS, written, argument, command)}
 
 
 EXPORT = Exporter(

@@ -9,17 +9,10 @@ from typing import Any
 import yaml
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import (
-    Exporter,
-    Setting,
-    Unsaid,
-    Written,
-    longest_prompt,
-    of_old_logprobs,
-    scored_alike,
-)
+from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
+from rlhfsim.frameworks.instead import Instead, instead, old_logprobs
 from rlhfsim.frameworks.launch_script import bash
-from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
+from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.predictions import headline, title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
@@ -71,37 +64,47 @@ def command(plan: Plan) -> str:
     return COMMANDS[plan.workload.algorithm]
 
 
+def _most_sequences(plan: Plan) -> int:
+    """Sequences at a time of an engine beside the actor: the samples of a batch on its ranks."""
+    assert plan.placement.rollout is not None
+    each = plan.placement.actor.layout.micro_batch * accumulation(plan) * plan.workload.mini_batches
+    return each * plan.placement.rollout.layout.tp
+
+
+ROWS = (
+    Instead(
+        "workload.packing",
+        False,
+        "packed sequences",
+        "those of a micro-batch are padded to its longest",
+        "workload.generates",
+        priced=False,
+    ),
+    old_logprobs("workload.generates"),
+    Instead(
+        "rollout.max_num_seqs",
+        _most_sequences,
+        "max_num_seqs {}",
+        "{}, the samples of a batch on the ranks of a replica",
+        "shared",
+    ),
+    Instead(
+        "workload.gradients",
+        "backend",
+        "gradients summed in FP32",
+        "accelerate's file has no key: DeepSpeed's own",
+        "workload.gradients=fp32 backend=deepspeed",
+    ),
+)
+
+
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     if plan.workload.generates:
         yield Unsaid(
             what=f"prompts of at most {longest_prompt(plan)} tokens",
             instead="TRL has no limit: filter the data set",
         )
-        if plan.workload.packing:
-            yield Unsaid(
-                what="packed sequences",
-                instead="those of a micro-batch are padded to its longest",
-                of=("workload.packing",),
-            )
-        yield from of_old_logprobs(plan)
-    rollout = plan.placement.rollout
-    if rollout is not None and rollout.pool == plan.placement.actor.pool:
-        actor = plan.placement.actor.layout
-        most = actor.micro_batch * accumulation(plan) * plan.workload.mini_batches * rollout.layout.tp
-        if rollout.layout.max_num_seqs != most:
-            yield Unsaid(
-                what=f"max_num_seqs {rollout.layout.max_num_seqs}",
-                instead=f"{most}, the samples of a batch on the ranks of a replica",
-                nearest=with_rollout(plan, rollout, max_num_seqs=most),
-                of=("rollout.layout.max_num_seqs",),
-            )
-    if plan.workload.gradients == "fp32" and plan.placement.backend == "deepspeed":
-        yield Unsaid(
-            what="gradients summed in FP32",
-            instead="accelerate's file has no key: DeepSpeed's own",
-            nearest=with_workload(plan, gradients="backend"),
-            of=("workload.gradients",),
-        )
+    yield from instead(plan, *ROWS)
     reference = plan.placement.reference
     if reference is not None and not scored_alike(plan, reference):
         same = replace(reference, layout=plan.placement.actor.layout)

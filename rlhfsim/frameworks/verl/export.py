@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
+from rlhfsim.frameworks.instead import Instead, instead
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
@@ -57,7 +58,17 @@ def write(plan: Plan) -> Written:
     return written_for(plan, "verl", TABLE.write(plan), _unsaid(plan))
 
 
+INTERRUPTED = Instead(
+    "schedule.partial_rollout",
+    True,
+    "batches that are generated with one version of the weights",
+    "requests are interrupted at every update and go on with the new weights",
+    "!shared schedule.asynchronous",
+)
+
+
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
+    yield from instead(plan, INTERRUPTED)
     placement = plan.placement
     apart = placement.rollout is not None and placement.rollout.pool != placement.actor.pool
     if apart and not placement.schedule.asynchronous:
@@ -65,13 +76,6 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             what="a rollout on GPUs of its own that waits for every update",
             instead="samples may be one version old (separate_async with max_off_policy_threshold=1)",
             nearest=with_schedule(plan, staleness=1, partial_rollout=True, streaming=False),
-            of=("schedule",),
-        )
-    elif apart and not placement.schedule.partial_rollout:
-        yield Unsaid(
-            what="batches that are generated with one version of the weights",
-            instead="requests are interrupted at every update and go on with the new weights",
-            nearest=with_schedule(plan, partial_rollout=True),
             of=("schedule",),
         )
     for role, placed in placement.roles.items():
