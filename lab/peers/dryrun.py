@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.workloads import BLOCK, PROMPT, STEPS, WARMUP, WORKLOADS, Workload, seconds
+from rlhfsim.specs.placement.placement import Late
 
 FACTS = Path(__file__).with_name("dryrun_rl.csv")
 PAGE = Path(__file__).parents[2] / "docs" / "asynchronous_peer.md"
@@ -184,8 +185,9 @@ def _simulators() -> tuple[Any, Any]:
 
 @cache
 def ours(workload: Workload, policy: str) -> float:
-    """Our seconds for the schedule that the policy stands for."""
-    return seconds(workload, one_step_off=policy == "slime")
+    """Our seconds for the schedule that the policy stands for; without staleness nothing is late."""
+    late: Late = "drop" if policy == "roll" and workload.staleness else "wait"
+    return seconds(workload, one_step_off=policy == "slime", late=late)
 
 
 def table(known: list[Fact]) -> str:

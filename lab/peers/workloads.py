@@ -27,6 +27,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
+    Late,
     Placement,
     ResourcePool,
     RolePlacement,
@@ -133,16 +134,16 @@ WORKLOADS = (
 # --- ours -----------------------------------------------------------------------------------------------
 
 
-def seconds(workload: Workload, *, one_step_off: bool = False) -> float:
+def seconds(workload: Workload, *, one_step_off: bool = False, late: Late = "wait") -> float:
     """Mean step of our asynchronous simulation; `one_step_off`: whole batches, one ahead."""
     schedule = (
         Schedule(staleness=1)
         if one_step_off
-        else Schedule(staleness=workload.staleness, partial_rollout=workload.partial)
+        else Schedule(staleness=workload.staleness, partial_rollout=workload.partial, late=late)
     )
     run = LearnerRun(
-        simulator=Simulator(_setting(workload, schedule)),
-        programs=lambda k: _program(workload, _drain(workload, k) if one_step_off else 0.0),
+        simulator=Simulator(setting(workload, schedule)),
+        programs=lambda k: program(workload, _drain(workload, k) if one_step_off else 0.0),
         steps=STEPS,
         warmup=max(WARMUP, least_warmup(schedule)),
         cutoff=None,
@@ -152,7 +153,8 @@ def seconds(workload: Workload, *, one_step_off: bool = False) -> float:
     return run.mean
 
 
-def _engine(workload: Workload) -> ReplicaEngine:
+def engine(workload: Workload) -> ReplicaEngine:
+    """One replica of these costs."""
     costs = workload.costs
     n, c = np.array([1.0, 2.0, 1024.0]), np.array([1.0, 1000.0, 1e6])
     tau = costs.fixed + costs.each * n[:, None] + costs.read * n[:, None] * c
@@ -175,11 +177,12 @@ def _pool(workload: Workload, schedule: Schedule, first: int = 0) -> RolloutPool
         return [[float(x)] for x in lengths[start : start + size]]
 
     return RolloutPool(
-        replicas=[RolloutReplica(_engine(workload)) for _ in range(workload.replicas)],
+        replicas=[RolloutReplica(engine(workload)) for _ in range(workload.replicas)],
         lengths=of_batch,
         batch=size,
         staleness=schedule.staleness,
         partial=schedule.partial_rollout,
+        late=schedule.late,
     )
 
 
@@ -191,7 +194,8 @@ def _drain(workload: Workload, k: int) -> float:
     return end
 
 
-def _program(workload: Workload, generate: float) -> Program:
+def program(workload: Workload, generate: float) -> Program:
+    """A step that takes the given seconds."""
     made: Any = None
     steps = (
         Step(name=ROLLOUT, pools=("rollout",), cost=_cost(generate)),
@@ -205,7 +209,7 @@ def _cost(value: float) -> Cost:
     return Cost(parts=(part("compute", value, "given"),)) if value else Cost()
 
 
-def _setting(workload: Workload, schedule: Schedule) -> CallSetting:
+def setting(workload: Workload, schedule: Schedule) -> CallSetting:
     """Pools, schedule and workload; the model is a name only: nothing is priced."""
     task = Task(
         algorithm="grpo",

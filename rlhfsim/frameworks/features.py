@@ -69,6 +69,8 @@ def schedule_features(schedule: Schedule) -> Iterator[str]:
         "staleness above 1": schedule.staleness > 1,
         "partial rollouts": schedule.partial_rollout,
         "weights sent while the next batch is generated": schedule.overlapped_sync,
+        "late groups thrown away": schedule.late == "drop",
+        "late groups generated again": schedule.late == "requeue",
         "streaming": schedule.streaming,
         "double buffering": schedule.double_buffered,
     }

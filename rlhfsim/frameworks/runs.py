@@ -65,6 +65,8 @@ FEATURES: Mapping[str, str] = {
     "one step off": "leave out --allow async",
     "staleness above 1": "use --max-staleness 1",
     "partial rollouts": "set partial_rollout: false",
+    "late groups thrown away": "set schedule.late: wait",
+    "late groups generated again": "set schedule.late: wait",
     "weights sent while the next batch is generated": "set overlapped_sync: false",
     "streaming": "use --forbid streaming",
     "double buffering": "set double_buffered: false",

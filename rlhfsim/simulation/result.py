@@ -16,6 +16,8 @@ class Staleness:
 
     mean: float
     max: float
+    rejected: float = 0.0
+    """Share of the response tokens, of those trained on and thrown away, that was too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,8 @@ class Simulation:
     """Seconds per step that calls lost to links they shared, by link."""
     staleness: tuple[float, float] | None = None
     """Weight versions between generation and training, mean and most; None: synchronous."""
+    rejected: float = 0.0
+    """Share of the response tokens that was thrown away because it was too old."""
     queue: Level | None = None
     """Finished samples that wait for the trainer; None: synchronous."""
     goodput: GoodputSummary | None = None

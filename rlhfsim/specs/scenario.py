@@ -162,6 +162,12 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             f"{switch} trains on samples of older weights, but staleness is 0",
             help="set schedule.staleness to 1 or more",
         )
+    if schedule.late != "wait" and not schedule.continuous:
+        raise RlhfsimError(
+            "nothing-is-late",
+            f"schedule.late is {schedule.late}, but batches that are generated whole are never too old",
+            help="set schedule.staleness above 1, or partial_rollout: true",
+        )
     if rules.adapters_only and workload.lora is None:
         raise RlhfsimError(
             "path-needs-lora",

@@ -7,8 +7,8 @@ import pytest
 from lab.peers.dryrun import CLOSE, PAGE, POLICIES, facts, ours, table
 from lab.peers.workloads import WORKLOADS, Workload
 
-THROWN_AWAY = {("few-slots", "roll")}
-"""ROLL drops samples that our trainer waits for."""
+DROPS = 0.03
+"""Where the peer follows ROLL, which throws late samples away."""
 ORDER = {"uniform-2", "lognormal-1", "on-policy", "few-slots"}
 """The peer hands weights over as their training step begins."""
 NO_DRAIN = {"drained"}
@@ -21,7 +21,7 @@ def test_our_steps_are_those_of_the_peer_in_order(workload: Workload) -> None:
     assert {fact.policy for fact in known} == set(POLICIES)
     for fact in known:
         gap = ours(workload, fact.policy) / fact.in_order - 1
-        assert (abs(gap) <= CLOSE) is ((fact.workload, fact.policy) not in THROWN_AWAY), fact
+        assert abs(gap) <= (DROPS if fact.policy == "roll" else CLOSE), fact
 
 
 def test_what_differs_from_the_peer_as_it_is_has_a_reason_on_the_page() -> None:

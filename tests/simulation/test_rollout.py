@@ -251,6 +251,38 @@ def test_the_trainer_takes_the_oldest_and_waits_for_what_would_be_late() -> None
     assert (taken.groups, taken.staleness) == ([0, 3], [1, 1])
 
 
+@pytest.mark.parametrize(("late", "next_length"), [("drop", 2.0), ("requeue", 9.0)])
+def test_a_group_that_outlives_the_bound_is_thrown_away_for_another(late: str, next_length: float) -> None:
+    # groups 0 to 3 start at 0, two more at 3 (9 and 2 tokens); at 6 group 0 of version 0 is too old
+    made = pool([9.0, 2.0, 2.0, 2.0], staleness=1, partial=True, late=late, slots=100)
+    assert made.run(math.inf, batch=True) == 2.0
+    assert made.take(2.0).groups == [1, 2]
+    made.swap(3.0, 1)
+    assert made.run(math.inf, batch=True) == 5.0
+    assert (made.take(5.0).groups, made.rejected_tokens) == ([3, 5], 0)
+    made.swap(6.0, 2)
+    assert made.rejected_groups == 1
+    assert made.rejected_tokens == 6, "of its 9 tokens group 0 had generated 6"
+    assert made.started == (2 + 1 + 1) * 2, "another one starts in its place"
+    assert made.groups[6].lengths == [next_length]
+    assert 0 not in made.groups
+
+
+def test_what_can_be_late_is_sent_at_once_and_ages_in_the_engine() -> None:
+    made = pool(5.0, staleness=1, slots=1, late="drop", partial=True)
+    assert (made.started, made.replicas[0].load) == (4, 4)
+    assert pool(5.0, staleness=1, slots=1).started == 1
+
+
+def test_finished_groups_that_are_too_old_leave_with_all_their_tokens() -> None:
+    made = pool(2.0, staleness=1, late="drop", slots=100)
+    made.run(math.inf)
+    made.swap(3.0, 1)
+    made.swap(4.0, 2)
+    assert (made.rejected_groups, made.rejected_tokens) == (4, 8.0)
+    assert made.finished == []
+
+
 def test_with_partial_rollouts_the_age_counts_from_the_last_token() -> None:
     made = pool([9.0, 2.0, 2.0, 2.0], staleness=1, partial=True)
     made.run(math.inf, batch=True)

@@ -13,6 +13,7 @@ from rlhfsim.specs.loading import Source, convert
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
+    Late,
     Placement,
     Residency,
     ResourcePool,
@@ -107,6 +108,7 @@ class RunDescription:
     weight_path: WeightPath
     staleness: float = 0.0
     partial_rollout: bool = False
+    late: Late = "wait"
     software: Software | None = None
     """What the training stack does differently from its default."""
 
@@ -294,7 +296,7 @@ def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = F
         reward=placed["reward"] if workload.has_reward_model else None,
         weight_path=run.weight_path,
         backend=run.backend,
-        schedule=Schedule(staleness=run.staleness, partial_rollout=run.partial_rollout),
+        schedule=Schedule(staleness=run.staleness, partial_rollout=run.partial_rollout, late=run.late),
         software=run.software,
     )
 

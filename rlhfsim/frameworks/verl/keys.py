@@ -64,6 +64,7 @@ from rlhfsim.frameworks.verl.versions import (
     VERSION,
 )
 from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.placement import Late
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
@@ -95,6 +96,7 @@ LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mo
 KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
 FILTERS, MOST_BATCHES = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
 MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
+LATE = "trainer.v1.sampler.max_off_policy_strategy"
 SYNCED, LAG = "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.sampler.max_off_policy_threshold"
 MINI_BATCH, GENERATED = f"{ACTOR}.ppo_mini_batch_size", "data.gen_batch_size"
 OWN_NODES, OWN_EACH = f"{ROLL}.nnodes", f"{ROLL}.n_gpus_per_node"
@@ -168,6 +170,13 @@ def _staleness(s: FrameworkSettings) -> float:
     return 1.0
 
 
+def _late(s: FrameworkSettings) -> Late:
+    """What happens to groups beyond the threshold: dropped, unless the trainer is told to wait for them."""
+    if not s.has("trainer.v1") or not _staleness(s):
+        return "wait"
+    return "wait" if s.text(LATE, default="drop") == "wait" else "drop"
+
+
 def _interrupts(s: FrameworkSettings) -> bool:
     """Whether requests are interrupted at an update: always in separate_async (checkpoint_engine/base.py)."""
     if s.has("trainer.v1"):
@@ -215,6 +224,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "weight_path": "lora" if beside else _path(s, apart=own is not None),
         "schedule.staleness": _staleness(s) if own is not None else 0.0,
         "schedule.partial_rollout": own is not None and _interrupts(s),
+        "schedule.late": _late(s) if own is not None else "wait",
         "software": None if megatron else software(s, packing=read["workload.packing"]),
     }
 
@@ -256,6 +266,7 @@ _WHERE: tuple[Row, ...] = (
             why=lambda plan: f"new weights once a batch; {call(plan, 'actor.sync')}",
         ),
         FixedKey(LAG, lambda plan: lag().write(plan.placement.schedule.staleness)),
+        FixedKey(LATE, lambda plan: plan.placement.schedule.late),
     ),
 )
 _BATCH: tuple[Row, ...] = (

@@ -61,6 +61,7 @@ RUNS = Runs(
         "sparse attention",
         "staleness above 1",
         "partial rollouts",
+        "late groups thrown away",
         "dynamic sampling",
         "environments",
         "reward model on GPUs of its own",

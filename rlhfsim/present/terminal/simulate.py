@@ -150,6 +150,9 @@ def samples_text(answer: Simulation) -> str:
     assert answer.staleness is not None
     mean, worst = answer.staleness
     old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"
+    if answer.plan.placement.schedule.late != "wait":
+        again = " and is generated again" * (answer.plan.placement.schedule.late == "requeue")
+        old += f"; {_percent(answer.rejected)} of the tokens is thrown away as too old{again}"
     if answer.queue is None:
         return old
     return (

@@ -32,6 +32,8 @@ class LearnerRun:
     """Seconds of its trainer calls."""
     ages: list[list[int]] = field(default_factory=list)
     """Staleness of the groups of each step."""
+    taken_tokens: float = 0.0
+    """Response tokens trained on since the start."""
     shortfall: float = 1.0
     """Batches consumed in the window over batches produced, where above 1."""
     paired: bool = False

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 
@@ -139,6 +140,19 @@ class RolloutReplica:
         """New weights: every running sequence prefills its prompt and what it has generated."""
         if self.running:
             self._prefill_again(float(len(self.running)), self.context)
+
+    def drop(self, groups: Collection[int]) -> float:
+        """The samples of these groups leave; tokens that they still had to generate."""
+        gone = [s for s in self.running if s[3] in groups]
+        left = math.fsum(s[0] - self.step for s in gone)
+        left += math.fsum(length - done for length, done, group in self.waiting if group in groups)
+        self.waiting = deque(w for w in self.waiting if w[2] not in groups)
+        if gone:
+            self.running = [s for s in self.running if s[3] not in groups]
+            heapify(self.running)
+            self._began = math.fsum(s[2] for s in self.running)
+        self.admit()
+        return left
 
     def _prefill_again(self, sequences: float, context: float) -> None:
         seconds = self.engine.again(sequences, context) * self.pace

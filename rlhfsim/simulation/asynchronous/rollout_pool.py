@@ -12,11 +12,16 @@ takes: only replicas with the newest version v start groups, and then the groups
 are all j - k P <= (v + eta + 1 - k) P untaken ones, k batches being taken.
 Without partial rollouts v is the version at the start; with them samples go on under newer weights and
 v is the version that wrote the last token (what wrote the first is counted apart).
+
+Where late groups are thrown away (ROLL, verl's `max_off_policy_strategy=drop`) the trainer waits for none of
+them. v is then always the version at the start; with new weights v every group that started before
+v - ceil(eta) leaves, running or finished, and others may start in its place.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -24,6 +29,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 
 from rlhfsim.simulation.asynchronous.replica import EPSILON, RolloutReplica
+from rlhfsim.specs.placement.placement import Late
 
 BatchLengths = Callable[[int], list[list[float]]]
 """Response lengths of batch k, one list a group, in the order in which its groups start."""
@@ -39,6 +45,8 @@ class SampleGroup:
     """Samples that still run."""
     version: int
     """Version that its staleness is measured from."""
+    lengths: list[float]
+    """Response tokens of its samples."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,8 @@ class Taken:
     """Versions between generation and training, one entry a group."""
     oldest: int
     """Of the oldest token in the batch."""
+    tokens: float
+    """Response tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +76,14 @@ class RolloutPool:
     """Weight updates interrupt; samples carry on."""
     queue: float | None = None
     """Most finished batches that wait; a full queue stops generation."""
+    late: Late = "wait"
     started: int = 0
+    """Groups that started and were not thrown away."""
+    drawn: int = 0
+    """Groups whose lengths were drawn."""
+    rejected_tokens: float = 0.0
+    """Response tokens of groups that were thrown away."""
+    rejected_groups: int = 0
     taken: int = 0
     """Batches that the trainer took."""
     draining: bool = False
@@ -87,6 +104,9 @@ class RolloutPool:
     sums: list[tuple[float, float]] = field(default_factory=list)
     """Response tokens of each batch begun, and the sum of their squares."""
     _batch_lengths: list[list[float]] = field(default_factory=list)
+    _again: deque[list[float]] = field(default_factory=deque)
+    """Lengths of the groups that are generated again."""
+    _number: int = 0
     _blocked_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +156,7 @@ class RolloutPool:
                 finished = True
         if replica.pending is not None and not replica.running and not replica.waiting:
             self._take_pending(replica)
-        if self.started < replica.limit and not replica.waiting and not replica.closed:
+        if self.started < replica.limit and not replica.closed:
             self._pull(replica)
         stamp = self._stamp[r] = self._stamp[r] + 1
         following = replica.next_time()
@@ -181,8 +201,12 @@ class RolloutPool:
         replica.limit = int((version + self.staleness + 1.0) * self.batch + EPSILON)
 
     def _pull(self, replica: RolloutReplica) -> None:
-        while self.started < replica.limit and not replica.waiting and replica.room:
+        while self.started < replica.limit and self._takes(replica):
             self._start(replica)
+
+    def _takes(self, replica: RolloutReplica) -> bool:
+        """Whether a group may go there: what can be late is sent at once and waits in the engine."""
+        return self.late != "wait" or (not replica.waiting and replica.room)
 
     def pull_all(self) -> None:
         """Deal what may start, always to the replica with the fewest samples."""
@@ -191,7 +215,7 @@ class RolloutPool:
         while order:
             _, r = heappop(order)
             replica = self.replicas[r]
-            if replica.closed or replica.waiting or not replica.room:
+            if replica.closed or not self._takes(replica):
                 continue
             if self.started >= replica.limit:
                 continue
@@ -201,25 +225,36 @@ class RolloutPool:
             self._schedule(r)
 
     def _start(self, replica: RolloutReplica) -> None:
-        index = self.started % self.batch
+        lengths = self._again.popleft() if self._again else self._drawn()
+        number, version = self._number, replica.version
+        self.groups[number] = SampleGroup(version, len(lengths), version, lengths)
+        if self._counted:
+            self._count(self._untaken, version, 1)
+        self.started, self._number = self.started + 1, number + 1
+        replica.add(number, lengths)
+
+    def _drawn(self) -> list[float]:
+        """Lengths of the next prompt."""
+        index = self.drawn % self.batch
         if index == 0:
-            self._batch_lengths = self.lengths(self.started // self.batch)
+            self._batch_lengths = self.lengths(self.drawn // self.batch)
             flat = np.asarray(self._batch_lengths)
             self.sums.append((float(flat.sum()), float((flat * flat).sum())))
-        lengths, version = self._batch_lengths[index], replica.version
-        self.groups[self.started] = SampleGroup(version, len(lengths), version)
-        if not self.partial:
-            self._count(self._untaken, version, 1)
-        replica.add(self.started, lengths)
-        self.started += 1
+        self.drawn += 1
+        return self._batch_lengths[index]
+
+    @property
+    def _counted(self) -> bool:
+        """Whether groups are counted by version, so that the trainer can wait for those that are due."""
+        return not self.partial and self.late == "wait"
 
     # --- the queue ----------------------------------------------------------------------------------
 
     def _group_done(self, number: int, group: SampleGroup, version: int) -> None:
-        if self.partial:  # none is ever late: no counts
-            group.version = version
-        else:
+        if self._counted:
             self._count(self._waiting, group.version, 1)
+        elif self.late == "wait":  # partial: none is ever late
+            group.version = version
         heappush(self.finished, (group.version, number))
 
     @staticmethod
@@ -249,11 +284,14 @@ class RolloutPool:
         assert self.ready
         numbers = [heappop(self.finished)[1] for _ in range(self.batch)]
         groups = [self.groups.pop(number) for number in numbers]
-        for group in () if self.partial else groups:
+        for group in groups if self._counted else ():
             self._count(self._untaken, group.version, -1)
             self._count(self._waiting, group.version, -1)
         taken = Taken(
-            numbers, [self.taken - g.version for g in groups], max(self.taken - g.start for g in groups)
+            numbers,
+            [self.taken - g.version for g in groups],
+            max(self.taken - g.start for g in groups),
+            math.fsum(map(math.fsum, (g.lengths for g in groups))),
         )
         self.taken += 1
         if self._blocked_since is not None and not self._full:
@@ -288,6 +326,30 @@ class RolloutPool:
         """Whether nothing runs or waits for a slot."""
         return not any(replica.load for replica in self.replicas)
 
+    def expire(self, time: float) -> None:
+        """Groups that are too old for the batch that the trainer takes next leave."""
+        self.settle(time)
+        self._expire(self.taken)
+        self.pull_all()
+
+    def _expire(self, version: int) -> None:
+        """Groups that are too old under the newest weights leave."""
+        oldest = version - math.ceil(self.staleness)
+        gone = {number for number, group in self.groups.items() if group.start < oldest}
+        if self.late == "wait" or not gone:
+            return
+        for replica in self.replicas:
+            self.rejected_tokens -= replica.drop(gone)
+        for number in sorted(gone):
+            lengths = self.groups.pop(number).lengths
+            self.rejected_tokens += math.fsum(lengths)
+            if self.late == "requeue":
+                self._again.append(lengths)
+        self.finished = [x for x in self.finished if x[1] not in gone]
+        heapify(self.finished)
+        self.started -= len(gone)
+        self.rejected_groups += len(gone)
+
     def close(self, time: float) -> None:
         """Start nothing new until `swap`: running requests drain."""
         self.draining = True
@@ -299,6 +361,7 @@ class RolloutPool:
     def swap(self, time: float, version: int) -> None:
         """New weights on every replica at once; running sequences prefill again."""
         self.settle(time)
+        self._expire(version)
         for replica in self.replicas:
             replica.interrupted()
             self._install(replica, version)
@@ -308,6 +371,7 @@ class RolloutPool:
     def swap_as_drained(self, time: float, version: int) -> None:
         """Each replica takes the new weights as soon as its running requests are done."""
         self.settle(time)
+        self._expire(version)
         for replica in self.replicas:
             replica.pending, replica.closed = version, True
             if not replica.load:

@@ -88,11 +88,12 @@ def simulate(
         cutoff=cutoff,
         paired=schedule.one_step_off and schedule.overlapped_sync,
     )
-    ways = OneStepOff(run, schedule) if schedule.one_step_off else Async(run, _pool(draws, kv_tokens))
+    pool = None if schedule.one_step_off else _pool(draws, kv_tokens)
+    ways = OneStepOff(run, schedule) if pool is None else Async(run, pool)
     if memory_timeline is not None:
         memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
-    return _simulated(run, usual, seed, plan_hash)
+    return _simulated(run, usual, seed, plan_hash, pool.rejected_tokens if pool else 0.0)
 
 
 def least_warmup(schedule: Schedule) -> int:
@@ -136,13 +137,16 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
         staleness=schedule.staleness,
         partial=schedule.partial_rollout,
         queue=schedule.queue,
+        late=schedule.late,
     )
 
 
 # --- results ----------------------------------------------------------------------------------------
 
 
-def _simulated(run: LearnerRun, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
+def _simulated(
+    run: LearnerRun, usual: Program, seed: int | None, plan_hash: str, rejected_tokens: float
+) -> Simulated:
     simulator, seconds = run.simulator, run.steady
     ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
     recorder, memory_timeline = simulator.recorder, simulator.memory_timeline
@@ -150,7 +154,11 @@ def _simulated(run: LearnerRun, usual: Program, seed: int | None, plan_hash: str
         iteration=_iteration(run, usual),
         step_seconds=seconds,
         trace=recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(run.ends)) if recorder.on else None,
-        staleness=Staleness(mean=float(np.mean(ages)), max=float(max(map(max, run.ages)))),
+        staleness=Staleness(
+            mean=float(np.mean(ages)),
+            max=float(max(map(max, run.ages))),
+            rejected=rejected_tokens / (rejected_tokens + run.taken_tokens) if rejected_tokens else 0.0,
+        ),
         interval=interval_of(seconds),
         lost=dict(sorted(simulator.shared_links.lost.items())),
         peaks=memory_timeline.peaks() if memory_timeline is not None else (),

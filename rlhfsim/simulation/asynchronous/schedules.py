@@ -94,11 +94,14 @@ class Async:
         run, pool, k = self.run, self.pool, 0
         self.env.process(self._replicas())
         while not run.over:
+            if pool.late != "wait":
+                pool.expire(self.env.now)
             if not pool.ready:
                 self.batch_there = self.env.event()
                 yield self.batch_there
             yield from self._answered()
             taken = pool.take(self.env.now)
+            run.taken_tokens += taken.tokens
             self._count()
             yield from run.batch(k, taken.staleness)
             if self.overlapped:
@@ -172,7 +175,7 @@ class Async:
         """Work and tokens of the window, from its opening to now, in mean batches begun since it opened."""
         run, pool = self.run, self.pool
         done = len(run.ends) - run.warmup
-        if done < 0:
+        if done < 0 or pool.late != "wait":  # what is trained on is then shorter than what begins
             return
         pool.settle(self.env.now)
         work = math.fsum(self.floor.done(r.prefilled / r.pace, r.tokens, r.attended) for r in pool.replicas)

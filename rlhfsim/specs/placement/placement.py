@@ -23,6 +23,8 @@ Residency = Literal["resident", "offloaded", "recreated", "swapped"]
 reference that is swapped has no GPU memory of its own: for its pass the actor's weights are copied out to
 the host and its own into their place (NeMo-RL and slime; `memory.role_bytes`)."""
 
+Late = Literal["wait", "drop", "requeue"]
+
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,9 @@ class Schedule:
     queue: Annotated[float, Field(gt=0, le=64)] | None = None
     """Most finished batches that wait for the trainer; a full queue stops generation. None: no limit
     beyond what staleness admits."""
+    late: Late = "wait"
+    """What happens to a group that the next update makes older than `staleness`: the trainer waits for it,
+    or it is thrown away and a new prompt starts (drop) or the same one again (requeue)."""
     double_buffered: bool = False
     """Rollout workers hold two half-batches: one generates while the environment or the rewards of
     the other run (Sample Factory, arXiv 2006.11751)."""
