@@ -173,6 +173,7 @@ class Run:
             settings=self.job.settings,
             max_tokens=self.job.max_tokens,
             wait_s=self.job.limits.longest_call,
+            late=self.job.plan.placement.schedule.late,
             parts=parts,
         )
         first, rows = 0, list[Row]()

@@ -22,6 +22,7 @@ from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompte
 from executor.algorithms.shaping import filtered
 from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
+from rlhfsim.specs.placement.placement import Late
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
 
@@ -96,6 +97,23 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateGroups:
+    """Groups that were too old to be trained on."""
+
+    tokens: Mapping[int, int]
+    """Response tokens by group."""
+    again: bool
+    """Their prompts are generated again."""
+
+    def added_to(self, learned: Learned) -> Learned:
+        """The iteration with what was thrown away before it."""
+        counts = {"late_groups": len(self.tokens), "late_tokens": sum(self.tokens.values())}
+        sampling = {f"sampling/{name}": float(count) for name, count in counts.items()}
+        done = () if self.again else tuple(self.tokens)
+        return replace(learned, unused=(*learned.unused, *done), sampling={**learned.sampling, **sampling})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """What an iteration needs."""
 
@@ -106,6 +124,8 @@ class Loop:
     max_tokens: int
     wait_s: float = 600.0
     """Most that one wait for finished responses takes."""
+    late: Late = "wait"
+    """What happens to groups that are too old; see `Schedule.late`."""
     parts: Parts = field(default_factory=Parts)
     """What the user brings of the algorithm."""
     calls: tuple[Call, ...] = field(init=False)
@@ -161,12 +181,14 @@ class Loop:
             for step in steps:
                 feeder.step = step
                 samples = buffer.take(self.wait_s)
-                groups = feeder.groups_since()
+                groups, late = feeder.groups_since(), feeder.late_since(samples)
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
                 if groups is not None:
                     unused = (*groups.equal, *learned.unused)
                     learned = replace(learned, unused=unused, sampling=groups.metrics)
+                if late is not None:
+                    learned = late.added_to(learned)
                 yield learned
 
     # --- parts ------------------------------------------------------------------------------------
@@ -304,6 +326,10 @@ class _Feeder:
         self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
         self._lock, self._groups = threading.Lock(), StepGroups(loop.workload)
         self._waiting: list[list[GenerationRequest]] = []
+        self._late = loop.late
+        self._sent: dict[int, list[GenerationRequest]] = {}
+        """Requests of the groups that may have to be generated again."""
+        self._rejected: dict[int, int] = {}
         self._open: dict[int, list[Sample]] = {}
 
     def start(self) -> None:
@@ -324,6 +350,24 @@ class _Feeder:
             groups, self._groups = self._groups, StepGroups(self._loop.workload)
         return groups
 
+    def late_since(self, samples: Iterable[Sample]) -> LateGroups | None:
+        """What was thrown away as too old since the last call of this; `samples` are trained on now."""
+        if self._late == "wait":
+            return None
+        with self._lock:
+            rejected, self._rejected = self._rejected, {}
+            for group in {s.group for s in samples}:
+                self._sent.pop(group, None)
+        return LateGroups(tokens=rejected, again=self._late == "requeue")
+
+    def _take_rejected(self) -> None:
+        """What came too late is counted and, where the schedule says so, first in line."""
+        rejected = self._buffer.rejected()
+        with self._lock:
+            self._rejected |= rejected
+            again = [self._sent.pop(group) for group in sorted(rejected) if group in self._sent]
+        self._waiting = again + self._waiting
+
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
@@ -334,6 +378,8 @@ class _Feeder:
             self._buffer.fail(error)
 
     def _submit(self) -> None:
+        if self._late != "wait":
+            self._take_rejected()
         room = self._buffer.room()
         if room <= 0:
             return
@@ -343,7 +389,11 @@ class _Feeder:
             self._waiting = [g for g in fresh if g[0].id // len(g) not in self._done]
             self._next += 1
         chosen, self._waiting = self._waiting[:room], self._waiting[room:]
-        self._buffer.submitted([group[0].id // self._loop.workload.samples for group in chosen])
+        numbers = [group[0].id // self._loop.workload.samples for group in chosen]
+        if self._late == "requeue":
+            with self._lock:
+                self._sent |= dict(zip(numbers, chosen, strict=True))
+        self._buffer.submitted(numbers)
         self._loop.backend.submit([r for group in chosen for r in group], self._next - 1)
 
     def _receive(self, sample: Sample) -> None:

@@ -72,5 +72,8 @@ class ExperienceBuffer(Protocol):
     def published(self, version: int) -> None:
         """The trainer has new weights."""
 
+    def rejected(self) -> dict[int, int]:
+        """Groups that became too old since the last call of this, with their response tokens."""
+
     def fail(self, error: BaseException) -> None:
         """The rollout cannot go on: whoever waits in `take` gets this error."""

@@ -6,7 +6,8 @@ blocks; `Experience` keeps the samples in Ray's object store, for the threads of
 Legend: v version of the trainer's weights (updates it has made), o oldest version among the tokens of an
 entry, eta staleness bound, B entries of a training batch. An entry may be trained on while
 v - o <= ceil(eta); a fraction of eta only limits how many may start. The trainer waits for entries that the
-next update would make too old while they are generated, so that none is thrown away.
+next update would make too old while they are generated, so that none is thrown away; where the schedule
+drops or requeues them it does not, and what comes too late is counted and handed back.
 
     room = min((eta + v + 1) B - (accepted + running), bound - (ready + running))
 
@@ -43,6 +44,8 @@ class BufferSettings:
     """eta; 0: on-policy, the buffer is empty after every update."""
     bound: int | None = None
     """Most entries, ready and running; None: what eta admits."""
+    waits: bool = True
+    """The trainer waits for entries that would be too old."""
 
     def __post_init__(self) -> None:
         """Check that a batch can come together."""
@@ -128,7 +131,7 @@ class Buffer:
 
     def take(self) -> tuple[BufferEntry, ...] | None:
         """A batch for the trainer, oldest versions first; None: not yet, ask again after the next event."""
-        if self.ready < self.settings.batch or self.due():
+        if self.ready < self.settings.batch or (self.settings.waits and self.due()):
             return None
         by_age = sorted(self._ready, key=lambda e: e.oldest)
         chosen, ids = by_age[: self.settings.batch], {e.id for e in by_age[: self.settings.batch]}
@@ -149,7 +152,8 @@ def settings_of(plan: Plan) -> BufferSettings:
     """Bounds as the plan's schedule sets them."""
     schedule, prompts = plan.placement.schedule, plan.workload.prompts
     bound = None if schedule.queue is None else math.ceil((schedule.queue + 1) * prompts)
-    return BufferSettings(batch=prompts, staleness=schedule.staleness, bound=bound)
+    waits = schedule.late == "wait"
+    return BufferSettings(batch=prompts, staleness=schedule.staleness, bound=bound, waits=waits)
 
 
 class Experience:
@@ -159,6 +163,10 @@ class Experience:
         self._buffer = Buffer(settings, version)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
+        self._tokens: dict[int, int] = {}
+        """Response tokens of the groups that wait for the trainer."""
+        self._rejected: dict[int, int] = {}
+        """Groups that were too old since somebody asked, and their response tokens."""
 
     def room(self) -> int:
         """Groups that may be submitted now."""
@@ -178,8 +186,10 @@ class Experience:
             for s in group
         )
         content: Any = ray.put(list(group))
+        id, tokens = group[0].group, sum(len(s.response) for s in group)
         with self._changed:
-            self._buffer.finish(group[0].group, content, oldest)
+            kept = self._buffer.finish(id, content, oldest)
+            (self._tokens if kept else self._rejected)[id] = tokens
             self._changed.notify_all()
 
     def skip(self, group: int) -> None:
@@ -203,6 +213,8 @@ class Experience:
                     count = f"{self._buffer.ready} of {self._buffer.settings.batch}"
                     raise PartFailed("rollout", "timed out", f"{count} groups were ready after {limit_s:g} s")
                 self._changed.wait(LOOK_S)
+            for entry in entries:
+                del self._tokens[entry.id]
         in_order = sorted(entries, key=lambda e: e.id)
         groups = ray.get([e.content for e in in_order], timeout=limit_s)
         return [sample for group in groups for sample in group]
@@ -216,5 +228,12 @@ class Experience:
     def published(self, version: int) -> None:
         """The trainer has new weights."""
         with self._changed:
-            self._buffer.publish(version)
+            for entry in self._buffer.publish(version):
+                self._rejected[entry.id] = self._tokens.pop(entry.id)
             self._changed.notify_all()
+
+    def rejected(self) -> dict[int, int]:
+        """Groups that became too old since the last call of this, with their response tokens."""
+        with self._changed:
+            rejected, self._rejected = self._rejected, {}
+        return rejected

@@ -7,6 +7,7 @@
     rules/<rule>/{samples,tries,failed,...}, latency/<rule>/{p50,p99}_s   how a rule fared: operations.py
     sampling/{generated,equal,surplus}_groups   dynamic sampling: all, those that taught nothing, those beyond
                                            the step (in synchronous schedules)
+    sampling/late_{groups,tokens}          thrown away because they were too old
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}

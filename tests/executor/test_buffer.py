@@ -77,6 +77,21 @@ def test_the_trainer_waits_for_what_would_become_too_old() -> None:
     assert [e.id for e in batch] == ["c", "d"]
 
 
+def test_where_late_entries_are_thrown_away_nobody_waits_for_them() -> None:
+    found = buffer(staleness=1, waits=False)
+    for id in "abcd":
+        found.submit(id)
+    for id in "ab":
+        found.finish(id, id, 0)
+    assert found.take() is not None
+    found.publish(1)
+    fill(found, "e", "f")
+    assert found.due() == 2
+    assert found.take() is not None
+    found.publish(2)
+    assert not found.finish("c", "c", 0)
+
+
 def test_the_oldest_token_counts_and_not_the_version_at_the_end() -> None:
     found = buffer(staleness=1)
     found.submit("a")

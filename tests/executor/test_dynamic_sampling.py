@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.algorithms.iteration import Learned, Loop, Position
+from executor.algorithms.iteration import Learned, Loop, Position, _Feeder
 from executor.coordination.buffer import BufferSettings, Experience
 from executor.samples import Completion, GenerationRequest, Sample, Scored, Transfer
 from executor.settings import Algorithm, Settings
@@ -20,6 +20,7 @@ from executor.tasks.prompter import TaskPrompter
 from executor.tasks.prompts import Generated
 from executor.tasks.text import ByteText
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.placement import Late
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -92,7 +93,7 @@ class Machine:
         """Nothing runs elsewhere."""
 
 
-def loop(machine: Machine, work: Workload) -> Loop:
+def loop(machine: Machine, work: Workload, late: Late = "wait") -> Loop:
     prompter = TaskPrompter(
         source=Generated(task="comparison"),
         text=ByteText(),
@@ -103,7 +104,13 @@ def loop(machine: Machine, work: Workload) -> Loop:
     )
     settings = Settings(algorithm=Algorithm())
     return Loop(
-        backend=machine, prompter=prompter, workload=work, settings=settings, max_tokens=4, wait_s=20.0
+        backend=machine,
+        prompter=prompter,
+        workload=work,
+        settings=settings,
+        max_tokens=4,
+        wait_s=20.0,
+        late=late,
     )
 
 
@@ -181,6 +188,37 @@ def test_an_asynchronous_run_trains_on_kept_groups_alone_and_counts_the_others()
     assert position.prompts >= 4 * PROMPTS  # groups that taught nothing leave no gap
     scored = [group for name, groups in machine.calls if name == "rules.score" for group in groups]
     assert len(scored) == len(set(scored))
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("late", ["drop", "requeue"])
+def test_a_group_that_comes_too_late_is_counted_and_generated_again_where_asked(late: Late) -> None:
+    machine, work = Machine(), workload(dynamic_sampling=None)
+    asked = loop(machine, work, late)
+    buffer = Experience(BufferSettings(batch=2, staleness=1.0, waits=False), 0)
+    feeder = _Feeder(asked, buffer, Position())
+
+    def come(*groups: int) -> None:
+        for completion in [c for c in machine.waiting if c.id // SAMPLES in groups]:
+            feeder._receive(asked.prompter.sample(completion))
+        machine.waiting = [c for c in machine.waiting if c.id // SAMPLES not in groups]
+
+    for version, groups in enumerate([(1, 2), (3, 4)]):
+        feeder._submit()
+        come(*groups)
+        assert [s.group for s in buffer.take(1.0)[::SAMPLES]] == list(groups), "it waits for nobody"
+        machine.version = version + 1
+        buffer.published(machine.version)
+    feeder._submit()
+    come(0)  # of version 0, at version 2
+    feeder._submit()
+    found = feeder.late_since(())
+    assert found is not None
+    assert found.tokens == {0: 2 * SAMPLES}
+    learned = found.added_to(Learned(step=2, samples=(), actor=()))
+    assert learned.sampling == {"sampling/late_groups": 1.0, "sampling/late_tokens": 2.0 * SAMPLES}
+    again = 0 in {c.id // SAMPLES for c in machine.waiting}
+    assert (again, learned.unused) == ((True, ()) if late == "requeue" else (False, (0,)))
 
 
 def test_an_asynchronous_run_that_is_never_filled_stops() -> None:

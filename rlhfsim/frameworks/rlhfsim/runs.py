@@ -27,8 +27,6 @@ _NOT_RUN = {
     "gated delta net or Mamba-2 layers",  # its packs would leak a state from one sample into the next
     "sparse attention",
     "old log-probs of the training pass",
-    "late groups thrown away",  # its trainer waits for them
-    "late groups generated again",
     "AMD GPUs",  # the pinned wheels are for CUDA
 }
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them
