@@ -19,6 +19,7 @@ from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
 from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number, read_trainer_state, total
 from rlhfsim.frameworks.logs.run_folder import trace_of
+from rlhfsim.specs.workload.lengths import LogNormal
 
 VERL_CONFIG = """
 actor_rollout_ref:
@@ -120,6 +121,22 @@ def observed(run: Imported, tmp_path: Path, *arguments: str) -> Observation:
     result = CliRunner().invoke(command, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return read_run(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("longest", "cut", "sigma"), [(4096.0, 0.0593, 0.8), (4096.0, None, 0.8), (2000.0, 0.0, 0.08)]
+)
+def test_responses_spread_as_the_share_that_is_cut_or_the_longest_says(
+    tmp_path: Path, config: Path, longest: float, cut: float | None, sigma: float
+) -> None:
+    more = {"response_length/max": longest} | ({} if cut is None else {"response_length/clip_ratio": cut})
+    rows = ({"step": i, "data": verl_step(i, **more)} for i in range(1, 4))
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    responses = read(path, "verl", config).setup.workload.response_len
+    assert isinstance(responses, LogNormal)
+    assert responses.maximum == 4096
+    assert responses.sigma == pytest.approx(sigma, abs=0.02)
 
 
 def test_every_form_of_one_verl_run_gives_the_same_times(tmp_path: Path, config: Path) -> None:

@@ -23,7 +23,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.lengths import cut_log_normal
+from rlhfsim.specs.workload.lengths import SIGMA, cut_log_normal, log_spread
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import (
     Algorithm,
@@ -132,6 +132,8 @@ class Lengths:
     """Longest response that was seen; None: not logged."""
     longest_prompt: float | None = None
     """Longest prompt that may come; None: all are as long as the mean."""
+    reached: float | None = None
+    """Share of responses that are as long as `longest` or would be, if they were not cut; None: not known."""
 
 
 def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **settings: Any) -> Layout:
@@ -235,7 +237,9 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         epochs=max(1, run.epochs),
         mini_batches=batches,
         prompt_len=cut_log_normal(max(1.0, lengths.prompt), lengths.longest_prompt),
-        response_len=cut_log_normal(max(1.0, lengths.response), _longest_response(run, lengths)),
+        response_len=cut_log_normal(
+            max(1.0, lengths.response), _longest_response(run, lengths), _response_spread(lengths)
+        ),
         packing=run.packing,
         old_logprobs=run.old_logprobs,
         lora=Lora(rank=run.lora_rank, base=run.lora_base) if run.lora_rank else None,
@@ -251,6 +255,13 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         kv_precision="fp8" if run.rollout.kv_precision == "fp8" else "bf16",
         train_precision=run.train_precision,
     )
+
+
+def _response_spread(lengths: Lengths) -> float:
+    """Sigma of the responses: from mean, longest and the share that is cut, or as usual."""
+    if lengths.longest is None or lengths.reached is None or lengths.response >= lengths.longest:
+        return SIGMA
+    return log_spread(max(1.0, lengths.response), lengths.longest, lengths.reached)
 
 
 def _longest_response(run: RunDescription, lengths: Lengths) -> float | None:

@@ -35,6 +35,8 @@ from rlhfsim.units import GIB
 
 LEAST_S, MOST_S = 1e-9, 30 * 86400.0
 """Shorter and longer times are no time of a step; 0 is, of what was left out."""
+AT_LIMIT = 0.99
+"""Share of the limit from which the longest response was cut: some logs leave out its last token."""
 SLACK = 0.02
 """Share by which the timers of a step may exceed it: they are rounded and read one after the other."""
 
@@ -372,7 +374,25 @@ def _lengths(
             help="leave out the line",
         )
     known = of_prompts if of_prompts is not None and of_prompts > prompt else None
-    return Lengths(prompt=prompt, response=response, longest=longest, longest_prompt=known)
+    longest, reached = _tail(framework, records, longest, run)
+    return Lengths(prompt=prompt, response=response, longest=longest, longest_prompt=known, reached=reached)
+
+
+def _tail(
+    framework: Framework, records: Sequence[Record], longest: float | None, run: RunDescription
+) -> tuple[float | None, float | None]:
+    """The longest response, and the share that is as long: what is cut, or one of all that were seen.
+
+    A log that says how many are cut but not how long the longest was means the limit of the configuration.
+    """
+    shares = [r.values[name] for r in records for name in framework.clipped if name in r.values]
+    cut = math.fsum(shares) / len(shares) if shares else None
+    limit = run.max_response
+    if cut is not None and 0 < cut < 1 and limit and (longest is None or longest >= AT_LIMIT * limit):
+        return float(limit), cut
+    if longest is None or (limit and longest >= AT_LIMIT * limit):
+        return longest, None
+    return longest, 1 / (1 + len(records) * run.prompts * run.samples)
 
 
 def first(means: Mapping[str, float], names: Sequence[str]) -> float | None:

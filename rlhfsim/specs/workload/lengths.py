@@ -21,6 +21,8 @@ Tokens = Annotated[float, Field(ge=1, le=MAX_TOKENS)]
 Floats = NDArray[np.float64]
 SIGMA = 0.8
 """Standard deviation of the log of a length where nobody gives one."""
+SPREADS = (0.05, 2.0)
+"""Standard deviations of the log of a length that a log may tell."""
 GRID = 4096
 """Quantiles that stand for a distribution in closed forms."""
 
@@ -204,6 +206,22 @@ def _length(line: str, place: Place) -> float:
 FULL_SHARE = 0.985
 """A mean this close to the longest response means that nearly all are cut there: one length."""
 _PHI = NormalDist().cdf
+
+
+def log_spread(mean: float, longest: float, reached: float) -> float:
+    """Sigma of log-normal lengths: mean `mean` after a cut at `longest`, which a share `reached` would pass.
+
+        E[min(X, L)] / L = e^(s^2/2 - z s) Phi(z - s) + c,   z = Phi^-1(1 - c),   c = `reached`
+
+    Falls with s; bisection within `SPREADS`.
+    """
+    z = NormalDist().inv_cdf(1 - reached)
+    low, high = SPREADS
+    for _ in range(40):
+        middle = (low + high) / 2
+        share = math.exp(middle**2 / 2 - z * middle) * _PHI(z - middle) + reached
+        low, high = (middle, high) if share > mean / longest else (low, middle)
+    return low
 
 
 def cut_log_normal(mean: float, longest: float | None, sigma: float = SIGMA) -> AnyLengths:

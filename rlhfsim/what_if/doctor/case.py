@@ -63,6 +63,8 @@ class Case:
     """Mean of a prompt; None: not said."""
     response_tokens: float | None = None
     """Mean of a response; None: not said."""
+    measured: Lengths | None = None
+    """Lengths of a log, with how responses spread; None: what is said above."""
     price: float | None = None
     """USD per GPU-hour."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -109,6 +111,8 @@ class Case:
         return {field: limit for field, limit in limits.items() if given[field] is None}
 
     def _lengths(self, run: RunDescription) -> Lengths:
+        if self.measured is not None:
+            return replace(self.measured, longest_prompt=run.max_prompt)
         prompt = self.prompt_tokens or PROMPT_SHARE * (run.max_prompt or UNLIMITED)
         response = self.response_tokens or RESPONSE_SHARE * (run.max_response or UNLIMITED)
         return Lengths(prompt=prompt, response=response, longest=None, longest_prompt=run.max_prompt)

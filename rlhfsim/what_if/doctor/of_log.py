@@ -25,6 +25,7 @@ def baseline_of_log(run: Imported) -> Baseline:
         rollout_gpu=groups[1].profile.name if len(groups) > 1 else None,
         prompt_tokens=run.lengths.prompt,
         response_tokens=run.lengths.response,
+        measured=run.lengths,
     )
     return Baseline(
         plan=judged(case.under({}), None).plan,
