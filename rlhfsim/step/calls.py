@@ -287,7 +287,7 @@ def _caller(
 def _software(setting: CallSetting, *, sharded: bool) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
     workload, placement = setting.workload, setting.placement
-    runs, software = runs_of(setting.cluster.framework), _stack(setting)
+    runs, software = runs_of(setting.cluster.framework), stack_of(setting)
     if sharded and runs is not None and runs.copies_each:
         software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
@@ -295,7 +295,7 @@ def _software(setting: CallSetting, *, sharded: bool) -> Software:
     return replace(software, fp32_sums=True) if sums_fp32(workload, placement.backend) else software
 
 
-def _stack(setting: CallSetting) -> Software:
+def stack_of(setting: CallSetting) -> Software:
     """The plan's training stack, with the head of its framework where it names none."""
     placement, cluster = setting.placement, setting.cluster
     packing = setting.workload.packing
@@ -320,7 +320,7 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Callable[
         head=call.kind,
         precision=workload.train_precision,
         lora=workload.lora if call.role == "actor" else None,
-        software=_stack(setting),
+        software=stack_of(setting),
     )
     return _caller(setting, call.name, placed, lambda _: price)
 

@@ -138,10 +138,7 @@ def exposed(device: Device, one: Pass, software: Software, ep_overlap: bool | No
 
     kernels / (clock eta speed) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
     """
-    clock = device["sustained_clock"]
-    stack = software.stack
-    eta = clock * device["training_kernel_efficiency"] * device[f"kernel_speed_{stack}"]
-    core = clock * device["training_attention_efficiency"] * device[f"attention_speed_{stack}"]
+    eta, core = kernel_rates(device, software)
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if ep_overlap else "overlap_ep"]
     return Pass(
@@ -153,6 +150,15 @@ def exposed(device: Device, one: Pass, software: Software, ep_overlap: bool | No
         max(0.0, one.cp - one.attention - one.scan),
         one.scan,
         one.indexer,
+    )
+
+
+def kernel_rates(device: Device, software: Software) -> tuple[float, float]:
+    """Speed of matrix products and of attention cores in a whole step over those that were timed alone."""
+    clock, stack = device["sustained_clock"], software.stack
+    return (
+        clock * device["training_kernel_efficiency"] * device[f"kernel_speed_{stack}"],
+        clock * device["training_attention_efficiency"] * device[f"attention_speed_{stack}"],
     )
 
 

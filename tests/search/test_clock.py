@@ -15,13 +15,19 @@ import pytest
 
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.search_progress import text
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.plan import read_plan
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.floors import floor_of
+from rlhfsim.search.options import PriceKey
 from rlhfsim.search.progress import Progress, heard_by
+from rlhfsim.search.request import Request
 from rlhfsim.search.space import Skeleton
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if import design
 
 TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
@@ -114,6 +120,21 @@ def test_no_option_of_a_role_is_faster_than_its_floor(questions: Any) -> None:
                 assert floor.ready <= table.times.ready.min()
                 assert floor.training <= table.times.training.min()
     assert compared > 10
+
+
+def test_a_floor_holds_what_the_framework_adds_to_each_call() -> None:
+    asked = Request(
+        cluster=parse_cluster(64, "h100"),
+        workload=Workload(model="8b", algorithm="ppo", epochs=2),
+        backend="megatron",
+        framework="nemo-rl",
+    )
+    pricer = Search(asked, models_of(asked.workload)).pricer
+    added = device_on(asked.cluster, 0, asked.backend)["rl_call_time"]
+    floor = floor_of(pricer, PriceKey(hardware=0, gpus=64, role="critic"))
+    assert added > 1
+    assert floor.ready > added
+    assert floor.training > 2 * added
 
 
 def fitting(questions: Any) -> tuple[Search, Skeleton]:
