@@ -143,7 +143,7 @@ class RoleMemory(NamedTuple):
         actor's too).
         """
         kind = self.kind._replace(trained=True) if swapped else self.kind
-        standing = _stood(kind, layouts, stage)
+        standing = _stood(kind, [memory.cut(layout) for layout in layouts], stage)
         forward, backward = self._activations(kind, layouts, stage, standing.layers)
         score = _extra(standing.gathered, 0.0, forward, self.waste)
         if swapped:
@@ -152,10 +152,11 @@ class RoleMemory(NamedTuple):
         nccl = self.nccl * standing.communicators
         return RoleBytes(standing.states, States(), score, train, self.framework, nccl, False)
 
-    def standing_bytes(self, layouts: Sequence[Layout]) -> Size:
-        """GPU bytes of a training call without activations and buffers, on the fullest pipeline stage."""
+    def standing_bytes(self, cuts: Sequence[tuple[Any, ...]]) -> Size:
+        """GPU bytes of a training call without activations and buffers, on the fullest pipeline stage, of the
+        layouts with these fields (`memory.states.CUT`)."""
         ends: tuple[Stage, ...] = ("first", "last")
-        held = [_stood(self.kind, layouts, stage) for stage in ends]
+        held = [_stood(self.kind, cuts, stage) for stage in ends]
         totals = (x.states.total + self.nccl * x.communicators + self.framework for x in held)
         return reduce(np.maximum, totals)
 
@@ -282,6 +283,9 @@ class _Standing(NamedTuple):
     """Of this stage."""
 
 
+_PP = memory.CUT.index("pp")
+
+
 @lru_cache(maxsize=16384)
 def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     """States and buffers of a role under every layout with these fields."""
@@ -332,17 +336,12 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     )
 
 
-def _stood(kind: RoleKind, layouts: Sequence[Layout], stage: Stage) -> _Standing:
-    """The same for many layouts; those that differ in the micro-batch alone follow each other."""
-    last: object = None
-    row: tuple[Any, ...] = ()
-    rows = list[tuple[Any, ...]]()
-    for layout in layouts:
-        if (cut := memory.cut(layout)) != last:
-            one = _standing(kind, cut, stage if layout.pp > 1 else "only")
-            last, row = cut, (*one.states, *one[1:])
-        rows.append(row)
-    columns: Any = np.array(rows).T
+def _stood(kind: RoleKind, cuts: Sequence[tuple[Any, ...]], stage: Stage) -> _Standing:
+    """The same of many layouts, each with these fields."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    places = [numbers.setdefault(cut, len(numbers)) for cut in cuts]
+    held = [_standing(kind, cut, stage if cut[_PP] > 1 else "only") for cut in numbers]
+    columns: Any = np.array([(*one.states, *one[1:]) for one in held])[places].T
     count = len(States._fields)
     return _Standing(States(*columns[:count]), *columns[count:])
 

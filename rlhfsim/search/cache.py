@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.search.layouts import Space, role_layouts
+from rlhfsim.search.layouts import ModelCut, Shapes, Space, role_layouts
 from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 MOST_TABLES = 64
@@ -28,24 +26,23 @@ class RoleOptions:
     legal: int
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    shapes: Sequence[Sequence[Layout]]
-    """Shape -> layouts, rising micro-batch."""
+    space: Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedTables:
     """Tables for one request, together with all others that ask the same of a role.
 
-    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the
-    network, and roles not on how old samples may be; no price of a call depends on the price of a GPU, on
-    the objective or on which architectures compete.
+    Layouts do not depend on lengths (long contexts apart), and on the GPU only where experts exchange tokens;
+    bytes do not depend on the network, and roles not on how old samples may be; no price of a call depends
+    on the price of a GPU, on the objective or on which architectures compete.
     """
 
     options: dict[PriceKey, RoleOptions]
     layouts: dict[Any, Space]
     """Those of like roles, see `space`."""
-    refused: dict[Any, dict[object, str | None]]
-    """Role and model -> shape -> why it is never run."""
+    shapes: dict[Any, dict[ModelCut, Shapes]]
+    """Role and model -> those that are run, on any number of GPUs."""
     fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
     roles: dict[PriceKey, OptionTable]
@@ -70,8 +67,8 @@ class SharedTables:
         name = key.gpus, domain, model.with_value_head(), rules, trained, adapted, fixed, limits
         if name in self.layouts:
             return self.layouts[name]
-        refused = self.refused.setdefault((role, model, trained, fixed), {})
-        space = role_layouts(request, role, model, key.gpus, domain, trained=trained, refused=refused)
+        known = self.shapes.setdefault((role, model, trained, fixed), {})
+        space = role_layouts(request, role, model, key.gpus, domain, trained=trained, known=known)
         if not any(role in reason for reason in space.dropped):
             self.layouts[name] = space
         return space
@@ -98,12 +95,15 @@ class SearchCache:
             request.limits,
         )
         domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
+        roles = (models.actor, models.critic, models.reference, models.reward)
+        exchanged = any(model and model.moe for model in roles) and (groups[0], cluster.oversubscription)
         bytes_ = competing, groups, work, request.max_oom
         times = bytes_, cluster.oversubscription
         synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription
         space = (
             competing,
             domains,
+            exchanged,
             work.num_sequences // work.mini_batches,
             lengths_key(work),
             work.lora,
@@ -112,7 +112,7 @@ class SearchCache:
         return SharedTables(
             options=self._table(*space),
             layouts=self._table("layouts", *space),
-            refused=self._table("refused", *space),
+            shapes=self._table("shapes", *space),
             fitting=self._table(*bytes_),
             roles=self._table(*times),
             rollouts=self._table(times, "async" in request.switches, request.max_staleness),

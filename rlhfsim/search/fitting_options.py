@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -11,10 +11,10 @@ from rlhfsim.memory.components import NO_SYNC, Rows, host_of, rested, role_sums,
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
 from rlhfsim.search.columns import Floats
+from rlhfsim.search.layouts import Space
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
@@ -23,7 +23,7 @@ def fitting_options(
     request: Request,
     models: Models,
     key: PriceKey,
-    shapes: Sequence[Sequence[Layout]],
+    space: Space,
     variants_of: Variants,
     kinds: Iterable[str],
     doubt: float,
@@ -31,7 +31,7 @@ def fitting_options(
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
     pool, memory = request.cluster.node_groups[key.hardware], _memory(request, models, key)
     usable = pool.profile.usable_memory.value
-    rows, roles = _rows(memory, shapes, variants_of, usable if key.role in TRAINED else np.inf)
+    rows, roles = _rows(memory, space, variants_of, usable if key.role in TRAINED else np.inf)
     host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
     states = role_sums(pool.profile, rows, NO_SYNC)
     fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
@@ -54,16 +54,17 @@ def _memory(request: Request, models: Models, key: PriceKey) -> RoleMemory:
 
 
 def _rows(
-    memory: RoleMemory, shapes: Sequence[Sequence[Layout]], variants_of: Variants, usable: float
+    memory: RoleMemory, space: Space, variants_of: Variants, usable: float
 ) -> tuple[Rows, list[RolePlacement]]:
     """Rows (option, stage) of what a role holds in each layout, and its options.
 
     Left out are layouts in which training takes more than `usable` bytes whatever happens between the calls.
     """
+    shapes = list(space.shapes)
     if usable < np.inf and shapes:
-        least = memory.standing_bytes([shape[0] for shape in shapes])
+        least = memory.standing_bytes([shape.cut for shape in shapes])
         shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
-    layouts = list(chain.from_iterable(shapes))
+    layouts = list(chain.from_iterable(shape.layouts for shape in shapes))
     swapped = bool(layouts) and any(role.residency == "swapped" for role in variants_of(layouts[0]))
     rows = stage_rows(memory, layouts, swapped=swapped)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from itertools import product
-from typing import Any
+from functools import lru_cache
+from itertools import chain, product
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.kv_cache import rollout_weights
+from rlhfsim.memory.states import CUT
 from rlhfsim.search import micro_batches
 from rlhfsim.search.dispatchers import rollout_dispatcher, training_dispatcher
 from rlhfsim.search.request import Request
@@ -55,19 +57,89 @@ UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
 """Shares of usable memory that a rollout engine may claim."""
 
 
+Fields = dict[str, Any]
+_cut_of = itemgetter(*CUT)
+
+
+class ModelCut(NamedTuple):
+    """How a model is cut, and among what its shapes choose: the same on many numbers of GPUs."""
+
+    tp: int
+    pp: int
+    cp: int
+    experts: tuple[int, ...]
+    alone: bool
+    """A single rank: no other one holds the same parameters."""
+    copies: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Fields of the layouts of one `ModelCut`, but DP and the micro-batch; searches share them."""
+
+    fields: tuple[Fields, ...]
+    refused: Counter[str]
+    """Why others are never run -> how many."""
+    homes: Counter[tuple[int, Offload, Offload]]
+    """Virtual stages, where optimizer states and parameters lie -> how many."""
+
+
+class LayoutShape(NamedTuple):
+    """Layouts that differ in the micro-batch alone, smallest first; objects are made when they are needed."""
+
+    fields: Fields
+    sizes: Sequence[Fields]
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All of them."""
+        return tuple(Layout(**self.fields, **size) for size in self.sizes)
+
+    @property
+    def cut(self) -> tuple[Any, ...]:
+        """What decides their states, as `memory.states.cut` of each."""
+        fields: tuple[Any, ...] = _cut_of({"etp": 1, **self.fields})
+        return fields
+
+
+class CutShapes(NamedTuple):
+    """Shapes of one `ModelCut` on a number of GPUs."""
+
+    dp: int
+    shapes: Shapes
+    sizes: Mapping[int, Sequence[Fields]]
+    """Virtual stages -> sizes of a micro-batch that have work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """Shapes that may compete and why others may not."""
 
-    shapes: tuple[tuple[Layout, ...], ...]
-    """Layouts that differ in the micro-batch alone stand together, smallest first."""
+    blocks: tuple[CutShapes, ...]
     dropped: Counter[str]
     """Reason -> number of layouts."""
 
     @property
-    def size(self) -> int:
-        """Layouts in all."""
-        return sum(map(len, self.shapes))
+    def shapes(self) -> Iterator[LayoutShape]:
+        """All shapes with a layout."""
+        for block in self.blocks:
+            for fields in block.shapes.fields:
+                if sizes := block.sizes[fields["vp"]]:
+                    yield LayoutShape({**fields, "dp": block.dp}, sizes)
+
+    @property
+    def layouts(self) -> Iterator[Layout]:
+        """All layouts, those of one shape together."""
+        return chain.from_iterable(shape.layouts for shape in self.shapes)
+
+    @property
+    def homes(self) -> Counter[tuple[Offload, Offload]]:
+        """Where optimizer states and parameters lie -> number of layouts."""
+        total: Counter[tuple[Offload, Offload]] = Counter()
+        for block in self.blocks:
+            for (vp, *home), count in block.shapes.homes.items():
+                total[home[0], home[1]] += count * len(block.sizes[vp])
+        return total
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -93,31 +165,47 @@ def role_layouts(
     domain: int,
     *,
     trained: bool,
-    refused: dict[object, str | None] | None = None,
+    known: dict[ModelCut, Shapes] | None = None,
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer.
 
-    `refused`: why its layouts are never run, by their shape: the same on any number of GPUs.
+    `known`: its shapes on any number of GPUs.
     """
     rules, fixed = request.rules(role), request.fix.get(role, {})
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
-    known = {} if refused is None else refused
-    batch_of = cache(lambda pp, dp, cp, vp: _batch(request, role, sizes[cp], pp=pp, dp=dp, cp=cp, vp=vp))
+    known = {} if known is None else known
     dropped: Counter[str] = Counter()
-    shapes = []
-    for shape in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        every = sizes[shape["cp"]]
-        name = tuple(value for field, value in shape.items() if field != "dp")
-        if name not in known:
-            known[name] = never_run(request, model, Layout(**shape, **every[0]), role)
-        batch = batch_of(shape["pp"], shape["dp"], shape["cp"], shape["vp"])
-        if reason := known[name] or batch.refused:
-            dropped[reason] += len(every)
-            continue
-        dropped.update(batch.dropped)
-        if batch.filled:
-            shapes.append(tuple(Layout(**shape, **fields) for fields in batch.filled))
-    return Space(tuple(shapes), dropped)
+    blocks = []
+    for dp, cut in _cuts(rules, request, model, gpus, domain, fixed):
+        every = sizes[cut.cp]
+        if cut not in known:
+            fields = _shapes(rules, request, model, fixed, trained, cut)
+            known[cut] = _runnable(request, role, model, fields, {"dp": dp, **every[0]})
+        shapes, filled = known[cut], dict[int, Sequence[Fields]]()
+        for reason, count in shapes.refused.items():
+            dropped[reason] += count * len(every)
+        for vp in {home[0]: None for home in shapes.homes}:
+            count = sum(n for home, n in shapes.homes.items() if home[0] == vp)
+            batch = _batch(request, role, every, pp=cut.pp, dp=dp, cp=cut.cp, vp=vp)
+            filled[vp] = () if batch.refused else batch.filled
+            reasons = {batch.refused: len(every)} if batch.refused else batch.dropped
+            dropped.update({reason: count * number for reason, number in reasons.items()})
+        blocks.append(CutShapes(dp, shapes, filled))
+    return Space(tuple(blocks), dropped)
+
+
+def _runnable(
+    request: Request, role: str, model: ModelSpec, shapes: Iterable[Fields], rest: Fields
+) -> Shapes:
+    """Those of some shapes that are run, however many ranks and tokens they have (`rest`: some)."""
+    runs, refused, homes = list[Fields](), Counter[str](), Counter[Any]()
+    for fields in shapes:
+        if reason := never_run(request, model, Layout(**fields, **rest), role):
+            refused[reason] += 1
+        else:
+            runs.append(fields)
+            homes[fields["vp"], fields["offload_optimizer"], fields["offload_params"]] += 1
+    return Shapes(tuple(runs), refused, homes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,56 +232,67 @@ def _batch(request: Request, role: str, every: Sequence[dict[str, Any]], **cut: 
     return _Batch(unshared(request, layouts[0][1], role), [size for size, _ in filled], dropped)
 
 
-def _shapes(
+def _cuts(
     rules: BackendRules,
     request: Request,
     model: ModelSpec,
     gpus: int,
     domain: int,
     fixed: Mapping[str, int | str],
-    trained: bool,
-) -> Iterator[dict[str, Any]]:
-    """Fields of layouts but those that say how large a micro-batch is."""
-    said = {**request.fix.get("actor", {}), **fixed}
-    exchange = {name: said[name] for name in EXCHANGE if name in said}
+) -> Iterator[tuple[int, ModelCut]]:
+    """DP and the rest of every cut that fills the GPUs."""
     tps = _values(fixed, "tp", powers_of_two(domain) if rules.tensor_parallel else (1,))
     pps = _values(fixed, "pp", _pipelines(model, gpus) if rules.pipeline_parallel else (1,))
-    cps = _contexts(request, rules, fixed)
-    for tp, pp, cp in product(tps, pps, cps):
+    for tp, pp, cp in product(tps, pps, _contexts(request, rules, fixed)):
         dp = gpus // (tp * pp * cp)
         if dp * tp * pp * cp != gpus or fixed.get("dp", dp) != dp:
             continue
-        eps = [
-            ep for ep in _values(fixed, "ep", _experts(model, rules, tp * cp * dp)) if tp * cp * dp % ep == 0
-        ]
-        vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
-        vps = tuple(vp for vp in vps if vp == 1 or interleaves(model, pp, vp))
-        runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
-        alone = None if dp * cp > 1 else (0,) if 0 in runs else runs
-        states = _states(rules, request, fixed, alone, trained)
-        copies = _copies(rules, request, fixed, dp * cp, domain // tp)
-        for ep, vp, (zero, offload, share), recompute, shards in product(
-            eps, vps, states, _recomputes(request, fixed, trained), copies
-        ):
-            if shards and (zero not in rules.hybrid_stages or ep > 1):
-                continue
-            yield {
-                "dispatcher": training_dispatcher(request, model, ep),
-                "tp": tp,
-                "pp": pp,
-                "dp": dp,
-                "cp": cp,
-                "ep": ep,
-                "vp": vp,
-                "zero": zero,
-                "shards": shards,
-                "recompute": recompute,
-                "offload_optimizer": offload,
-                "offload_fraction": share,
-                "offload_params": offload if rules.offloads_all else "none",
-                "sequence_parallel": rules.sequence_parallel,
-                **exchange,
-            }
+        ranks = tp * cp * dp
+        eps = tuple(ep for ep in _values(fixed, "ep", _experts(model, rules, ranks)) if ranks % ep == 0)
+        yield (
+            dp,
+            ModelCut(tp, pp, cp, eps, dp * cp == 1, _copies(rules, request, fixed, dp * cp, domain // tp)),
+        )
+
+
+def _shapes(
+    rules: BackendRules,
+    request: Request,
+    model: ModelSpec,
+    fixed: Mapping[str, int | str],
+    trained: bool,
+    cut: ModelCut,
+) -> Iterator[Fields]:
+    """Fields of the layouts of a cut but DP and those that say how large a micro-batch is."""
+    said = {**request.fix.get("actor", {}), **fixed}
+    exchange = {name: said[name] for name in EXCHANGE if name in said}
+    tp, pp, cp = cut.tp, cut.pp, cut.cp
+    vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
+    vps = tuple(vp for vp in vps if vp == 1 or interleaves(model, pp, vp))
+    runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
+    single = (0,) if 0 in runs else runs
+    states = _states(rules, request, fixed, single if cut.alone else None, trained)
+    for ep, vp, (zero, offload, share), recompute, shards in product(
+        cut.experts, vps, states, _recomputes(request, fixed, trained), cut.copies
+    ):
+        if shards and (zero not in rules.hybrid_stages or ep > 1):
+            continue
+        yield {
+            "dispatcher": training_dispatcher(request, model, ep),
+            "tp": tp,
+            "pp": pp,
+            "cp": cp,
+            "ep": ep,
+            "vp": vp,
+            "zero": zero,
+            "shards": shards,
+            "recompute": recompute,
+            "offload_optimizer": offload,
+            "offload_fraction": share,
+            "offload_params": offload if rules.offloads_all else "none",
+            "sequence_parallel": rules.sequence_parallel,
+            **exchange,
+        }
 
 
 def _copies(

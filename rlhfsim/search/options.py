@@ -86,11 +86,12 @@ class OptionTable:
     options: tuple[RolePlacement | RolloutPlacement, ...]
     times: OptionTimes
     bytes: Rows
-    """Columns of `memory.components`: (n, stage) of a role (`ROLE`), (n,) of an engine (`ENGINE`)."""
+    """Columns of `memory.components`: (m, stage) of a role (`ROLE`), (m,) of an engine (`ENGINE`)."""
     host: Floats
     """Bytes of host memory for each GPU, processes included."""
     pieces: Floats
-    """(n, pieces) seconds until equal shares of the samples are generated, waking included; a rollout's."""
+    """(n, pieces) seconds until equal shares of the samples are generated, waking included; other roles have
+    no pieces."""
     continuous: Floats
     """(n,) seconds per batch that continuous batching does not go below; 0 where it does not compete."""
     no_start: Floats
@@ -100,6 +101,8 @@ class OptionTable:
     agreed: Ints | None = None
     """(n, `Request.alike`) a number for what several roles share, 0 where it is not about this one; None:
     they share nothing."""
+    places: Ints | None = None
+    """(n,) row of `bytes` of each option, which tables of the same options share; None: the m options."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
     _least: LeastOfRole | None = field(default=None, init=False, repr=False)
     _held: dict[object, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
@@ -120,13 +123,18 @@ class OptionTable:
             )
         return self._least
 
+    @property
+    def held(self) -> Rows:
+        """The row of `bytes` of each option."""
+        return self.bytes if self.places is None else self.bytes[self.places]
+
     def _least_bytes(self) -> float:
+        held = self.held
         if self.key.role == "rollout":
-            running = [self.bytes[name] for name in RUNNING]
-            return float(np.stack(running, axis=-1).sum(axis=-1).min())
-        needed = [self.bytes["states"][name] for name in STATES]
+            return float(np.stack([held[name] for name in RUNNING], axis=-1).sum(axis=-1).min())
+        needed = [held["states"][name] for name in STATES]
         if self.key.role not in TRAINED:
-            needed += [self.bytes["score"][name] for name in Extra._fields]
+            needed += [held["score"][name] for name in Extra._fields]
         return float(np.stack(needed, axis=-1).sum(axis=-1).max(axis=1).min())
 
     @property
@@ -148,9 +156,9 @@ class OptionTable:
         name = DeviceKey(profile), sync, with_actor and generates
         if name not in self._states:
             self._states[name] = (
-                engine_sums(profile, self.bytes, sync, with_actor=with_actor)
+                engine_sums(profile, self.held, sync, with_actor=with_actor)
                 if generates
-                else role_sums(profile, self.bytes, sync)
+                else role_sums(profile, self.held, sync)
             )
         return self._states[name]
 
@@ -169,7 +177,7 @@ class OptionTable:
             self,
             options=tuple(self.options[i] for i in rows.tolist()),
             times=self.times.only(rows),
-            bytes=self.bytes[rows],
+            places=rows if self.places is None else self.places[rows],
             host=self.host[rows],
             pieces=self.pieces[rows],
             continuous=self.continuous[rows],

@@ -31,6 +31,7 @@ from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.timetable import STREAM_CHUNKS
 
 ENDS = ("actor", "rollout")
 """Roles that the weight sync joins."""
@@ -106,7 +107,7 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     snapshot = subproblem.sync.host if role == "actor" else 0.0
     columns += [table.host * each + snapshot, scored]
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
-        columns += list((table.pieces if role == "rollout" else np.zeros_like(table.pieces)).T)
+        columns += list(table.pieces.T if role == "rollout" else [none] * STREAM_CHUNKS)
     workload = subproblem.workload
     states = table.states(
         subproblem.hardware.profile, subproblem.sync, with_actor="actor" in subproblem.group

@@ -196,7 +196,7 @@ class Pricer:
         options, kinds = self._options(key), [c.kind for c in self.calls_of(key.role)]
         variants_of = self._variants_of(key)
         roles, rows, host = fitting_options(
-            self.request, self.models, key, options.shapes, variants_of, kinds, self.doubt
+            self.request, self.models, key, options.space, variants_of, kinds, self.doubt
         )
         return OptionTable(
             key=key,
@@ -206,7 +206,7 @@ class Pricer:
             times=OptionTimes(np.zeros((len(roles), 6))),
             bytes=rows,
             host=host,
-            pieces=np.zeros((len(roles), STREAM_CHUNKS)),
+            pieces=np.zeros((len(roles), 0)),
             continuous=np.zeros(len(roles)),
             no_start=np.zeros(len(roles)),
             sync_class=sync_classes(roles),
@@ -217,15 +217,14 @@ class Pricer:
         """The layouts of a role in the space, and how many options they make, whether or not those fit."""
         if key not in self._shared.options:
             space, variants_of = self._shared.space(self.request, self.models, key), self._variants_of(key)
-            limited = any(limit.role == key.role for limit in self.request.limits)
-            counts: dict[object, int] = {}
-            legal = 0
-            for layout in chain.from_iterable(space.shapes):
-                name = layout if limited else (layout.offload_optimizer, layout.offload_params)
-                if name not in counts:
-                    counts[name] = len(variants_of(layout))
-                legal += counts[name]
-            self._shared.options[key] = RoleOptions(legal=legal, refused=space.dropped, shapes=space.shapes)
+            if any(limit.role == key.role for limit in self.request.limits):
+                legal = sum(len(variants_of(layout)) for layout in space.layouts)
+            else:
+                homes = (
+                    (Layout(offload_optimizer=a, offload_params=b), n) for (a, b), n in space.homes.items()
+                )
+                legal = sum(n * len(variants_of(layout)) for layout, n in homes)
+            self._shared.options[key] = RoleOptions(legal=legal, refused=space.dropped, space=space)
         return self._shared.options[key]
 
     def _variants_of(self, key: PriceKey) -> Variants:
@@ -242,7 +241,7 @@ class Pricer:
     def every(self, key: PriceKey) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
-            return tuple(chain(*map(self._variants_of(key), chain(*self._options(key).shapes))))
+            return tuple(chain(*map(self._variants_of(key), self._options(key).space.layouts)))
         layouts = rollout_layouts(
             self.request, self.models.actor, key.gpus, self.hardware(key), shares=key.shares
         )

@@ -11,7 +11,6 @@ Not known here: clocks under a power cap, dropout, biases that are not fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from operator import add
 from typing import NamedTuple
@@ -262,14 +261,14 @@ def _tensor_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKi
     return blocks * (gather + collectives.reduce_scatter(device, size, ranks))
 
 
-def _expert_parallel(device: Device, model: ModelSpec, work: Work) -> float:
-    """Dispatch and combine of one direction (T7)."""
+def _expert_parallel(device: Device, model: ModelSpec, work: Work, by: Dispatcher | None = None) -> float:
+    """Dispatch and combine of one direction (T7), by the dispatcher of the work or another one."""
     if work.ep * work.etp == 1 or model.moe is None:
         return 0.0
     ranks = group(work.ep, work.etp, device.domain)
     token = BF16 * model.expert_width
     once = collectives.dispatch(
-        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, by=work.dispatcher
+        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, by=by or work.dispatcher
     )
     return 2 * once
 
@@ -290,7 +289,7 @@ def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[float, floa
     if work.ep_overlap is None:
         low = min(low, (1 - device["overlap_ep_scheduled"]) / (1 - device["overlap_ep"]))
     if work.dispatcher is None and (one := _expert_parallel(device, model, work)) > 0:
-        choices = [_expert_parallel(device, model, replace(work, dispatcher=d)) / one for d in TRAINS_WITH]
+        choices = [_expert_parallel(device, model, work, by) / one for by in TRAINS_WITH]
         low, high = low * min(1.0, *choices), max(high, *choices)
     return low, high
 

@@ -121,12 +121,11 @@ def _options(
     else:
         trained = role in ("actor", "critic")
         space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
-        for layouts in space.shapes:
-            found += [
-                s
-                for x in layouts
-                for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
-            ]
+        found += [
+            s
+            for x in space.layouts
+            for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
+        ]
     return tuple(s for s in found if not broken_limit(request, role, s))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rlhfsim.cli.constraints import limit_of
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.layouts import SHARES, role_layouts, rollout_layouts, splits_layers
+from rlhfsim.search.layouts import SHARES, ModelCut, Shapes, role_layouts, rollout_layouts, splits_layers
 from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -34,8 +35,8 @@ def request(backend: Backend = "deepspeed", **changes: object) -> Request:
 def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, trained: bool) -> None:
     asked = replace(request(backend), framework=ANY)
     space = role_layouts(asked, "actor", MODEL, 16, 8, trained=trained)
-    assert space.size > 0
-    for layout in (x for shape in space.shapes for x in shape):
+    assert list(space.layouts)
+    for layout in space.layouts:
         assert layout.gpus == 16
         assert violation(backend, layout) is None
         assert splits_layers(MODEL, layout.pp)
@@ -43,7 +44,7 @@ def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, t
 
 def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
     space = role_layouts(request(), "actor", MODEL, 16, 8, trained=True)
-    shapes = {(s[0].tp, s[0].pp, s[0].zero) for s in space.shapes}
+    shapes = {(s.tp, s.pp, s.zero) for s in space.layouts}
     assert {(1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 1, 1), (2, 1, 2), (8, 1, 2), (1, 4, 1)} <= shapes
     assert (4, 2, 1) in shapes
     assert not any(zero > 1 for _, pp, zero in shapes if pp > 1)
@@ -53,20 +54,20 @@ def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
 def test_a_fixed_field_is_the_only_one_tried() -> None:
     fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "cp": 1, "recompute": "full"}})
     space = role_layouts(fixed, "actor", MODEL, 16, 8, trained=True)
-    assert {(s[0].tp, s[0].pp, s[0].dp, s[0].recompute) for s in space.shapes} == {(4, 2, 2, "full")}
+    assert {(s.tp, s.pp, s.dp, s.recompute) for s in space.layouts} == {(4, 2, 2, "full")}
 
 
 def test_forbidding_offload_and_recompute_leaves_neither() -> None:
     space = role_layouts(
         request(forbid=frozenset({"offload", "recompute"})), "actor", MODEL, 16, 8, trained=True
     )
-    assert {(s[0].offload_optimizer, s[0].recompute) for s in space.shapes} == {("none", "none")}
+    assert {(s.offload_optimizer, s.recompute) for s in space.layouts} == {("none", "none")}
 
 
 def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it() -> None:
     def shares(asked: Request) -> set[float]:
         space = role_layouts(asked, "actor", MODEL, 16, 8, trained=True)
-        return {s[0].offload_fraction for s in space.shapes}
+        return {s.offload_fraction for s in space.layouts}
 
     assert shares(request("megatron", framework="verl")) == {*SHARES, 1.0}
     assert shares(request("megatron", framework="verl", forbid=frozenset({"partial-offload"}))) == {1.0}
@@ -81,7 +82,7 @@ def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it()
 def test_copies_of_shards_stay_inside_nodes_and_leave_the_network_to_gradients() -> None:
     def shards(asked: Request, gpus: int) -> set[int | None]:
         space = role_layouts(asked, "actor", MODEL, gpus, 8, trained=True)
-        return {s[0].shards for s in space.shapes}
+        return {s.shards for s in space.layouts}
 
     assert shards(request("fsdp2"), 16) == {None, 8}
     assert shards(request("fsdp2"), 8) == {None}
@@ -97,7 +98,7 @@ def test_a_share_of_the_optimizer_on_the_host_can_be_asked_for() -> None:
     limit = limit_of("actor.offload_fraction=0.5", "--fix")
     asked = request("megatron", framework="verl", limits=(limit,))
     space = role_layouts(asked, "actor", MODEL, 8, 8, trained=True)
-    options = [r for s in space.shapes for x in s for r in role_variants(asked, "actor", x)]
+    options = [r for x in space.layouts for r in role_variants(asked, "actor", x)]
     kept = {r.layout.offload_fraction for r in options if not broken_limit(asked, "actor", r)}
     assert kept == {0.5}
 
@@ -126,7 +127,7 @@ def test_half_of_the_optimizer_on_the_host_beats_all_and_none_of_it() -> None:
 def test_more_ranks_than_sequences_is_refused_with_the_reason() -> None:
     small = request(workload=Workload(model="8b", prompts=8))
     space = role_layouts(small, "actor", MODEL, 16, 8, trained=True)
-    assert all(x.dp * x.micro_batch <= 8 for shape in space.shapes for x in shape)
+    assert all(x.dp * x.micro_batch <= 8 for x in space.layouts)
     assert any("too few sequences" in reason and n for reason, n in space.dropped.items())
 
 
@@ -141,7 +142,7 @@ def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
     model = resolve_model("deepseek-v3")
     wide = request("megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100"))
     space = role_layouts(wide, "actor", model, 64, 8, trained=True)
-    assert {s[0].pp for s in space.shapes} == {1, 2, 4, 8, 16}
+    assert {x.pp for x in space.layouts} == {1, 2, 4, 8, 16}
     group = wide.cluster.node_group
     assert {x.pp for x in rollout_layouts(replace(wide, framework=ANY), model, 64, group)} == {1, 2, 4, 8}
     verl = replace(wide, framework="verl")
@@ -192,7 +193,7 @@ def test_fsdp2_offloads_weights_with_the_optimizer_under_stage_3() -> None:
     request = Request(cluster=cluster, workload=Workload(algorithm="grpo"), backend="fsdp2", framework="verl")
     model = resolve_model("14b")
     found = role_layouts(request, "actor", model, 2, 2, trained=True)
-    away = [x for shape in found.shapes for x in shape if x.offload_optimizer == "cpu"]
+    away = [x for x in found.layouts if x.offload_optimizer == "cpu"]
     assert away
     assert all(x.offload_params == "cpu" and x.zero == 3 for x in away)
 
@@ -203,7 +204,7 @@ def test_a_framework_that_always_shards_has_layouts_on_one_gpu() -> None:
             cluster=parse_cluster(gpus, "h100"), workload=Workload(), backend="fsdp2", framework=framework
         )
         found = role_layouts(request, "actor", resolve_model("3b"), gpus, gpus, trained=True)
-        return {x.zero for shape in found.shapes for x in shape if x.tp == tp and x.offload_params == "none"}
+        return {x.zero for x in found.layouts if x.tp == tp and x.offload_params == "none"}
 
     assert stages("verl", 1, 1) == {2, 3}
     assert stages("nemo-rl", 1, 1) == {3}
@@ -234,3 +235,27 @@ def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -
         own = role_layouts(asked, "critic", models.of("critic"), 16, 8, trained=True)
         assert (actor is critic) is shared
         assert critic == own
+
+
+def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() -> None:
+    asked, known = request("megatron"), dict[ModelCut, Shapes]()
+    spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, trained=True, known=known) for gpus in (64, 128)]
+    for space in spaces:
+        homes = Counter((x.offload_optimizer, x.offload_params) for x in space.layouts)
+        assert homes
+        assert space.homes == homes
+    plain = role_layouts(asked, "actor", MODEL, 128, 8, trained=True)
+    assert list(plain.layouts) == list(spaces[1].layouts)
+    assert {id(b.shapes) for b in spaces[0].blocks} & {id(b.shapes) for b in spaces[1].blocks}
+
+
+def test_layouts_that_a_cache_shares_have_the_dispatcher_of_their_own_gpus() -> None:
+    cache, found = SearchCache(), {}
+    for gpu in ("h100", "a100"):
+        work = Workload(model="qwen3-30b-a3b", algorithm="grpo")
+        asked = request("megatron", cluster=parse_cluster(16, gpu), workload=work, framework="nemo-rl")
+        models = models_of(work)
+        space = cache.of(asked, models).space(asked, models, PriceKey(hardware=0, gpus=16, role="actor"))
+        found[gpu] = {x.dispatcher for x in space.layouts if x.ep > 1}
+    assert found["h100"] & {"deepep", "hybridep"}
+    assert found["a100"] == {"alltoall"}

@@ -147,6 +147,13 @@ def adds_up(table: PoolTable, considered: int) -> bool:
     return dropped + len(table) == considered == table.considered
 
 
+def test_some_options_of_a_table_share_its_bytes() -> None:
+    table = role_table(np.random.default_rng(0), "actor", 6)
+    some = table.only(np.array([4, 1, 5])).only(np.array([2, 0]))
+    assert np.array_equal(some.held, table.bytes[[5, 4]])
+    assert some.bytes is table.bytes
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_best_of_a_pool_is_the_best_of_the_full_product(seed: int) -> None:
     c = subproblem(np.random.default_rng(seed))

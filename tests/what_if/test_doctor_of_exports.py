@@ -59,7 +59,8 @@ def drawn(name: str, seed: int) -> PricedPlacement:
     gpus = sum(group.gpus for group in asked.cluster.node_groups)
     apart = gpus // 2 if rng.random() < 0.4 else 0
     model, group = resolve_model(work.model), asked.cluster.node_groups[0]
-    shapes = role_layouts(asked, "actor", model, gpus - apart, group.gpus_per_node, trained=True).shapes
+    space = role_layouts(asked, "actor", model, gpus - apart, group.gpus_per_node, trained=True)
+    shapes = [shape.layouts for shape in space.shapes]
     rollouts = rollout_layouts(asked, model, apart or gpus, group, shares=not apart)
     if not shapes or not rollouts:
         raise RlhfsimError("nothing-to-draw", "no layout fills the GPUs", help="")
