@@ -9,8 +9,9 @@ from typing import Literal
 
 from lab.decode.points import PROFILES, Serving, skip_reason
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.devices import device_of, with_engine
 from rlhfsim.memory import kv_cache
+from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity
 from rlhfsim.rollout.prefill import Terms, serving_terms, time_per_output_token
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -79,7 +80,7 @@ def misfits(points: Iterable[Serving]) -> dict[str, str]:
         for p in points
         if skip_reason(p) is None
         and kv_cache.rollout_weights(_model(p.model), _layout(p))
-        > _device(p.system).profile.usable_memory.value
+        > _device(p.system, p.engine).profile.usable_memory.value
     }
 
 
@@ -90,7 +91,7 @@ def left_out(points: Sequence[Serving]) -> dict[str, str]:
 
 def utilisation(point: Serving) -> float:
     """Share of the datasheet FLOP/s that the matrix products alone need over a request's life."""
-    device, weights = _device(point.system), point.weights()
+    device, weights = _device(point.system, point.engine), point.weights()
     rate = device.profile.peak["fp8" if weights == "fp8" else "bf16"].value
     life = point.ttft + (point.osl - 1) * point.tpot
     flop = 2.0 * _model(point.model).num_matmul_params_active * (point.isl + point.osl)
@@ -100,14 +101,14 @@ def utilisation(point: Serving) -> float:
 def predicted(point: Serving) -> float:
     """Predicted TPOT of a point, seconds."""
     isl, osl, running = load(point)
-    device, model = _device(point.system), _model(point.model)
+    device, model = _device(point.system, point.engine), _model(point.model)
     return time_per_output_token(device, model, _layout(point), running, isl, osl, engine=point.engine)
 
 
 def terms(point: Serving) -> Terms:
     """GPU seconds of a point, before the engine's coefficients: what the fit reads."""
     isl, osl, running = load(point)
-    device, model = _device(point.system), _model(point.model)
+    device, model = _device(point.system, point.engine), _model(point.model)
     return serving_terms(device, model, _layout(point), running, isl, osl, engine=point.engine)
 
 
@@ -116,7 +117,7 @@ def load(point: Serving) -> tuple[float, float, float]:
     holds."""
     scale = RANGE_MEAN if point.family == "inferencemax" else 1.0
     isl, osl, layout = point.isl * scale, point.osl * scale, _layout(point)
-    held = kv_capacity(_device(point.system), _model(point.model), layout) / layout.attention_dp
+    held = kv_capacity(_device(point.system, point.engine), _model(point.model), layout) / layout.attention_dp
     if held < isl + osl:  # the run took place, so it gave the engine more memory than we assume
         return isl, osl, point.batch
     return isl, osl, max(1.0, min(point.batch, held / (isl + osl / 2)))
@@ -134,10 +135,12 @@ def _layout(point: Serving) -> RolloutLayout:
 
 
 @cache
-def _device(system: str) -> Device:
+def _device(system: str, engine: Engine) -> Device:
     profile = load_profile(PROFILES[system])
     gpus = max(profile.node.gpus, profile.scale_up.domain)
-    return device_of(NodeGroup(profile=profile, gpus=gpus, gpus_per_node=profile.node.gpus))
+    return with_engine(
+        device_of(NodeGroup(profile=profile, gpus=gpus, gpus_per_node=profile.node.gpus)), engine
+    )
 
 
 @cache

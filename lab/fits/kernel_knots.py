@@ -78,6 +78,14 @@ KNOTS: Mapping[str, tuple[Axis, ...]] = {
         (64, 128, 256),
     ),
     "decode/fp8_sglang": (_STREAMS, _CONTEXTS, _GROUP, _HEAD_DIM),
+    # what SGLang does otherwise than vLLM is smooth: a few knots each keep the profiles small
+    "decode/bf16_sglang": (
+        (1, 16, 256, 4096, 16384),
+        (2, 256, 2048, 16384, 131072),
+        (1, 8, 64),
+        (64, 128, 256),
+    ),
+    "prefill/sglang": ((1, 16, 256, 8192), (1, 128, 512, 2048, 16384), (1, 8, 64), (64, 128, 256)),
     "prefill": ((1, *_octaves(2, 11), 8192), (1, 64, *_octaves(7, 12), 16384), _GROUP, _HEAD_DIM),
     "mla_decode": (_octaves(0, 10), (2, 64, *_octaves(8, 17)), (1, 16, 32, 64, 128)),
     "mla_prefill": (_octaves(0, 8), (1, 64, *_octaves(7, 15)), (1, 4, 16, 32, 64, 128)),

@@ -27,7 +27,7 @@ from scipy.linalg import solveh_banded
 
 from lab.fits.kernel_knots import BORROWERS, FLATNESS, KNOTS, SMOOTHING, TARGETS
 from lab.fits.kernel_tables import SYSTEMS, Samples, package, read
-from rlhfsim.kernels.curves import PERCENT, KernelCurves, element_bytes, kv_size, peaks_of
+from rlhfsim.kernels.curves import PERCENT, KernelCurves, element_bytes, kv_size, peaks_of, precision_of
 from rlhfsim.kernels.grid import corners, encode, monotone
 from rlhfsim.kernels.work import KINDS, roof
 from rlhfsim.specs.hardware.hardware import Profile
@@ -81,9 +81,9 @@ class Fitted:
     source: str
 
 
-def fit_profile(profile: Profile) -> list[Fitted]:
-    """All curves of a profile with tables of its own."""
-    return [fit_curve(profile, samples) for samples in read(profile.name)]
+def fit_profile(profile: Profile, only: str = "") -> list[Fitted]:
+    """All curves of a profile with tables of its own, or those whose names end with `only`."""
+    return [fit_curve(profile, samples) for samples in read(profile.name) if samples.name.endswith(only)]
 
 
 def fit_curve(profile: Profile, samples: Samples) -> Fitted:
@@ -143,7 +143,7 @@ def _clip(axis: tuple[float, ...], values: Floats) -> tuple[float, ...]:
 def _roof(profile: Profile, name: str, knots: list[Floats]) -> Floats:
     """Datasheet roofline at the nodes, seconds."""
     kind, peaks = KINDS[name.split("/")[0]], peaks_of(profile)
-    precision = name.split("/")[1] if name.startswith(("gemm", "moe")) else "bf16"
+    precision = precision_of(name)
     mesh = np.meshgrid(*knots, indexing="ij", sparse=True)
     demand = kind.demand(kv_size(name) or element_bytes(precision), *mesh)
     least = roof(demand, peaks.rate(precision), peaks.hbm, peaks.link)
@@ -308,6 +308,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The development command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", action="append", choices=[*SYSTEMS, *BORROWERS])
+    parser.add_argument("--only", default="", help="curves whose names end so; the others stay as they are")
     parser.add_argument("--write", action="store_true", help="rewrite `curves:` of the profiles")
     parser.add_argument("--report", type=Path, help="write the errors as Markdown")
     parser.add_argument("--jobs", type=int, default=2, help="profiles fitted at the same time")
@@ -315,22 +316,25 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = options.profile or [*SYSTEMS, *BORROWERS]
     measured = [name for name in wanted if name in SYSTEMS]
     with ProcessPoolExecutor(options.jobs) as pool:
-        results = dict(zip(measured, pool.map(_fit_named, measured), strict=True))
+        fitted = pool.map(_fit_named, measured, [options.only] * len(measured))
+        results = dict(zip(measured, fitted, strict=True))
     if options.write:
         for name in wanted:
-            write_section(find_profile(name), _section(name, results))
+            write_section(find_profile(name), _section(name, results, kept=bool(options.only)))
     if options.report:
         options.report.write_text("\n".join(report_lines(results)) + "\n", encoding="utf-8")
 
 
-def _fit_named(name: str) -> list[Fitted]:
-    return fit_profile(load_profile(name))
+def _fit_named(name: str, only: str) -> list[Fitted]:
+    return fit_profile(load_profile(name), only)
 
 
-def _section(name: str, results: Mapping[str, list[Fitted]]) -> Mapping[str, Any]:
+def _section(name: str, results: Mapping[str, list[Fitted]], *, kept: bool) -> Mapping[str, Any]:
     if name in BORROWERS:
         return {"borrow": BORROWERS[name]}
-    return curves_section(load_profile(name), {f.name: f.table for f in results[name]})
+    profile = load_profile(name)
+    before = (profile.curves or {}).get("tables", {}) if kept else {}
+    return curves_section(profile, {**before, **{f.name: f.table for f in results[name]}})
 
 
 if __name__ == "__main__":

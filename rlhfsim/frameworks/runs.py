@@ -155,7 +155,7 @@ class Runs:
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
-    """What generates; another than `PRICED_ENGINE` is priced with that one's figures."""
+    """What generates; where it has no figures of its own it is priced with those of `PRICED_ENGINE`."""
     algorithms: tuple[Algorithm, ...] | None = COMMON
     """What it trains by; None: all."""
     one_epoch: bool = False

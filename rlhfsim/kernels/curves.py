@@ -16,6 +16,7 @@ the benchmarks had, collectives across domains (`kernels.collectives`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,13 +89,13 @@ def peaks_of(profile: Profile) -> Peaks:
 class KernelCurves:
     """Seconds of kernels on one GPU; every method broadcasts its arguments as numpy does."""
 
-    __slots__ = ("_grids", "_known", "_section", "_tables", "borrowed", "peaks")
+    __slots__ = ("_engines", "_grids", "_known", "_section", "_tables", "borrowed", "peaks")
 
     def __init__(self, profile: Profile, lookup: Callable[[str], Profile] = load_profile) -> None:
         """Curves of a profile; `lookup` finds the profile that it borrows from."""
         self.peaks = peaks_of(profile)
-        self._known: dict[tuple[object, ...], Floats] = {}
-        self._tables: dict[tuple[str, str], str] = {}
+        self._engines: dict[str, KernelCurves] = {}
+        self._forget()
         own = dict(profile.curves or {})
         self.borrowed: Mapping[str, Any] = own.get("borrow") or {}
         self._section = _lender(self.borrowed, lookup) if self.borrowed else own
@@ -104,6 +105,22 @@ class KernelCurves:
             name: _grid(name, table, source, self.peaks, gains)
             for name, table in self._section.get("tables", {}).items()
         }
+
+    def _forget(self) -> None:
+        self._known: dict[tuple[object, ...], Floats] = {}
+        self._tables: dict[tuple[str, str], str] = {}
+
+    def of_engine(self, engine: str) -> KernelCurves:
+        """The curves with an engine's own tables in the places of the common ones; itself without any."""
+        if engine not in self._engines:
+            grids = self._grids.items()
+            own = {place: grid for name, grid in grids if (place := common_name(name, engine))}
+            found = copy(self) if own else self
+            if own:
+                found._forget()
+                found._grids = {**self._grids, **own}
+            self._engines[engine] = found
+        return self._engines[engine]
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -244,10 +261,9 @@ class KernelCurves:
 
     def at(self, table: str, *coordinates: ArrayLike) -> Floats:
         """Seconds of a table at its own coordinates (`kernels.work.KINDS`); for calibration."""
-        kind, _, variant = table.partition("/")
-        if kind == "collective":
+        if table.startswith("collective"):
             return self._ring(table, coordinates[1], coordinates[0])
-        precision = variant if kind in ("gemm", "moe") else "bf16"
+        precision = precision_of(table)
         return self._time(table, precision, *coordinates, size=kv_size(table))
 
     def _ring(self, name: str, size_bytes: ArrayLike, ranks: ArrayLike) -> Floats:
@@ -379,7 +395,7 @@ def _grid(name: str, table: Mapping[str, Any], source: Peaks, own: Peaks, gains:
     axes = [np.array(text.split(), dtype=np.float64) for text in table["axes"].values()]
     shape = tuple(axis.size for axis in axes)
     loss = decode(table["loss"]).reshape(shape) / PERCENT
-    precision = name.split("/")[1] if name.startswith(("gemm", "moe")) else "bf16"
+    precision = precision_of(name)
     size = kv_size(name) or element_bytes(precision)
     mesh = np.meshgrid(*axes, indexing="ij", sparse=True)
     demand = kind.demand(size, *mesh)
@@ -391,6 +407,20 @@ def _grid(name: str, table: Mapping[str, Any], source: Peaks, own: Peaks, gains:
     floor = seconds.min()
     seconds = floor + (seconds - floor) * np.broadcast_to(here / there, shape)
     return Grid(tuple(np.log2(a) for a in axes), kind.growth, monotone(np.log(seconds)))
+
+
+def common_name(name: str, engine: str) -> str | None:
+    """The table whose place one of an engine takes; None where it is not that engine's."""
+    found = name.removesuffix(f"/{engine}").removesuffix(f"_{engine}")
+    return None if found == name else found
+
+
+def precision_of(name: str) -> str:
+    """Precision of the products in a table's name, whoever's kernel it is."""
+    if not name.startswith(("gemm", "moe")):
+        return "bf16"
+    variant = name.split("/")[1]
+    return common_name(variant, "sglang") or variant
 
 
 def kv_size(name: str) -> float | None:

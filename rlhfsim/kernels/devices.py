@@ -36,6 +36,13 @@ def device_of(
     return _device(known, domain_of(pool), pool.gpus_per_node, oversubscription, fabric, framework, backend)
 
 
+@lru_cache(maxsize=256)
+def with_engine(device: Device, engine: str) -> Device:
+    """The device with the kernels of an inference engine, where the engine has tables of its own."""
+    curves = device.curves.of_engine(engine)
+    return device if curves is device.curves else replace(device, curves=curves)
+
+
 def domain_of(pool: NodeGroup) -> int:
     """GPUs of this pool that share one scale-up domain."""
     domain, node = pool.profile.scale_up.domain, pool.profile.node.gpus

@@ -10,6 +10,7 @@ from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import profile_under
 from rlhfsim.present.words import listed, plural
+from rlhfsim.rollout.decode import ENGINE_NAMES
 from rlhfsim.specs.model.context import longest, stretched
 from rlhfsim.specs.model.roles import SAME
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -67,7 +68,10 @@ def assumed(plan: Plan) -> Iterator[str]:
     if plan.placement.rollout is not None and plan.framework is not None:
         runs = framework(plan.framework)
         if runs.engine != PRICED_ENGINE:
-            yield f"{runs.engine}, with which {runs.title} generates, is priced as {PRICED_ENGINE}"
+            own = (
+                "with its own attention and host time, the rest as " if runs.engine in ENGINE_NAMES else "as "
+            )
+            yield f"{runs.engine}, with which {runs.title} generates, is priced {own}{PRICED_ENGINE}"
 
 
 def _changed(plan: Plan) -> str:

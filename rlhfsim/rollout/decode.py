@@ -14,6 +14,7 @@ clock drops under power caps, KV blocks (contexts are not rounded up).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -36,6 +37,8 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
 """`trtllm_static`: TensorRT-LLM on an FP8 checkpoint that carries its scales (ModelOpt)."""
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
+ENGINE_NAMES: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang"}
+"""Engines as frameworks name them, with their own figures."""
 LOGIT_BYTES = 4.0
 """Samplers upcast logits to FP32."""
 ELEMENTWISE_PASSES = 14.0

@@ -14,9 +14,10 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_on
+from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.rollout.batches import one_after_the_other
+from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.rollout.experts import exchange_spread
 from rlhfsim.rollout.generation import Generation, Requests, generate
@@ -66,7 +67,14 @@ class CallSetting:
     def device(self, role: RolePlacement | RolloutPlacement) -> Device:
         """The device of the pool a role sits in."""
         hardware = self.placement.pool(role.pool).hardware
-        return device_on(self.cluster, hardware, self.placement.backend)
+        device = device_on(self.cluster, hardware, self.placement.backend)
+        return with_engine(device, self.engine) if isinstance(role, RolloutPlacement) else device
+
+    @property
+    def engine(self) -> Engine:
+        """The inference engine of the framework; without one, vLLM."""
+        runs = runs_of(self.cluster.framework)
+        return ENGINE_NAMES.get(runs.engine, "vllm") if runs else "vllm"
 
 
 def generation_of(setting: CallSetting, kv_tokens: float | None) -> Generation | None:
@@ -130,7 +138,8 @@ def _rollout(
     drawn: tuple[float, ...] | None,
 ) -> Generation:
     layout = _rollout_layout(role, kv_tokens)
-    priced = _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
+    device, model = setting.device(role), setting.models.actor
+    priced = _generate(device, model, layout, requests, kv_tokens, drawn, setting.engine)
     priced = replace(priced, cost=_widened(setting, role, priced.cost))
     return priced.scaled(bias_of(setting, "actor.generate"))
 
@@ -181,6 +190,7 @@ def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | Non
         staleness=schedule.staleness,
         interrupted=schedule.partial_rollout,
         kv_tokens=kv_tokens,
+        engine=setting.engine,
         worker=True,
     ).cost
     cost = _widened(setting, role, cost)
@@ -195,9 +205,12 @@ def _generate(
     requests: Requests,
     kv_tokens: float | None,
     drawn: tuple[float, ...] | None,
+    engine: Engine,
 ) -> Generation:
     lengths = None if drawn is None else np.asarray(drawn)
-    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
+    return generate(
+        device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, engine=engine, worker=True
+    )
 
 
 def steps_of(setting: CallSetting, call: Call, generation: Generation | None) -> list[Step]:

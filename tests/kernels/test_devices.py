@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlhfsim.kernels.devices import device_of, interned
+from rlhfsim.kernels.devices import device_of, interned, with_engine
 from rlhfsim.specs.hardware.profiles import parse_cluster
 
 
@@ -22,3 +22,12 @@ def test_another_coefficient_is_another_device() -> None:
         replace(cluster, node_groups=(replace(pool, profile=replace(profile, coefficients=changed)),))
     )
     assert device_of(other.node_groups[0]) is not device_of(pool)
+
+
+def test_a_device_has_the_kernels_of_an_inference_engine_once() -> None:
+    device = device_of(parse_cluster(8, "h100").node_group)
+    sglang = with_engine(device, "sglang")
+    assert sglang is with_engine(device, "sglang")
+    assert sglang is not device
+    assert sglang["nic_latency"] == device["nic_latency"]
+    assert with_engine(device, "vllm") is device

@@ -25,7 +25,9 @@ LOSS = {
     "decode/bf16": 40,
     "decode/fp8": 50,
     "decode/fp8_sglang": 60,
+    "decode/bf16_sglang": 65,
     "prefill": 70,
+    "prefill/sglang": 75,
     "mla_decode/bf16": 80,
     "mla_prefill": 90,
     "collective/all_reduce": 100,
@@ -235,3 +237,16 @@ def test_arrays_give_what_their_points_give() -> None:
     each = [float(c.gemm(float(m), 512, 512)) for m in many]
     assert c.gemm(many, 512, 512) == pytest.approx(np.array(each))
     assert c.gemm(many[:20], 512, 512) == pytest.approx(np.array(each[:20]))
+
+
+def test_an_engine_s_own_tables_take_the_places_of_the_common_ones() -> None:
+    """SGLang's attention where it was timed; another engine's, and what was not, are the common curves."""
+    common, at = planted(), (1.0, 1024.0, 1024.0, 1.0, 1024.0)
+    sglang = common.of_engine("sglang")
+    for kernel, more in (("decode_attention", 25), ("prefill_attention", 5)):
+        ratio = float(getattr(sglang, kernel)(*at)) / float(getattr(common, kernel)(*at))
+        assert ratio == pytest.approx(math.exp(more / 100), rel=0.01)
+    assert float(sglang.gemm(64, 1024, 1024)) == float(common.gemm(64, 1024, 1024))
+    assert common.of_engine("vllm") is common
+    assert common.of_engine("sglang") is sglang
+    assert float(common.at("decode/bf16_sglang", 16, 1024, 4, 128)) > 0

@@ -114,9 +114,8 @@ def rollout_engine(setting: CallSetting, kv_tokens: float | None, longest: float
     requests = requests_of(setting)
     layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
-    engine = engine_of(
-        setting.device(role), setting.models.actor, layout, requests, kv_tokens, longest, admitted
-    )
+    device, model = setting.device(role), setting.models.actor
+    engine = engine_of(device, model, layout, requests, kv_tokens, longest, admitted, engine=setting.engine)
     return engine.slower(bias_of(setting, "actor.generate"))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.devices import device_of, with_engine
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.decode import Engine, gpu_work
 from rlhfsim.rollout.engine_step import CURVE_SPREAD
@@ -148,7 +148,7 @@ def job_of(row: Row) -> ServingJob:
     )
     name = _profile_name(row)
     assert name is not None
-    device = _device(name, max(gpus, tp))
+    device = with_engine(_device(name, max(gpus, tp)), engine)
     return ServingJob(
         device=device,
         model=model,
