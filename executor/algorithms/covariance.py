@@ -10,7 +10,8 @@ the other losses, these depend on how a step is cut. Legend: B sequences, T resp
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,46 +22,38 @@ from executor.algorithms.metrics import Metrics, mean_of
 EntropyControl = Literal["none", "clip_cov", "kl_cov"]
 
 
-class ControlSettings(TypedDict, total=False):
-    """Keyword arguments of `controlled` that losses hand on; defaults stand there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Settings of the control of entropy."""
 
-    entropy_control: EntropyControl
-    covariance_share: float
-    covariance_bounds: tuple[float, float]
-    covariance_kl: float
+    clip_low: float = 0.2
+    """How far below 1 the ratio goes before it is clipped; such tokens are not chosen."""
+    clip_high: float = 0.2
+    """How far above 1."""
+    entropy_control: EntropyControl = "none"
+    covariance_share: float = 2e-4
+    covariance_bounds: tuple[float, float] = (1.0, 5.0)
+    covariance_kl: float = 1.0
 
 
 def controlled(
-    loss: Tensor,
-    advantages: Tensor,
-    new: Tensor,
-    old: Tensor,
-    mask: Tensor,
-    *,
-    clip: tuple[float, float],
-    entropy_control: EntropyControl = "none",
-    covariance_share: float = 2e-4,
-    covariance_bounds: tuple[float, float] = (1.0, 5.0),
-    covariance_kl: float = 1.0,
+    loss: Tensor, advantages: Tensor, new: Tensor, old: Tensor, mask: Tensor, settings: ControlSettings
 ) -> tuple[Tensor, Metrics]:
-    """The loss (B, T) of the surrogate with its entropy controlled, and the share of tokens that were chosen.
-
-    `clip`: how far below and above 1 the ratio goes before it is clipped; such tokens are not chosen.
-    """
-    if entropy_control == "none":
+    """The loss (B, T) of the surrogate with its entropy controlled, and the share of chosen tokens."""
+    if settings.entropy_control == "none":
         return loss, {}
     advantages = torch.where(mask > 0, advantages.float(), 0.0)
     log_ratio = new - old
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     cov, valid, free = _covariance(advantages, new.detach(), mask), mask > 0, -advantages * ratio
-    most = max(1, int(covariance_share * int(valid.sum())))
-    if entropy_control == "clip_cov":
-        clipped = -advantages * ratio.clamp(1.0 - clip[0], 1.0 + clip[1]) > free
-        low, high = covariance_bounds
+    most = max(1, int(settings.covariance_share * int(valid.sum())))
+    if settings.entropy_control == "clip_cov":
+        clipped = -advantages * ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) > free
+        low, high = settings.covariance_bounds
         chosen = _drawn(valid & ~clipped & (cov > low) & (cov < high), most)
         return torch.where(chosen, 0.0, loss), {"policy/controlled_fraction": mean_of(chosen.float(), mask)}
     chosen = _largest(cov, valid, most)
-    return torch.where(chosen, free + covariance_kl * log_ratio.abs(), free), {
+    return torch.where(chosen, free + settings.covariance_kl * log_ratio.abs(), free), {
         "policy/controlled_fraction": mean_of(chosen.float(), mask),
         "policy/clip_fraction": mean_of(torch.zeros_like(mask), mask),
     }

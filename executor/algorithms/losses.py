@@ -10,7 +10,8 @@ Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,15 +35,15 @@ Level = Literal["token", "sequence"]
 def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     """The loss, a scalar with gradient, and the metrics of one micro-batch (see metrics.py for their form).
 
-    Settings are the keyword arguments of policy_loss, value_loss, sft_loss (here), dpo_loss, kto_loss and
-    reward_model_loss (preferences.py). Normaliser of the loss: policy, value and sft by `aggregation`
-    (token: num_tokens; sequence: mean of each sequence, then num_sequences; constant: num_sequences x
-    max_tokens); dpo and reward_model: pairs, num_sequences / 2; kto: num_sequences. Metrics are means over
-    tokens, those of pairs over pairs and of kto over sequences; `tokens` and `sequences` are counts of this
-    micro-batch.
+    Settings are the fields of PolicySettings, or the keyword arguments of value_loss, sft_loss (here),
+    dpo_loss, kto_loss and reward_model_loss (preferences.py). Normaliser of the loss: policy, value and sft
+    by `aggregation` (token: num_tokens; sequence: mean of each sequence, then num_sequences; constant:
+    num_sequences x max_tokens); dpo and reward_model: pairs, num_sequences / 2; kto: num_sequences. Metrics
+    are means over tokens, those of pairs over pairs and of kto over sequences; `tokens` and `sequences` are
+    counts of this micro-batch.
     """
     losses: dict[str, Callable[..., tuple[Tensor, Metrics]]] = {
-        "policy": policy_loss,
+        "policy": lambda batch, **settings: policy_loss(batch, PolicySettings(**settings)),
         "value": value_loss,
         "dpo": dpo_loss,
         "kto": kto_loss,
@@ -57,66 +58,69 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     return loss, metrics | counts
 
 
-def policy_loss(
-    batch: Batch,
-    *,
-    policy_loss: PolicyLoss | Mapping[str, Any] = "ppo",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coefficient: float = 0.0,
-    kl_estimator: Estimator = "k3",
-    kl_in: Literal["reward", "loss"] = "loss",
-    entropy_coefficient: float = 0.0,
-    correction: Correction = "none",
-    correction_cap: float = 2.0,
-    correction_level: Level = "token",
-    old_logprobs: Literal["recompute", "rollout"] = "recompute",
-    aggregation: Aggregation = "token",
-    max_tokens: int | None = None,
-    **control: Unpack[ControlSettings],
-) -> tuple[Tensor, Metrics]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings(ControlSettings):
+    """Settings of the policy loss."""
+
+    policy_loss: PolicyLoss | Mapping[str, Any] = "ppo"
+    """A name, or the user's surrogate (custom.py)."""
+    dual_clip: float | None = None
+    kl_coefficient: float = 0.0
+    kl_estimator: Estimator = "k3"
+    kl_in: Literal["reward", "loss"] = "loss"
+    entropy_coefficient: float = 0.0
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+    correction_level: Level = "token"
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """Against whose log-probs the ratio is taken; those of the rollout's engine leave nothing to correct."""
+    aggregation: Aggregation = "token"
+    max_tokens: int | None = None
+
+
+def policy_loss(batch: Batch, settings: PolicySettings) -> tuple[Tensor, Metrics]:
     """Clipped surrogate with importance correction, KL and entropy terms.
 
         loss = sum(w surrogate + kl_coefficient KL - entropy_coefficient H) / normaliser
 
-    The entropy is also held up by the covariance of single tokens (`control`, covariance.py).
-
-    `old_logprobs` rollout: the ratio is taken against the rollout engine's log-probs (two policies), which
-    leaves nothing to correct. `policy_loss`: a name, or the user's surrogate (custom.py). Source: Schulman et
-    al. 2017, arXiv 1707.06347.
+    The entropy is also held up by the covariance of single tokens (covariance.py). Source: Schulman et al.
+    2017, arXiv 1707.06347.
     """
     new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
-    old, rollout = _behaviour(batch, new, old_logprobs)
-    if not isinstance(policy_loss, str):
-        surrogate, metrics = custom_surrogate(policy_loss, _policy_batch(batch, new, old, rollout))
+    old, rollout = _behaviour(batch, new, settings.old_logprobs)
+    if not isinstance(settings.policy_loss, str):
+        surrogate, metrics = custom_surrogate(settings.policy_loss, _policy_batch(batch, new, old, rollout))
     else:
-        surrogate, metrics = _surrogate(policy_loss, batch, new, old, clip_low, clip_high, dual_clip)
-        assert batch.advantages is not None
-        surrogate, more = controlled(
-            surrogate, batch.advantages, new, old, mask, clip=(clip_low, clip_high), **control
+        surrogate, metrics = _surrogate(
+            settings.policy_loss, batch, new, old, settings.clip_low, settings.clip_high, settings.dual_clip
         )
+        assert batch.advantages is not None
+        surrogate, more = controlled(surrogate, batch.advantages, new, old, mask, settings)
         metrics |= more
     if rollout is not None:
-        trained = new.detach() if old_logprobs == "rollout" else old
+        trained = new.detach() if settings.old_logprobs == "rollout" else old
         metrics |= _mismatch(trained, rollout, mask)
-    if rollout is not None and correction != "none" and old_logprobs == "recompute":
+    if rollout is not None and settings.correction != "none" and settings.old_logprobs == "recompute":
         gap = old - rollout
-        weight = _correction(gap if correction_level == "token" else _sums(gap), correction, correction_cap)
+        weight = _correction(
+            gap if settings.correction_level == "token" else _sums(gap),
+            settings.correction,
+            settings.correction_cap,
+        )
         surrogate = weight * surrogate
         metrics["correction/weight_mean"] = mean_of(weight, mask)
     terms = surrogate
     if batch.reference_logprobs is not None:
-        divergence = kl(new - _logprobs(batch.reference_logprobs, mask), kl_estimator, torch.exp)
+        divergence = kl(new - _logprobs(batch.reference_logprobs, mask), settings.kl_estimator, torch.exp)
         metrics |= {"kl/mean": mean_of(divergence, mask), "max:kl/max": largest_of(divergence, mask)}
-        terms = terms + kl_coefficient * divergence if kl_in == "loss" else terms
-    if entropy_coefficient:
+        terms = terms + settings.kl_coefficient * divergence if settings.kl_in == "loss" else terms
+    if settings.entropy_coefficient:
         assert batch.entropy is not None, "an entropy bonus needs Batch.entropy with gradient"
-        terms = terms - entropy_coefficient * batch.entropy.float()
+        terms = terms - settings.entropy_coefficient * batch.entropy.float()
     # without the full distribution -log p of the sampled token estimates the entropy (unbiased on-policy)
     metrics["policy/entropy"] = mean_of(-new if batch.entropy is None else batch.entropy, mask)
     metrics["policy/loss"] = mean_of(surrogate, mask)
-    return _aggregate(terms, batch, aggregation, max_tokens), metrics
+    return _aggregate(terms, batch, settings.aggregation, settings.max_tokens), metrics
 
 
 def value_loss(

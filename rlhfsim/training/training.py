@@ -18,7 +18,7 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.memory.states import PASSED, cut, passed
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Dispatcher, Layout
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
@@ -151,21 +151,34 @@ def work_of(
 ) -> Work:
     """The micro-batch of one GPU."""
     skewed = model.moe is not None and layout.ep > 1 and not software.balanced
-    return _work(
-        tokens / layout.cp,
-        sequences.attention_length,
-        layout.tp,
-        layout.cp,
-        layout.ep,
-        layout.etp,
-        layout.sequence_parallel and layout.tp > 1,
-        precision,
-        software,
-        *((layout.dispatcher, layout.ep_overlap) if layout.ep > 1 else (None, None)),
-        device["ep_hot_rank_factor"] if skewed else 1.0,
-        flash2_slowdown(device) if software.flash2 else 1.0,
-        device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
+    dispatcher, ep_overlap = (layout.dispatcher, layout.ep_overlap) if layout.ep > 1 else (None, None)
+    return _one(
+        Work(
+            tokens=tokens / layout.cp,
+            length=sequences.attention_length,
+            tp=layout.tp,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=layout.etp,
+            sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+            precision=precision,
+            skew=device["ep_hot_rank_factor"] if skewed else 1.0,
+            low_precision_gain=device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
+            fused=software.fused,
+            attention_slowdown=flash2_slowdown(device) if software.flash2 else 1.0,
+            flash=software.flash,
+            fused_experts=software.fused_experts,
+            dispatcher=dispatcher,
+            ep_overlap=ep_overlap,
+            fp8_attention=software.fp8_attention,
+        )
     )
+
+
+@lru_cache(maxsize=65536)
+def _one(work: Work) -> Work:
+    """One object for equal micro-batches: they are compared at every look-up of their costs."""
+    return work
 
 
 def flash2_slowdown(device: Device) -> float:
@@ -173,45 +186,6 @@ def flash2_slowdown(device: Device) -> float:
     if device.profile.name.startswith(BLACKWELL):
         return device["flash2_on_blackwell"]
     return device["flash2_on_hopper"] if device.profile.name.startswith(HOPPER) else 1.0
-
-
-@lru_cache(maxsize=65536)
-def _work(
-    tokens: float,
-    length: float,
-    tp: int,
-    cp: int,
-    ep: int,
-    etp: int,
-    sequence_parallel: bool,
-    precision: str,
-    software: Software,
-    dispatcher: Dispatcher | None,
-    ep_overlap: bool | None,
-    skew: float,
-    slowdown: float,
-    gain: float,
-) -> Work:
-    """One object for equal micro-batches: they are compared at every look-up of their costs."""
-    return Work(
-        tokens=tokens,
-        length=length,
-        tp=tp,
-        cp=cp,
-        ep=ep,
-        etp=etp,
-        sequence_parallel=sequence_parallel,
-        precision=precision,
-        skew=skew,
-        low_precision_gain=gain,
-        fused=software.fused,
-        attention_slowdown=slowdown,
-        flash=software.flash,
-        fused_experts=software.fused_experts,
-        dispatcher=dispatcher,
-        ep_overlap=ep_overlap,
-        fp8_attention=software.fp8_attention,
-    )
 
 
 def _iteration(step: _Step, spread: Spread) -> tuple[Part, ...]:
