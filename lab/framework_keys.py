@@ -77,13 +77,16 @@ def collected(schemas: Path) -> Mapping[str, Keys]:
                 keys.add(match[2], key, value)
     for name, (release, lists) in LISTED.items():
         keys = frameworks.setdefault(name, Keys())
-        lines = (line for file in lists for line in (LISTS / file).read_text().splitlines())
-        for line in lines:
-            key = line.split(" ")[0].lstrip("-").replace("-", "_")
-            if not line.startswith("#") and key not in keys.releases.get(release, {}):
-                keys.add(release, key, UNKNOWN)
-    for key in LAUNCHER - frameworks["trl"].releases["1.16.0"].keys():
-        frameworks["trl"].add("1.16.0", key, None)
+        lines = [line for file in lists for line in (LISTS / file).read_text().splitlines()]
+        listed = {line.split(" ")[0].lstrip("-").replace("-", "_") for line in lines if line[:1] != "#"}
+        known = set(keys.releases.get(release, {}))
+        for each in keys.releases if name == "trl" else (release,):
+            for key in listed - known:
+                keys.add(each, key, UNKNOWN)
+    trl = frameworks["trl"]
+    for release, known in list(trl.releases.items()):
+        for key in LAUNCHER - known.keys():
+            trl.add(release, key, None)
     return frameworks
 
 
