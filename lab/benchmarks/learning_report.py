@@ -32,6 +32,8 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 GAME, SEEDS = "guess", (0, 1, 2)
+ENOUGH = 10
+"""Seeds of a comparison with the power that is wanted."""
 PEER, MINE = "trl-grpo", "grpo-64"
 TEXT = Path(__file__).with_name("learning_report.md").read_text(encoding="utf-8")
 Run = Mapping[str, Any]
@@ -80,6 +82,7 @@ def report(runs: Sequence[Run]) -> str:
         rows="\n".join(_row(r) for r in [*on_task, *(r for r in runs if r["task"] == GAME)]),
         recipes="\n".join(recipes),
         band="\n".join(_band(on_task)),
+        last_three=_last_three(on_task),
         missing=_missing(runs),
         passed=passed,
         runs=len(ours),
@@ -151,11 +154,23 @@ def _band(runs: Sequence[Run]) -> Iterable[str]:
         mine, difference = ours.loc[step], (ours.loc[step] - row).dropna()
         row = row[ours.columns]  # equal seeds
         inside = "yes" if row.min() <= mine.mean() <= row.max() else "no"
-        each = ", ".join(f"{v:.3f}" for v in mine)
+        each = ", ".join(f"{v:.3f}" for v in mine.dropna())
         yield (
             f"| {step} | {row.min():.3f} to {row.max():.3f} | {row.mean():.3f} | {mine.mean():.3f} | {each} | {inside} "
             f"| {difference.mean():+.3f} | {_interval(list(difference))} |"
         )
+
+
+def _last_three(runs: Sequence[Run]) -> str:
+    """Our accuracy less TRL's, the mean of the last three evaluations of each seed, and what ten seeds would tell."""
+    values = list((_curves(runs, MINE) - _curves(runs, PEER)).dropna(axis=1).tail(3).mean())
+    each = ", ".join(f"{value:+.3f}" for value in values)
+    ten = stats.t.ppf((1 + CONFIDENCE) / 2, ENOUGH - 1) * statistics.stdev(values) / ENOUGH**0.5
+    return (
+        f"Over the last three evaluations ours less TRL's is {statistics.mean(values):+.3f}, 95% interval "
+        f"{_interval(values)} of {len(values)} seeds ({each}). By this spread {ENOUGH} seeds would have an interval of "
+        f"{ten:.3f} to either side."
+    )
 
 
 def _curves(runs: Sequence[Run], algorithm: str) -> pd.DataFrame:
