@@ -371,11 +371,15 @@ class _Feeder:
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
-                self._submit()
-                for completion in self._loop.backend.poll(0.2):
-                    self._receive(self._loop.prompter.sample(completion))
+                self.turn()
         except BaseException as error:
             self._buffer.fail(error)
+
+    def turn(self) -> None:
+        """Submit what the buffer has room for, and take what has finished."""
+        self._submit()
+        for completion in self._loop.backend.poll(0.2):
+            self._receive(self._loop.prompter.sample(completion))
 
     def _submit(self) -> None:
         if self._late != "wait":

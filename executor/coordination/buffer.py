@@ -6,8 +6,9 @@ blocks; `Experience` keeps the samples in Ray's object store, for the threads of
 Legend: v version of the trainer's weights (updates it has made), o oldest version among the tokens of an
 entry, eta staleness bound, B entries of a training batch. An entry may be trained on while
 v - o <= ceil(eta); a fraction of eta only limits how many may start. The trainer waits for entries that the
-next update would make too old while they are generated, so that none is thrown away; where the schedule
-drops or requeues them it does not, and what comes too late is counted and handed back.
+next update would make too old while they are generated, and takes no young entry where the old ones that
+are left would then need more updates than they may wait for: none is thrown away. Where the schedule drops or
+requeues them it does not, and what comes too late is counted and handed back.
 
     room = min((eta + v + 1) B - (accepted + running), bound - (ready + running))
 
@@ -131,12 +132,21 @@ class Buffer:
 
     def take(self) -> tuple[BufferEntry, ...] | None:
         """A batch for the trainer, oldest versions first; None: not yet, ask again after the next event."""
-        if self.ready < self.settings.batch or (self.settings.waits and self.due()):
+        batch, waits = self.settings.batch, self.settings.waits
+        if self.ready < batch or (waits and self.due()):
             return None
         by_age = sorted(self._ready, key=lambda e: e.oldest)
-        chosen, ids = by_age[: self.settings.batch], {e.id for e in by_age[: self.settings.batch]}
-        self._ready = [e for e in self._ready if e.id not in ids]
+        chosen, left = by_age[:batch], by_age[batch:]
+        older_runs = any(version < chosen[-1].oldest for version in self._running.values())
+        if waits and older_runs and not self._in_time([e.oldest for e in left]):
+            return None
+        self._ready = left
         return tuple(chosen)
+
+    def _in_time(self, left: Sequence[int]) -> bool:
+        """Whether entries that are left, and those that run, can be trained on before they are too old."""
+        ages = sorted([*left, *self._running.values()])
+        return all(o - self.oldest_allowed > i // self.settings.batch for i, o in enumerate(ages))
 
     def publish(self, version: int) -> tuple[BufferEntry, ...]:
         """The trainer has new weights; entries that are too old now leave and are returned."""

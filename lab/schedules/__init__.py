@@ -7,6 +7,10 @@ submits the documented line (`launch ... --out RUN --resume`) until the run is d
 drawn operations. Each line must end exact, or with a reason that a fault of its own explains, and the last
 checkpoint must have the bits of a run that nothing happened to.
 
-Not simulated: threads that interleave within the driver (calls run one after the other), asynchronous plans,
-whose samples depend on the clock, and the libraries under the engines.
+Of an asynchronous plan (`--asynchronous`: requests that end before new weights, partial rollouts, weights that
+arrive in flight) the samples depend on the clock, so that no two runs are equal. There each token must be young
+enough and of the weights that its version says, each group is trained on once, and none is left behind.
+
+Not simulated: other threads within the driver than the one that feeds an asynchronous rollout, whose turns come
+while the driver waits, and the libraries under the engines.
 """

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import Counter
 
-from lab.schedules.schedule import schedule
+from lab.schedules.schedule import ASYNCHRONOUS, CASES, schedule
 
 
 def main() -> int:
@@ -15,11 +15,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others follow")
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--asynchronous", action="store_true", help="plans whose rollout goes on meanwhile")
     given = parser.parse_args()
+    cases = tuple(ASYNCHRONOUS) if given.asynchronous else CASES
     logging.disable(logging.CRITICAL)
     endings, faults, wrong = Counter[str](), Counter[str](), 0
     for seed in range(given.seed, given.seed + given.count):
-        outcome = schedule(seed)
+        outcome = schedule(seed, cases)
         for ending in outcome.endings:
             endings[f"{ending.how} {ending.code}".strip()] += 1
             faults.update(ending.happened)

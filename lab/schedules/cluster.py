@@ -17,6 +17,8 @@ from lab.schedules.world import World
 DRIVER_NODE = "node-0"
 CALL_S = 0.5
 """Mean seconds of a call."""
+FED = 0.5
+"""Share of the driver's waits in which an asynchronous rollout has a turn."""
 
 
 class _Gone(BaseException):
@@ -55,12 +57,20 @@ class Cluster:
     world: World
     classes: Mapping[type, Callable[[Cluster, Any], Any]]
     """Class of an actor -> what runs in its place."""
+    staleness: int = 0
+    """Most weight versions between a token and the training on it."""
     channels: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Weight channel -> version and state that lie in it."""
     sums: dict[tuple[str, int], dict[int, str]] = field(default_factory=dict)
     """Role and number of a collective -> what each rank gave."""
     watches: list[Any] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
+    initial: str = ""
+    """State of the policy that the model's folder has."""
+    states: dict[int, str] = field(default_factory=dict)
+    """Weight version -> state of the policy."""
+    feeder: Any = None
+    """What keeps an asynchronous rollout busy: its turns come while the driver waits."""
     resource: str = "slot"
     _next_call: str = ""
     """How the next call fails: `hang` or `raise`."""
@@ -150,11 +160,24 @@ class Cluster:
                 return self.world.time()
         return getattr(handle.instance, method)(*args)
 
+    def feed(self) -> None:
+        """One turn of the feeder, whose thread this is instead; what fails there fails its buffer."""
+        feeder, self.feeder = self.feeder, None
+        if feeder is None:
+            return
+        try:
+            feeder.turn()
+            self.feeder = feeder
+        except Exception as error:
+            feeder._buffer.fail(error)
+
     def wait(
         self, refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Ref], list[Ref]]:
         """Those that are ready when all are, or after `timeout` seconds."""
         self.world.operation()
+        if self.feeder is not None and self.world.rng.random() < FED:
+            self.feed()
         latest = max((ref.ready_s for ref in refs), default=0.0)
         self.world.now_s = max(self.world.now_s, min(latest, self.world.now_s + (timeout or 0.0)))
         ready = [ref for ref in refs if ref.ready_s <= self.world.now_s]
@@ -195,6 +218,8 @@ class Cluster:
 
     def kill(self, handle: Handle) -> None:
         """End a process."""
+        if self.world.dead:  # a generator that is thrown away later ends what it ran
+            return
         self.world.operation()
         handle.alive = False
 
@@ -216,6 +241,8 @@ class Cluster:
         self.watches.clear()
         self.channels.clear()
         self.sums.clear()
+        self.states = {0: self.initial}
+        self.feeder = None
         self.world.operation()
         with ended_by_sigterm():
             yield self

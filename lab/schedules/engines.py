@@ -64,11 +64,27 @@ class Trainer:
 
     def train(self, batch: Any, loss: Any) -> Mapping[str, float]:
         """One optimizer step: this rank's part of it."""
+        for sample in batch.samples if self._role == "actor" else ():
+            self._look(sample)
         given = digest(*map(facts, batch.samples), batch.global_tokens)
         self._cluster.sums.setdefault((self._role, self._trained), {})[self._rank] = given
         self._open.append(self._trained)
         self._trained += 1
         return {"loss": int(given[:4], 16) / 65536, "grad_norm": int(given[4:8], 16) / 65536}
+
+    def _look(self, sample: Sample) -> None:
+        """Each token is of weights that were young enough, and of those that its version says."""
+        world, states = self._cluster.world, self._cluster.states
+        oldest = max(states) - self._cluster.staleness
+        if sample.versions is None or sample.rollout_logprobs is None or min(sample.versions) < oldest:
+            world.wrong = (
+                f"group {sample.group} of {sample.versions} trained where {oldest} is the oldest allowed"
+            )
+            return
+        for version in {*sample.versions.tolist()}:
+            mine = sample.versions == version
+            if (sample.rollout_logprobs != logprobs(states[version], sample.response))[mine].any():
+                world.wrong = f"group {sample.group}: tokens that weights {version} did not sample"
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Under its state."""
@@ -139,6 +155,7 @@ class Sender:
 
     def send(self, weights: Any, version: int) -> Transfer:
         """Into the channel."""
+        self._cluster.states[version] = weights.state
         self._cluster.channels[self._name] = version, weights.state
         return _transfer(version, weights.state)
 
@@ -156,6 +173,9 @@ class Replica:
     def __init__(self, cluster: Cluster, identity: Any) -> None:
         self._cluster, self._state, self._version = cluster, initial("actor"), 0
         self._waiting, self._channel = list[GenerationRequest](), ""
+        self._begun: dict[int, list[tuple[Tokens, int]]] = {}
+        """Tokens of requests that new weights met, and the version of each part."""
+        self._finished = list[Completion]()
 
     def build(self, spec: Any) -> Reply:
         """With the weights of the model's folder."""
@@ -171,8 +191,24 @@ class Replica:
         sent, state = self._cluster.channels.get(self._channel, (None, ""))
         if sent != version:
             raise RlhfsimError("weight-sync-timeout", f"weights {version} did not come")
+        if keep:
+            self._decode()
+        else:  # requests that run end first
+            self._finished += [self._completion(request) for request in self._waiting]
+            self._waiting = []
         self._state, self._version = state, version
         return Reply(value=_transfer(version, state))
+
+    def stage(self, version: int, tags: Any) -> Reply:
+        """Beside the running generation."""
+        return self.receive(version, True, tags)
+
+    def _decode(self) -> None:
+        """Requests that run have some of their tokens."""
+        for request in self._waiting:
+            parts = self._begun.setdefault(request.id, [])
+            tokens = self._tokens(request, sum(len(part) for part, _ in parts))
+            parts.append((tokens[: self._cluster.world.rng.integers(len(tokens))], self._version))
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue."""
@@ -182,20 +218,35 @@ class Replica:
         """Some that are done, in any order."""
         rng = self._cluster.world.rng
         rng.shuffle(self._waiting)
-        count = int(rng.integers(1, len(self._waiting) + 1)) if self._waiting else 0
+        most = 1 if self._cluster.staleness else len(self._waiting)  # few, so that new weights meet many
+        count = int(rng.integers(1, most + 1)) if self._waiting else 0
         done, self._waiting = self._waiting[:count], self._waiting[count:]
-        return Reply(value=[self._completion(request) for request in done])
+        ended, self._finished = self._finished, []
+        return Reply(value=[*ended, *(self._completion(request) for request in done)])
 
     def _completion(self, request: GenerationRequest) -> Completion:
-        drawn = np.random.default_rng(int(digest(self._state, request.id, request.seed)[:16], 16))
-        tokens = drawn.integers(0, 256, int(drawn.integers(1, request.max_tokens + 1)))
+        parts = self._begun.pop(request.id, [])
+        parts.append((self._tokens(request, sum(len(part) for part, _ in parts)), self._version))
+        tokens = np.concatenate([part for part, _ in parts])
+        versions = np.concatenate([np.full(len(part), version, np.int32) for part, version in parts])
+        of_weights = {v: logprobs(self._weights(v), tokens) for v in {*versions.tolist()}}
+        chosen = [of_weights[v][i] for i, v in enumerate(versions.tolist())]
         return Completion(
             id=request.id,
             tokens=tokens,
-            logprobs=logprobs(self._state, tokens),
-            versions=np.full(len(tokens), self._version, np.int32),
+            logprobs=np.asarray(chosen, np.float32),
+            versions=versions,
             finish="stop",
         )
+
+    def _weights(self, version: int) -> str:
+        return self._state if version == self._version else self._cluster.states[version]
+
+    def _tokens(self, request: GenerationRequest, known: int) -> Tokens:
+        """The rest of a response of which so many tokens are there."""
+        more = (known,) if known else ()
+        drawn = np.random.default_rng(int(digest(self._state, request.id, request.seed, *more)[:16], 16))
+        return drawn.integers(0, 256, int(drawn.integers(1, max(1, request.max_tokens - known) + 1)))
 
     def sleep(self, *_: Any) -> Reply:
         """Nothing is given back."""

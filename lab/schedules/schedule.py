@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -96,7 +97,7 @@ def case_of(name: str, home: Path) -> Question:
         checkpoints=Checkpoints(every=2, keep=2, background=name != "grpo"),
         limits=Limits(start_s=240, call_s=120, sync_s=60, retries=1),
     )
-    return Question(plan=_plan(name), settings=settings, home=home)
+    return Question(case=name, plan=_plan(name), settings=settings, home=home)
 
 
 @cache
@@ -109,8 +110,9 @@ def _plan(name: str, micro_batch: int = 2) -> Plan:
     fields |= {"backend": "deepspeed", "weight_path": "broadcast"}
     fields["pools"] = [{"name": "train", "gpus": 2}, {"name": "rollout", "start": 2, "gpus": 2}]
     fields["rollout"] = {"pool": "rollout", "layout": {"dp": 2, "memory_utilization": 0.3}, "sleep": 0}
+    fields |= {"schedule": ASYNCHRONOUS[name]} if name in ASYNCHRONOUS else {}
     work = {
-        "algorithm": name,
+        "algorithm": "grpo" if name in ASYNCHRONOUS else name,
         "model": "qwen2.5-0.5b",
         "prompts": 4,
         "samples": 1 if name == "ppo" else 2,
@@ -125,6 +127,12 @@ def _plan(name: str, micro_batch: int = 2) -> Plan:
 
 
 CASES = ("grpo", "ppo", "dapo")
+ASYNCHRONOUS: Mapping[str, Mapping[str, Any]] = {
+    "waits for running requests": {"staleness": 1},
+    "partial rollouts": {"staleness": 2, "partial_rollout": True},
+    "weights in flight": {"staleness": 1, "partial_rollout": True, "overlapped_sync": True},
+}
+"""Name of a case -> schedule of its plan."""
 
 
 @cache
@@ -168,7 +176,7 @@ def _settings(question: Question) -> Question:
 
 
 def _other_plan(question: Question) -> Question:
-    return replace(question, plan=_plan(question.plan.workload.algorithm, 1))
+    return replace(question, plan=_plan(question.case, 1))
 
 
 CHANGES: Mapping[str, Change] = {"data": _data, "code": _code, "settings": _settings, "plan": _other_plan}
@@ -190,10 +198,10 @@ def _rot(question: Question, rng: np.random.Generator) -> bool:
 # --- a schedule -------------------------------------------------------------------------------------
 
 
-def schedule(seed: int) -> Outcome:
+def schedule(seed: int, cases: Sequence[str] = CASES) -> Outcome:
     """All submissions of a seed."""
     rng = np.random.default_rng(seed)
-    name = CASES[rng.integers(len(CASES))]
+    name = cases[rng.integers(len(cases))]
     outcome = Outcome(seed, name)
     with TemporaryDirectory() as folder:
         question = case_of(name, Path(folder))
@@ -238,9 +246,30 @@ def _play(question: Question, outcome: Outcome, rng: np.random.Generator) -> Non
         assert reached >= durable, f"checkpoint {durable} was whole, now the newest is {reached}"
         case_of(outcome.case, question.home)  # data and code as they were
         if ending.how == "done" and asked is question and not changed:
-            assert learnt(question) == (states, rows), "other bits than an undisturbed run"
+            if outcome.case in ASYNCHRONOUS:
+                _all_once(question)
+            else:
+                assert learnt(question) == (states, rows), "other bits than an undisturbed run"
             return
     raise AssertionError(f"not done after {MOST} submissions, {MOST - FAULTY} of them undisturbed")
+
+
+def _all_once(question: Question) -> None:
+    """As many groups were trained on as steps took, none of them twice, and none was left behind.
+
+    An asynchronous run's samples depend on the clock. What each step checks: every token is young enough, and
+    was sampled by the weights that its version says.
+    """
+    newest = checkpoints.newest(question.files.checkpoints)
+    assert newest is not None, "a run that is done has a checkpoint"
+    position, batch = newest.progress.data_position, question.plan.workload.prompts
+    trained = position["prompts"] + len(position["ahead"])
+    assert trained == ITERATIONS * batch, f"{trained} groups were trained on in {ITERATIONS} steps of {batch}"
+    under_way = math.ceil(question.plan.placement.schedule.staleness + 1) * batch
+    last = max(position["ahead"], default=0)
+    assert last < trained + under_way, f"group {last} was trained on before {position['prompts']}"
+    _, rows = learnt(question)
+    assert len(rows) == ITERATIONS, f"{len(rows)} rows of metrics"
 
 
 def _check(ending: Ending, changed: str, begun: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,8 @@ from unittest import mock
 from executor import launch as launcher
 from executor import run as attempt
 from executor.algorithms import iteration
-from executor.coordination import cluster as real_cluster
 from executor.coordination import (
+    buffer,
     failures,
     manifest,
     others,
@@ -32,6 +33,7 @@ from executor.coordination import (
     worker_group,
     worker_groups,
 )
+from executor.coordination import cluster as real_cluster
 from executor.coordination.replica import Replica
 from executor.coordination.run_folder import RunFiles
 from executor.engines import training
@@ -46,8 +48,8 @@ from lab.schedules.world import Killed, World
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 
-CLOCKED = (failures, rollout, saving, attempt, watch, tracing, worker)
-RAY = (failures, watch, worker_group, worker_groups, rollout)
+CLOCKED = (failures, rollout, saving, attempt, watch, tracing, worker, buffer)
+RAY = (failures, watch, worker_group, worker_groups, rollout, buffer)
 POOLED = (iteration, worker_groups, weights, manifest)
 _PREPARE = launcher.prepare
 TERMINATED = 128 + signal.SIGTERM
@@ -57,6 +59,8 @@ TERMINATED = 128 + signal.SIGTERM
 class Question:
     """What the line says, and the folder where it is submitted: data and reward code lie there."""
 
+    case: str
+    """Of the schedule."""
     plan: Plan
     settings: Settings
     home: Path
@@ -162,6 +166,27 @@ class _Later:
         return self._ended
 
 
+class _Fed:
+    """The condition of the experience buffer: who waits for groups lets the feeder have a turn."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __enter__(self) -> _Fed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """One thread needs no lock."""
+
+    def notify_all(self) -> None:
+        """Nobody waits beside."""
+
+    def wait(self, limit_s: float) -> None:
+        """Time passes."""
+        self._cluster.world.sleep(limit_s)
+        self._cluster.feed()
+
+
 @lru_cache(maxsize=16)
 def _prepared(plan: str, settings: str, rows: bytes, held: _Held) -> tuple[Job, TaskPrompter]:
     """As `launch.prepare` without a model; the keys are all that it depends on."""
@@ -192,8 +217,9 @@ def prepared(question: Question) -> tuple[Job, TaskPrompter]:
 def simulated(question: Question, world: World, ending: Ending) -> Iterator[Disk]:
     """The real coordination layer over the parts of this world."""
     classes = {worker.Worker: lambda _, identity: worker.Worker(identity), Replica: engines.Replica}
+    eta = math.ceil(question.plan.placement.schedule.staleness)
     ray, disk, rules = (
-        Cluster(world, classes),
+        Cluster(world, classes, staleness=eta, initial=engines.initial("actor")),
         Disk(question.home / "run", world),
         engines.Rules(world, question.code),
     )
@@ -211,7 +237,13 @@ def simulated(question: Question, world: World, ending: Ending) -> Iterator[Disk
         ending.saved.append(saved.progress.iteration)
         link(run, saved)
 
-    link, patch = attempt.Run._link, mock.patch.object
+    def published(experience: buffer.Buffer, version: int) -> tuple[buffer.BufferEntry, ...]:
+        gone = publish(experience, version)
+        if gone and experience.settings.waits:
+            world.wrong = f"groups {[entry.id for entry in gone]} were thrown away"
+        return gone
+
+    link, publish, patch = attempt.Run._link, buffer.Buffer.publish, mock.patch.object
     scorer = SimpleNamespace(probe=lambda *_: None)
     modules = {
         "executor.engines.background": SimpleNamespace(Background=lambda _: engines.Background(world.rng)),
@@ -238,6 +270,10 @@ def simulated(question: Question, world: World, ending: Ending) -> Iterator[Disk
         patch(launcher, "Scorer", lambda *_: contextlib.nullcontext(scorer)),
         patch(launcher, "_rules", lambda *_: rules),
         patch(attempt.Run, "_link", linked),
+        patch(buffer.Buffer, "publish", published),
+        patch(buffer, "threading", SimpleNamespace(Condition=lambda: _Fed(ray))),
+        patch(iteration._Feeder, "start", lambda feeder: setattr(ray, "feeder", feeder)),
+        patch(iteration._Feeder, "close", lambda _: setattr(ray, "feeder", None)),
         mock.patch.dict(sys.modules, modules),
         contextlib.chdir(question.home),
         disk.attached(),
@@ -261,6 +297,7 @@ def submit(question: Question, world: World) -> Ending:
         with simulated(question, world, ending) as disk:
             options = LaunchOptions(out=question.files.root, resume=True)
             _launched(question, options, ending)
+            assert not world.wrong, world.wrong
             ending.how = "killed" if world.dead else ending.how
     finally:
         logging.disable(before)

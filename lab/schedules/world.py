@@ -57,6 +57,8 @@ class World:
     dead: bool = False
     """The driver was killed: nothing it does has an effect any more."""
     happened: Counter[str] = field(default_factory=Counter)
+    wrong: str = ""
+    """What did not hold, and cannot be raised where it is seen: there it would be a fault of a process."""
     act: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Kind of fault -> what it does; parts enter theirs."""
 

@@ -92,6 +92,26 @@ def test_where_late_entries_are_thrown_away_nobody_waits_for_them() -> None:
     assert not found.finish("c", "c", 0)
 
 
+def test_no_young_entry_takes_a_place_that_an_old_one_needs() -> None:
+    found = buffer(staleness=2)
+    for id in "abcdef":
+        found.submit(id)
+    for id in "ab":
+        found.finish(id, id, 0)
+    assert found.take() is not None
+    found.publish(1)
+    fill(found, "g")
+    found.finish("c", "c", 0)
+    assert found.take() is None  # c and g: then d, e and f would come too late for one batch of two
+    found.finish("d", "d", 0)
+    assert [e.id for e in found.take() or ()] == ["c", "d"]
+    assert not found.publish(2)
+    found.finish("e", "e", 0)
+    found.finish("f", "f", 0)
+    assert [e.id for e in found.take() or ()] == ["e", "f"]
+    assert not found.publish(3)  # nothing is thrown away
+
+
 def test_the_oldest_token_counts_and_not_the_version_at_the_end() -> None:
     found = buffer(staleness=1)
     found.submit("a")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from executor.coordination import manifest
-from lab.schedules.schedule import schedule
+from lab.schedules.schedule import ASYNCHRONOUS, schedule
 
-COUNT = 50
+COUNT, COUNT_ASYNCHRONOUS = 50, 20
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, 10))
@@ -19,6 +19,28 @@ def test_schedules_end_with_the_bits_of_an_undisturbed_run_and_every_refusal_has
 ) -> None:
     wrong = [(o.seed, o.wrong) for o in map(schedule, range(first, first + 10)) if o.wrong]
     assert not wrong, "again, one by one: python -m lab.schedules --seed SEED --count 1"
+
+
+def test_asynchronous_schedules_train_each_group_once_on_tokens_that_are_young_enough() -> None:
+    outcomes = (schedule(seed, tuple(ASYNCHRONOUS)) for seed in range(COUNT_ASYNCHRONOUS))
+    wrong = [(o.seed, o.wrong) for o in outcomes if o.wrong]
+    assert not wrong, "again, one by one: python -m lab.schedules --asynchronous --seed SEED --count 1"
+
+
+@pytest.mark.parametrize(
+    ("seed", "broken", "by", "found"),
+    [
+        (28, "executor.coordination.buffer.Buffer._in_time", lambda *_: True, "thrown away"),
+        (28, "executor.algorithms.iteration.Position.__contains__", lambda *_: False, "groups were trained"),
+        (0, "executor.coordination.buffer.Buffer.oldest_allowed", -9, "oldest allowed"),
+    ],
+    ids=["old groups find no place", "what was trained comes again", "any token is young enough"],
+)
+def test_a_planted_fault_of_an_asynchronous_run_is_found(
+    seed: int, broken: str, by: Any, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, by)
+    assert found in schedule(seed, tuple(ASYNCHRONOUS)).wrong
 
 
 @pytest.mark.parametrize("seed", [1028, 1135, 1452])
