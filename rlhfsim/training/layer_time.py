@@ -155,17 +155,20 @@ def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
 
 
 @lru_cache(maxsize=65536)
-def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> float:
-    """Forward seconds that adapters (LoRA) beside every matrix of a layer take: memory passes, not FLOP.
+def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> tuple[float, float]:
+    """Forward and backward seconds of the adapters (LoRA) beside every matrix of a layer: memory, not FLOP.
 
-        rows (k + 3 n) x 2 B: the input read again, the output of the adapter written, read and added
+        forward   rows (k + 3 n) x 2 B: the input read again, the adapter's output written, read and added
+        backward  rows (2 n + 4 k) x 2 B: the gradient of the output read for both adapters, the input read,
+                  the gradient of the input written, read and added
 
     Eager modules (dropout, casts, scaling) pass more often. Source: counting.
     """
     passes = 1.0 if work.fused else device["eager_traffic"]
-    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind)
-    elements = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices if x.linear)
-    return passes * BF16 * elements / hbm(device)
+    matrices = [x for x in layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind) if x.linear]
+    each = passes * BF16 / hbm(device)
+    ahead = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices)
+    return each * ahead, each * sum(_rows(x, work) * (2.0 * x.n + 4.0 * x.k) for x in matrices)
 
 
 def repeated_traffic(modules: tuple[str, ...]) -> float:

@@ -64,7 +64,7 @@ def passes(
         raw = roofline.layer(device, _trunk(model), work, kind=kind)
         least = host_time(device, software.graphs, kind=kind)
         if frozen:
-            raw, least = _adapted(raw, roofline.adapter_time(device, model, work, kind=kind)), 2 * least
+            raw, least = _adapted(raw, *roofline.adapter_time(device, model, work, kind=kind)), 2 * least
         behind = _backward(raw, software, recompute, frozen)
         one, two = (exposed(device, x, software, work.ep_overlap) for x in (raw.forward, behind))
         again = 2.0 if recompute == "full" else 1.0
@@ -107,12 +107,12 @@ def _adapter_host(device: Device, software: Software) -> float:
     return max(device["adapter_gather_time"], sets)
 
 
-def _adapted(raw: Layer, seconds: float) -> Layer:
-    """A layer with adapters: their forward, twice that in the backward."""
+def _adapted(raw: Layer, first: float, second: float) -> Layer:
+    """A layer with the passes of its adapters, forward and backward."""
     ahead, back = raw.forward, raw.backward
     return raw._replace(
-        forward=ahead._replace(memory=ahead.memory + seconds),
-        backward=back._replace(memory=back.memory + 2 * seconds),
+        forward=ahead._replace(memory=ahead.memory + first),
+        backward=back._replace(memory=back.memory + second),
     )
 
 

@@ -113,13 +113,15 @@ def test_recomputation_by_operator_repeats_half_the_products_and_no_attention() 
 
 def test_adapters_pass_over_inputs_and_outputs_of_every_matrix() -> None:
     model, device = resolve_model("llama-2-7b"), _device("h100")
-    ahead = adapter_time(device, model, WORK, kind=DENSE)
+    ahead, back = adapter_time(device, model, WORK, kind=DENSE)
     widths = 4096 + 3 * 3 * 4096 + 4096 + 3 * 4096 + 4096 + 3 * 2 * 11008 + 11008 + 3 * 4096
     rate = device.profile.hbm.value * device["hbm_efficiency"]
     assert ahead == pytest.approx(WORK.tokens * 2 * widths / rate)
     frozen = passes(device, model, WORK, Software(), "none", frozen=True)
     free = passes(device, model, WORK, Software(), "none")
     assert frozen.forward.memory - free.forward.memory == pytest.approx(32 * ahead)
+    assert frozen.backward.memory - free.backward.memory == pytest.approx(32 * back)
+    assert back < 2 * ahead
     assert frozen.launch == 2 * free.launch
 
 
