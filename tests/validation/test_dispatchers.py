@@ -8,6 +8,7 @@ the first row alone.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +22,9 @@ from rlhfsim.training.layer_time import TRAINS_WITH
 from rlhfsim.training.training import train
 
 EP32, EP16 = Layout(tp=8, pp=2, ep=32, dp=4), Layout(tp=8, pp=4, ep=16, dp=2)
+
+
+ONCE = "efa_once_efficiency"
 
 
 class Step(NamedTuple):
@@ -42,8 +46,8 @@ ALL_TO_ALL = (
 DEEPEP = (Step(EP32, 4, "deepep", False, 21.12), Step(EP16, 4, "deepep", False, 11.57))
 
 
-def predicted(step: Step) -> tuple[float, float, float]:
-    """Seconds of a step with their P10 and P90."""
+def predicted(step: Step, share: float | None = None) -> tuple[float, float, float]:
+    """Seconds of a step with their P10 and P90; `share` of the network that DeepEP's port reaches."""
     layout = replace(
         step.layout,
         micro_batch=step.micro_batch,
@@ -51,7 +55,12 @@ def predicted(step: Step) -> tuple[float, float, float]:
         dispatcher=step.dispatcher,
         ep_overlap=step.overlap,
     )
-    device = device_of(node_group("b300", 64, fabric="efa"))
+    group = node_group("b300", 64, fabric="efa")
+    if share is not None:
+        known = dict(group.profile.coefficients)
+        known[ONCE] = replace(known[ONCE], value=share, low=share, high=share)
+        group = replace(group, profile=replace(group.profile, coefficients=known))
+    device = device_of(group)
     cost = train(device, preset("qwen3-235b-a22b"), layout, uniform(256, 4096.0), backend="megatron")
     return cost.seconds, *cost.interval
 
@@ -66,6 +75,17 @@ def test_deepep_over_efa_is_uncertain_and_its_interval_says_so() -> None:
     for step in DEEPEP:
         _, low, high = predicted(step)
         assert low < step.seconds < 1.1 * high
+
+
+def test_one_rate_of_its_port_explains_both_steps_of_deepep_and_their_order() -> None:
+    """NVSHMEM over EFA reaches 0.08 of the rate; the profile has the mean of it and of UCCL-EP."""
+    steps = (FITTED, *ALL_TO_ALL, *DEEPEP)
+    taken = [predicted(step, share=0.08)[0] for step in steps]
+    for seconds, step in list(zip(taken, steps, strict=True))[-2:]:
+        assert seconds == pytest.approx(step.seconds, rel=0.06)
+    pairs = list(combinations(zip(taken, steps, strict=True), 2))
+    right = sum((a < b) == (x.seconds < y.seconds) for (a, x), (b, y) in pairs)
+    assert right >= 0.8 * len(pairs)
 
 
 def test_overlap_never_slows_and_the_order_of_the_page_is_kept() -> None:
