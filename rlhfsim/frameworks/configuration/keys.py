@@ -124,7 +124,9 @@ class Unread:
     nearest: str | None = None
     """The key of the release with the most similar name, where it has none of this name."""
     until: str | None = None
-    """The last release that had it, where the one at hand has not."""
+    """The last release before the one at hand that had it."""
+    since: str | None = None
+    """The first release after the one at hand that has it, where none before had it."""
     matters: bool = False
     """Whether it may change time or memory, or is misspelt and its nearest key may."""
 
@@ -177,13 +179,15 @@ def _unread(table: KeyTable, place: int, key: str, s: FrameworkSettings) -> Unre
         return Unread(key=key, value=value, kind="no effect" if plain else "may change", matters=not plain)
     here = [name for name in table.keys if table.at(name, place) is not None]
     near = nearest(key, here, s.asked.keys)
-    before = max((k.last for k in table.keys.get(key, ())), default=None)
+    before = max((k.last for k in table.keys.get(key, ()) if k.last < place), default=None)
+    after = min((k.first for k in table.keys.get(key, ()) if k.first > place), default=None)
     return Unread(
         key=key,
         value=value,
         kind="no such key",
         nearest=near,
-        until=table.releases[before] if before is not None else None,
+        until=None if before is None else table.releases[before],
+        since=None if after is None or before is not None else table.releases[after],
         matters=not NO_EFFECT.search(near or key) and not NO_EFFECT.search(key),
     )
 

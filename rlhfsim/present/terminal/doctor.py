@@ -79,9 +79,9 @@ def _without(change: KeyChange, answer: Diagnosis) -> str:
 
 
 def _absent(each: Unread, answer: Diagnosis) -> str:
-    gone = f" (it had until {each.until})" if each.until else ""
+    other = f" (it had until {each.until})" if each.until else f" (since {each.since})" if each.since else ""
     near = f"; the nearest is {each.nearest}" if each.nearest else ""
-    return f"{answer.lacks}{gone}: {each.key}={each.value}{near}"
+    return f"{answer.lacks}{other}: {each.key}={each.value}{near}"
 
 
 def _unread(answer: Diagnosis) -> Iterator[RenderableType]:
@@ -293,6 +293,7 @@ def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str,
                 "matters": u.matters,
                 "nearest": u.nearest,
                 "until": u.until,
+                "since": u.since,
             }
             for u in answer.unread
         ],
