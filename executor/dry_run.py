@@ -87,7 +87,7 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     )
     refusals.check(job)
     refusals.check_length(job, config)
-    refusals.check_pipelines(job, config)
+    refusals.check_family(job, config)
     specs, groups = engine_specs(job), ranks.group_specs(plan, served_by(plan))
     lines = {"cluster": described(cluster), "refusals": "none"}
     lines |= _placed(plan, cluster, groups)

@@ -205,7 +205,7 @@ def prepare(
     job = replace(job, max_prompt=longest)
     if not absent:
         refusals.check_length(job, config)
-        refusals.check_pipelines(job, config)
+        refusals.check_family(job, config)
     return job, prompter
 
 

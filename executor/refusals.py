@@ -10,7 +10,7 @@ from typing import Any
 
 from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
-from executor.engines.transformers.native import is_native
+from executor.engines.transformers.native import is_causal, is_native
 from executor.environments.process import EnvironmentProcess
 from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
@@ -31,6 +31,8 @@ SPLIT = "max_split_size_mb:512,garbage_collection_threshold:0.8"
 """PYTORCH_ALLOC_CONF that holds fragmentation down where memory is handed over by IPC."""
 SAME_PARAMS = 0.05
 """Relative difference in parameters up to which a folder counts as the planned model."""
+NOT_SYNCED = {"gpt_oss": "a reload leaves the attention sinks as they were"}
+"""Model types to which vLLM does not give new weights while it runs -> why (vLLM 0.32, seen on a CPU)."""
 _SHAPE: Mapping[str, Callable[[ModelSpec], int]] = {
     "layers": lambda model: model.num_layers,
     "of hidden size": lambda model: model.hidden,
@@ -66,6 +68,14 @@ def check_model(folder: str) -> None:
             f"{folder!r} comes with its own code (auto_map) for the type {config.get('model_type')!r}, which "
             "transformers does not have: code of a model is never run",
             help="take a model whose type transformers has, or convert it to one",
+        )
+    if not is_causal(str(config.get("model_type"))):
+        raise RlhfsimError(
+            "model-not-causal",
+            f"{folder!r} holds a {config.get('model_type')}, which transformers does not load as a causal "
+            "language model of text",
+            help="save its language model as a model of its own: that of a Qwen2.5-VL is a qwen2, "
+            "that of a Qwen3-VL a qwen3",
         )
     if not has_weights(folder):
         raise RlhfsimError(
@@ -202,12 +212,20 @@ def _differing(planned: PlannedModel, found: ModelSpec) -> list[str]:
     return lines
 
 
-def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:
-    """Pipelines cut this kind of model; `config` is the policy's, the other roles are of its kind.
+def check_family(job: Job, config: Mapping[str, Any]) -> None:
+    """Engines run this kind of model; `config` is the policy's, the other roles are of its kind.
 
     Raises:
-        RlhfsimError: another kind, or heads that tp does not divide.
+        RlhfsimError: weights that vLLM does not take over, a kind that pipelines do not cut, or heads that tp
+            does not divide.
     """
+    kind = str(config.get("model_type"))
+    if job.plan.workload.generates and kind in NOT_SYNCED:
+        raise RlhfsimError(
+            "weights-not-synced",
+            f"vLLM does not take over new weights of a {kind} while it runs: {NOT_SYNCED[kind]}",
+            help="take a model of another family, or another framework: rlhfsim design --framework verl",
+        )
     model = read_config(Source(job.model, "", config), job.model)
     for role, placed in job.plan.placement.roles.items():
         if isinstance(placed, RolePlacement):

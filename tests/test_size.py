@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 22600,
     "executor/algorithms": 14750,
     "executor/coordination": 38450,
-    "executor/engines": 39450,
+    "executor/engines": 39950,
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 7000,

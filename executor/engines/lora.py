@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.protocols import EngineSpec
-from executor.engines.transformers.heads import HeadedModel, checkpoint_name
+from executor.engines.transformers.heads import HeadedModel, named_tensors
 from executor.engines.weights import gathered, names_in_groups
 from executor.weight_transfer.packing import Named
 from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
@@ -80,12 +80,11 @@ def without(model: HeadedModel) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def split(model: HeadedModel) -> tuple[dict[str, nn.Parameter], dict[str, Adapter]]:
-    """Base parameters by Hugging Face name, and the adapters of those that have one."""
-    base: dict[str, nn.Parameter] = {}
-    sides: dict[str, dict[str, nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        plain = checkpoint_name(model, name)
+def split(model: HeadedModel) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
+    """Base weights by Hugging Face name, and the adapters of those that have one."""
+    base: dict[str, Tensor] = {}
+    sides: dict[str, dict[str, Any]] = {}
+    for plain, parameter in named_tensors(model).items():
         if ".lora_" in plain:
             weight, _, side = plain.rpartition(".lora_")
             sides.setdefault(f"{weight}.weight", {})[side[0].lower()] = parameter

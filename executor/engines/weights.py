@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from executor.weight_transfer.packing import Named
@@ -34,14 +34,14 @@ def grouped(sizes: Iterable[tuple[Entry, int]], bucket_bytes: int) -> Iterator[l
 
 
 def names_in_groups(
-    named: Mapping[str, nn.Parameter], bucket_bytes: int, dtype: torch.dtype | None = None
+    named: Mapping[str, Tensor], bucket_bytes: int, dtype: torch.dtype | None = None
 ) -> Iterator[list[str]]:
     """Names in order, in groups of about `bucket_bytes` of full parameters in `dtype` (None: their own)."""
     return grouped(((name, _full_bytes(p, dtype or p.dtype)) for name, p in named.items()), bucket_bytes)
 
 
 @contextmanager
-def gathered(parameters: Sequence[nn.Parameter], dtype: torch.dtype | None = None) -> Iterator[list[Tensor]]:
+def gathered(parameters: Sequence[Tensor], dtype: torch.dtype | None = None) -> Iterator[list[Tensor]]:
     """The parameters with all their elements, valid inside; a collective over their data-parallel ranks.
 
     ZeRO-3 fills the parameters themselves; FSDP2's DTensors are rounded to `dtype` where their shards lie and
@@ -58,12 +58,12 @@ def gathered(parameters: Sequence[nn.Parameter], dtype: torch.dtype | None = Non
 
 
 def buckets(
-    named: Mapping[str, nn.Parameter],
+    named: Mapping[str, Tensor],
     bucket_bytes: int,
     *,
     here: bool,
     dtype: torch.dtype | None = None,
-    whole: Callable[[nn.Parameter, Tensor], Tensor] = lambda _, tensor: tensor,
+    whole: Callable[[Tensor, Tensor], Tensor] = lambda _, tensor: tensor,
 ) -> Iterator[list[Named]]:
     """Buckets of full tensors where they are wanted `here`, else empty ones; valid until the next.
 
@@ -82,5 +82,5 @@ def _full(parameter: DTensor, dtype: torch.dtype | None) -> Tensor:
     return cast(DTensor, shard).full_tensor()
 
 
-def _full_bytes(parameter: nn.Parameter, dtype: torch.dtype) -> int:
+def _full_bytes(parameter: Tensor, dtype: torch.dtype) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel())) * dtype.itemsize

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from executor.engines.transformers.heads import HeadedModel, TokenHead
+from executor.engines.transformers.stored import StoredForm
 from lab.oracle import attention
 from lab.oracle.live_bytes import LiveBytes
 from rlhfsim.specs.model import presets
@@ -84,7 +85,7 @@ def build(preset: str, layers: int | None = None, *, attention_name: str = atten
         configuration(preset, layers), dtype=torch.bfloat16, attn_implementation=attention_name
     )
     head = TokenHead(causal.get_output_embeddings(), causal.config, 1.0)
-    return HeadedModel(causal.base_model, head, causal.config, "lm_head").train()
+    return HeadedModel(causal.base_model, head, causal.config, "lm_head", StoredForm(causal)).train()
 
 
 def configuration(preset: str, layers: int | None = None) -> Any:

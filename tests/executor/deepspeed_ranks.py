@@ -144,7 +144,7 @@ def plain(folder: str, steps: int, loss: LossSpec = LOSS) -> tuple[dict[str, tor
         value.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), OPTIMIZER.max_grad_norm)))
         adam.step()
-    return {name: p.detach() for name, p in heads.named_parameters(module).items()}, norms
+    return {name: p.detach() for name, p in heads.named_tensors(module).items()}, norms
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
@@ -230,7 +230,7 @@ def check_tensor_parallel(zero: int, family: str) -> dict[str, Any]:
     engine = training.build(spec(model(family), zero=zero, tp=2, dp=1))
     stored = {
         name: p.detach()
-        for name, p in heads.named_parameters(heads.load(model(family), "causal", "fp32")).items()
+        for name, p in heads.named_tensors(heads.load(model(family), "causal", "fp32")).items()
     }
     found = {"loaded": distance(weights(engine), stored)}
     shard = sum(parameter.numel() for parameter in engine.model.parameters())
@@ -259,7 +259,7 @@ def check_lora(zero: int, **options: Any) -> dict[str, Any]:
     copy = heads.load(model("llama"), "causal", "fp32")
     found = {"moved": close_to(before, after), "reference": close_to(before, reference)}
     if RANK == 0:
-        for name, parameter in heads.named_parameters(copy).items():
+        for name, parameter in heads.named_tensors(copy).items():
             parameter.data.copy_(merged[name])
         micro = packing.micro_batch(some, packed=False)
         again = micro.split(copy(micro.tokens, micro.positions, micro.index, micro.targets)[0])
@@ -285,7 +285,7 @@ def check_scoring() -> dict[str, Any]:
     whole = training.build(spec(model("qwen2"), zero=0, optimizer=None))
     wanted = whole.logprobs(some)
     sharded = training.build(spec(model("qwen2"), zero=3, optimizer=None, packing=True))
-    stored = heads.named_parameters(heads.load(model("qwen2"), "causal", "fp32"))
+    stored = heads.named_tensors(heads.load(model("qwen2"), "causal", "fp32"))
     found = {"logprobs": close_to(wanted, sharded.logprobs(some))}
     found["loaded"] = distance(weights(sharded), {name: p.detach() for name, p in stored.items()})
     sharded.offload(FOLDER / "offload")

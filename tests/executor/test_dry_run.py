@@ -230,7 +230,7 @@ def test_a_pipeline_of_a_model_that_it_does_not_cut_is_refused_before_a_process_
         config = published_config(name)
         assert config is not None
         with pytest.raises(RlhfsimError, match="pipeline-model-not-run"):
-            refusals.check_pipelines(job(staged), config)
+            refusals.check_family(job(staged), config)
 
 
 def test_sizes_of_a_model_folder_that_are_none_and_a_name_too_long_for_a_file_are_refused(

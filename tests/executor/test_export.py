@@ -33,7 +33,7 @@ def test_a_large_model_is_cut_into_files_that_its_readers_find(
 ) -> None:
     source = tiny.build(tmp_path / "source", layers=2)
     model = heads.load(str(source), "causal", "fp32")
-    named = heads.named_parameters(model)
+    named = heads.named_tensors(model)
     monkeypatch.setattr(checkpoints, "FILE_BYTES", 400_000)
     saved = _saved(source, model, named)
     monkeypatch.setattr(checkpoints, "GATHER_BYTES", 100_000)
@@ -56,11 +56,11 @@ def test_a_large_model_is_cut_into_files_that_its_readers_find(
     again = heads.load(str(folder), "causal", "fp32")
     theirs = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for name, wanted in named.items():
-        assert torch.equal(heads.named_parameters(again)[name], wanted)
+        assert torch.equal(heads.named_tensors(again)[name], wanted)
         assert torch.equal(dict(theirs.named_parameters())[name], wanted)
 
 
-def _saved(source: Path, model: heads.HeadedModel, named: dict[str, torch.nn.Parameter]) -> Any:
+def _saved(source: Path, model: heads.HeadedModel, named: dict[str, torch.Tensor]) -> Any:
     return SimpleNamespace(
         model=model,
         buckets=lambda size: weights.buckets(named, size, here=True),
@@ -71,7 +71,7 @@ def _saved(source: Path, model: heads.HeadedModel, named: dict[str, torch.nn.Par
 def test_a_small_model_is_one_file_without_index(tmp_path: Path) -> None:
     source = tiny.build(tmp_path / "source", layers=1)
     model = heads.load(str(source), "causal", "fp32")
-    saved = _saved(source, model, heads.named_parameters(model))
+    saved = _saved(source, model, heads.named_tensors(model))
     (tmp_path / "copy").mkdir()
     checkpoints.export(saved, tmp_path / "copy")
     assert [file.name for file in (tmp_path / "copy").glob("model*")] == ["model.safetensors"]

@@ -220,6 +220,7 @@ def test_attention_over_a_pack_makes_nothing_between_sequences(
         ({"model_type": "mistral", "sliding_window": 4096}, "sdpa"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]}, "sdpa"),
         ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "eager"),
+        ({"model_type": "gpt_oss", "layer_types": ["sliding_attention", "full_attention"]}, "eager"),
     ],
 )
 def test_models_whose_attention_does_more_are_padded(fields: dict[str, Any], name: str) -> None:

@@ -62,11 +62,11 @@ class DeepSpeedEngine(DeepSpeedLearner):
         """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective."""
         here = dist.get_rank() in senders
         if self.spec.lora_rank is not None:
-            return lora.merged(self.model, bucket_bytes, here=here)
-        named = heads.named_parameters(self.model)
-        return weights.buckets(named, bucket_bytes, here=here, whole=self._whole)
+            return self.model.stored.of(lora.merged(self.model, bucket_bytes, here=here))
+        named = heads.named_tensors(self.model)
+        return self.model.stored.of(weights.buckets(named, bucket_bytes, here=here, whole=self._whole))
 
-    def _whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+    def _whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
         split = self._split.get(id(parameter))
         return split.gather(tensor) if split else tensor
 

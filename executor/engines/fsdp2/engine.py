@@ -91,9 +91,10 @@ class Fsdp2Engine(Learner):
         """
         here = dist.get_rank() in senders
         if self.spec.lora_rank is not None:
-            return lora.merged(self.model, bucket_bytes, here=here)
+            return self.model.stored.of(lora.merged(self.model, bucket_bytes, here=here))
         dtype = heads.DTYPES[self.spec.precision]
-        return weights.buckets(heads.named_parameters(self.model), bucket_bytes, here=here, dtype=dtype)
+        named = heads.named_tensors(self.model)
+        return self.model.stored.of(weights.buckets(named, bucket_bytes, here=here, dtype=dtype))
 
     def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """Shards as torch's distributed checkpoint, a file a rank, and a safetensors copy; a collective."""

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 VARLEN, FLASH = "rlhfsim_varlen", "flash_attention_2"
 MORE = ("sliding_window", "attn_logit_softcapping", "attention_chunk_size", "attention_sinks")
 """Fields of a model's configuration that ask for more than causal softmax."""
+SINKS = ("gpt_oss",)
+"""Types whose heads have a learnt score beside those of tokens; PyTorch's scaled dot product knows neither
+that nor a cap."""
 
 
 def implementation(config: Any, dtype: torch.dtype) -> str:
@@ -38,8 +41,7 @@ def implementation(config: Any, dtype: torch.dtype) -> str:
     more = _more(config)
     if more:
         logger.info("%s: attention with %s is not packed", config.model_type, ", ".join(more))
-        # PyTorch's scaled dot product knows no cap
-        return "eager" if "attn_logit_softcapping" in more else "sdpa"
+        return "eager" if "attn_logit_softcapping" in more or config.model_type in SINKS else "sdpa"
     AttentionInterface.register(VARLEN, attend)
     return VARLEN
 

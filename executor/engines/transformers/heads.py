@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
 from executor.engines.transformers.shards import EmptyParameters, ModelFiles, expect, give_storage
+from executor.engines.transformers.stored import StoredForm
 from executor.settings import Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
@@ -93,10 +94,16 @@ class HeadedModel(nn.Module):
     """Backbone and head in one module, so that ZeRO and AutoTP see one forward pass."""
 
     def __init__(
-        self, backbone: nn.Module, head: TokenHead | ScalarHead, config: Any, head_name: str
+        self,
+        backbone: nn.Module,
+        head: TokenHead | ScalarHead,
+        config: Any,
+        head_name: str,
+        stored: StoredForm,
     ) -> None:
-        """`head_name`: of the head's module in a checkpoint."""
+        """`head_name`: of the head's module in a checkpoint; `stored`: its other names there."""
         super().__init__()
+        self.stored = stored
         self.backbone, self.head, self.config, self.head_name = backbone, head, config, head_name
         self.prefix = f"{getattr(backbone, 'base_model_prefix', 'model')}."
 
@@ -164,9 +171,14 @@ def checkpoint_name(model: HeadedModel, name: str) -> str:
     return model.prefix + rest if part == "backbone" else f"{model.head_name}.{rest}"
 
 
-def named_parameters(model: HeadedModel) -> dict[str, nn.Parameter]:
-    """Every parameter once, by its Hugging Face name; a tied output matrix counts as the embedding."""
-    return {checkpoint_name(model, name): value for name, value in model.named_parameters()}
+def named_tensors(model: HeadedModel) -> dict[str, Tensor]:
+    """Every parameter and stored buffer once, by name; a tied output matrix counts as the embedding.
+
+    Routers of DeepSeek-V3 and GLM-4.5 keep the correction of their scores in a buffer, which vLLM loads.
+    """
+    kept = {name for name in model.state_dict() if "backbone." in name}
+    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]
+    return {checkpoint_name(model, name): value for name, value in named}
 
 
 def configuration(folder: str) -> Any:
@@ -251,7 +263,7 @@ def _causal(folder: str, dtype: torch.dtype, temperature: float, *, whole: bool)
     head = TokenHead(linear, causal.config, temperature)
     logger.info("%s: output matrix %s", folder, "tied" if causal.config.tie_word_embeddings else "read")
     name = next(name for name, module in causal.named_modules() if module is linear)
-    return HeadedModel(causal.base_model, head, causal.config, name)
+    return HeadedModel(causal.base_model, head, causal.config, name, StoredForm(causal))
 
 
 def _scalar(folder: str, dtype: torch.dtype, seed: int, *, whole: bool) -> HeadedModel:
@@ -271,7 +283,7 @@ def _scalar(folder: str, dtype: torch.dtype, seed: int, *, whole: bool) -> Heade
     else:
         draw_head(head.weight, backbone.config, seed)
     logger.info("%s: scalar head %s", folder, f"{name} read" if name else f"drawn from seed {seed}")
-    return HeadedModel(backbone, head, backbone.config, "score")
+    return HeadedModel(backbone, head, backbone.config, "score", StoredForm(backbone))
 
 
 def has_head(folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which types of models transformers has itself, without code that comes with a model."""
+"""Which types of models transformers has itself, without code that comes with a model, and as what."""
 
 from __future__ import annotations
 
@@ -8,3 +8,11 @@ def is_native(model_type: str) -> bool:
     from transformers import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING
+
+
+def is_causal(model_type: str) -> bool:
+    """Whether transformers loads it as a causal language model; true of types that it does not have."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type not in CONFIG_MAPPING

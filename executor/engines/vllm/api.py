@@ -72,6 +72,7 @@ class Reload:
         with set_current_vllm_config(self._worker.vllm_config):
             if weights and not self._begun:
                 self._worker.rlhf_whole, self._begun = False, True
+                _unpack_experts(self._model)
                 initialize_layerwise_reload(self._model)
             self._model.load_weights(iter(weights))
 
@@ -117,6 +118,14 @@ def _check_loaded(model: torch.nn.Module, whole: bool) -> None:
             f"the transfer left {len(missing)} layers without all of their weights, first {missing[0]!r}",
             help="send every weight of the model by its Hugging Face name",
         )
+
+
+def _unpack_experts(model: torch.nn.Module) -> None:
+    """Have experts packed again on CPU: their kernel packs when it is built, and is kept over a reload."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) and next(layer.parameters()).device.type == "cpu":
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _repack_head(model: torch.nn.Module) -> None:

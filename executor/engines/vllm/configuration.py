@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def _assumed_device(architectures: list[str]) -> Any:
         self.load_model_cls()
     )
     ops.cutlass_scaled_mm_supports_fp8 = lambda capability: capability >= FP8_CAPABILITY
+    with suppress(ImportError):  # the CUDA build without a driver
+        import_module(CUDA_OPS)
     sys.modules.setdefault(CUDA_OPS, types.ModuleType(CUDA_OPS))
     cuda: Any = import_module("vllm.platforms.cuda")
     from vllm.platforms.interface import DeviceCapability
