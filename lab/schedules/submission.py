@@ -316,3 +316,7 @@ def _launched(question: Question, options: LaunchOptions, ending: Ending) -> Non
         ending.how = "terminated" if error.code == TERMINATED else f"exit {error.code}"
     except RlhfsimError as error:
         ending.how, ending.code = "refused", error.code
+    except OSError as error:
+        if error.errno is None:
+            raise
+        ending.how, ending.code = "refused", "system"  # as rlhfsim/cli/main.py says it
