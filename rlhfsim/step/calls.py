@@ -140,7 +140,8 @@ def _rollout(
     layout = _rollout_layout(role, kv_tokens)
     device, model = setting.device(role), setting.models.actor
     priced = _generate(device, model, layout, requests, kv_tokens, drawn, setting.engine)
-    priced = replace(priced, cost=_widened(setting, role, priced.cost))
+    if role.layout.open_dispatcher:
+        priced = replace(priced, cost=_widened(setting, role, priced.cost))
     return priced.scaled(bias_of(setting, "actor.generate"))
 
 
