@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import CDLL
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +58,9 @@ CAPABILITIES = {
     **dict.fromkeys(("b300", "gb300"), (10, 3)),
 }
 """Compute capability by the first word of a profile's name (NVIDIA, CUDA GPU Compute Capability)."""
-NOT_INSTALLED = "not checked: not installed"
+NOT_INSTALLED = "not checked: not installed, or without the driver that it needs"
+DRIVER, CUDA_KERNELS = "libcuda.so.1", "_C_stable_libtorch*.so"
+"""What the kernels in vLLM's CUDA build need, and their file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,12 +208,12 @@ def _rollout(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
 
 
 def ask(name: Library, requests: Sequence[Any]) -> list[Any] | None:
-    """Answers of a library in a process of its own; None: it is not installed.
+    """Answers of a library in a process of its own; None: it is not installed, or lacks the driver.
 
     Raises:
         RlhfsimError: the library did not answer.
     """
-    if find_spec(name) is None:
+    if not _loads(name):
         return None
     module = f"executor.engines.{name}.configuration"
     ran = subprocess.run(
@@ -231,6 +234,19 @@ def ask(name: Library, requests: Sequence[Any]) -> list[Any] | None:
         )
     answers: list[Any] = json.loads(ran.stdout)
     return answers
+
+
+def _loads(name: Library) -> bool:
+    """Whether the library is here, and the driver where it was built for CUDA."""
+    found = find_spec(name)
+    folders = (found and found.submodule_search_locations) or ()
+    if not any(any(Path(folder).glob(CUDA_KERNELS)) for folder in folders):
+        return found is not None
+    try:
+        CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def deepspeed_requests(specs: Mapping[str, EngineSpec]) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,7 @@ BUDGET = {
     "rlhfsim/validation": 27100,
     "rlhfsim/weight_sync": 9600,
     "rlhfsim/what_if": 79000,
-    "executor": 22600,
+    "executor": 22750,
     "executor/algorithms": 14750,
     "executor/coordination": 38450,
     "executor/engines": 39950,

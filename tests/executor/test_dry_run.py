@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,3 +253,15 @@ def test_the_driver_is_imported_without_torch() -> None:
     """It holds no tensors: torch took 1.8 s of the 2.9 s of CPU time before anything started."""
     code = "import sys, executor.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_cuda_build_without_the_driver_judges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels do not load on a head node without GPUs, and every plan would be refused."""
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(dry_run, "find_spec", lambda name: package)
+    monkeypatch.setattr(dry_run, "DRIVER", str(tmp_path / "libcuda.so.1"))
+    assert dry_run._loads("vllm")
+    (tmp_path / "_C_stable_libtorch.abi3.so").touch()
+    assert not dry_run._loads("vllm")
