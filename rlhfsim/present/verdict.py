@@ -68,9 +68,7 @@ def assumed(plan: Plan) -> Iterator[str]:
     if plan.placement.rollout is not None and plan.framework is not None:
         runs = framework(plan.framework)
         if runs.engine != PRICED_ENGINE:
-            own = (
-                "with its own attention and host time, the rest as " if runs.engine in ENGINE_NAMES else "as "
-            )
+            own = "with its own attention, the rest as " if runs.engine in ENGINE_NAMES else "as "
             yield f"{runs.engine}, with which {runs.title} generates, is priced {own}{PRICED_ENGINE}"
 
 

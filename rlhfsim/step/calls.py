@@ -72,7 +72,7 @@ class CallSetting:
 
     @property
     def engine(self) -> Engine:
-        """The inference engine of the framework; without one, vLLM."""
+        """Whose attention kernels generate; host time inside an RL framework is known with vLLM's alone."""
         runs = runs_of(self.cluster.framework)
         return ENGINE_NAMES.get(runs.engine, "vllm") if runs else "vllm"
 
@@ -139,7 +139,7 @@ def _rollout(
 ) -> Generation:
     layout = _rollout_layout(role, kv_tokens)
     device, model = setting.device(role), setting.models.actor
-    priced = _generate(device, model, layout, requests, kv_tokens, drawn, setting.engine)
+    priced = _generate(device, model, layout, requests, kv_tokens, drawn)
     if role.layout.open_dispatcher:
         priced = replace(priced, cost=_widened(setting, role, priced.cost))
     return priced.scaled(bias_of(setting, "actor.generate"))
@@ -191,7 +191,6 @@ def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | Non
         staleness=schedule.staleness,
         interrupted=schedule.partial_rollout,
         kv_tokens=kv_tokens,
-        engine=setting.engine,
         worker=True,
     ).cost
     cost = _widened(setting, role, cost)
@@ -206,12 +205,9 @@ def _generate(
     requests: Requests,
     kv_tokens: float | None,
     drawn: tuple[float, ...] | None,
-    engine: Engine,
 ) -> Generation:
     lengths = None if drawn is None else np.asarray(drawn)
-    return generate(
-        device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, engine=engine, worker=True
-    )
+    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
 
 
 def steps_of(setting: CallSetting, call: Call, generation: Generation | None) -> list[Step]:

@@ -32,7 +32,7 @@ def test_a_candidate_is_searched_with_what_its_framework_runs_and_costs() -> Non
     (row,) = rows(options)
     assert row is options[0]
     others = table(options, [row], (), None).rows[0][-1].text
-    assert row.framework == "slime"
+    assert row.framework == "verl"
     assert others == "within the error: 2"
 
 
