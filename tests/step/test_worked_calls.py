@@ -81,7 +81,7 @@ def test_all_epochs_of_a_trained_role_by_hand(role: str, lora: Lora | None) -> N
         optimizer_steps=2,
         lora=lora if role == "actor" else None,
         value_head=role == "critic",
-        software=calls._stack(at),
+        software=calls.stack_of(at),
         pack_len=pack_len(at.workload, ROLE.layout),
     )
     count = 2 * micro_batches(ROLE.layout, sequences, 2, pack_len(at.workload, ROLE.layout))[1]
@@ -108,7 +108,7 @@ def test_a_scoring_call_by_hand(name: str) -> None:
         backend="megatron",
         head=call.kind,
         lora=at.workload.lora if call.role == "actor" else None,
-        software=calls._stack(at),
+        software=calls.stack_of(at),
         pack_len=packs,
     )
     count = micro_batches(ROLE.layout, sequences, 1, packs)[1]
@@ -127,7 +127,7 @@ def test_training_on_preferences_has_no_framework_around_it() -> None:
         sequences_of(work),
         backend="megatron",
         optimizer_steps=2,
-        software=calls._stack(at),
+        software=calls.stack_of(at),
         pack_len=pack_len(work, ROLE.layout),
     )
     assert calls.train_cost(at, "actor", ROLE).seconds == pytest.approx(3 * alone.seconds)
