@@ -53,7 +53,7 @@ MADE = (
     "design --gpus 4 --model 0.5b --algorithm grpo --out after.json",
     "import-run job.log --framework verl --gpu h100 --out runs/a",
     "calibrate runs/a --out calibrated.yaml",
-    "whatif my-scenario.yaml --out whatif.json",
+    "whatif my-scenario.yaml --out whatif.json --csv points.csv",
 )
 """Commands whose files others read; they are judged too."""
 
