@@ -23,8 +23,8 @@ from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.memory_peaks import memory_peaks
 
-FAST, SLOW = range(16), range(16, 28)
-LONG = [range(28, 44), *(range(start, start + 40) for start in range(44, 324, 40))]
+FAST = range(16)
+LONG = [range(16, 28), range(28, 44), *(range(start, start + 40) for start in range(44, 324, 40))]
 """More questions than the test command has time for."""
 
 
@@ -122,10 +122,7 @@ def test_what_design_allows_launches_with_every_training_backend(backend: Backen
 
 @pytest.mark.slow
 @pytest.mark.parallel
-@pytest.mark.parametrize(
-    "seeds",
-    [SLOW, *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG)],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", LONG, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_plans_of_many_drawn_questions_launch(seeds: range) -> None:
     assert refused(plans(seeds)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,14 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if import design
 
 TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """SIGINT is heard, also where a script started the tests with `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def asked_after(calls: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
