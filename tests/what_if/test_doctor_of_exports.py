@@ -30,7 +30,7 @@ from rlhfsim.what_if.doctor.diagnosis import unread_keys
 from rlhfsim.what_if.estimate import PricedPlacement, planned, priced_placement, step_of
 from tests.frameworks.test_round_trip import differences, question
 
-FAST, LONG = 30, 143
+FAST, LONG = 12, 143
 """Plans of a framework; 143 of seven are 1,000."""
 NEVER_DRAINS: dict[str, Any] = {"staleness": 2, "partial_rollout": True}
 SCHEDULES: tuple[dict[str, Any], ...] = ({}, {"staleness": 1}, NEVER_DRAINS)

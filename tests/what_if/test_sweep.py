@@ -113,7 +113,7 @@ def test_designs_in_memory_do_not_grow_with_the_points(
         most = max(most, len(self.known))
 
     monkeypatch.setattr(designs.Designs, "ensure", watched)
-    grid = {"workload.prompts": list(range(2, 200, 2))}
+    grid = {"workload.prompts": list(range(2, 60, 2))}
     whatif(small(grid=grid), runner=planted(seconds), tables=[tmp_path / "points.csv"])
     assert most <= sweep.KEPT + sweep.BATCH + sweep.SAMPLE + 1
 
