@@ -70,13 +70,10 @@ def test_the_facts_of_this_machine_come_as_rows_and_as_a_page(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "ledger",
         "attention",
         "copies",
-        "deepspeed",
         "fsdp2",
-        pytest.param("dpo", marks=pytest.mark.long),
-        pytest.param("rollout", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("ledger", "deepspeed", "dpo", "rollout")),
     ],
 )
 def test_a_check_runs_on_a_cpu(name: str) -> None:
