@@ -97,6 +97,29 @@ def test_another_table_is_refused(tmp_path: Path, text: str, reason: str) -> Non
     assert caught.value.code == "no-table-of-points"
 
 
+@pytest.mark.parametrize(
+    ("name", "cell", "reason"),
+    [
+        ("step_s", "inf", "step_s is 'inf'"),
+        ("step_s", "-5", "step_s is '-5"),
+        ("step_s", "soon", "step_s is 'soon'"),
+        ("gpus", "inf", "gpus is 'inf'"),
+        ("gpus", "", "seconds and no gpus"),
+        ("usd_per_step", "1e300", "usd_per_step is '1e"),
+    ],
+)
+def test_a_spoiled_cell_is_refused_with_its_line(tmp_path: Path, name: str, cell: str, reason: str) -> None:
+    path = tmp_path / "points.csv"
+    good = {"name": "base", "gpus": 8, "architecture": "hybrid", "step_s": 80, "usd_per_step": 1}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, HEAD, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([good, good | {name: cell}])
+    with pytest.raises(RlhfsimError, match=reason) as caught:
+        points_page(path)
+    assert f"{path}:3" in str(caught.value)
+
+
 def test_names_cannot_end_the_data_in_the_page(table: Path) -> None:
     write(table.with_suffix(".html"), points_page(table))
     text = table.with_suffix(".html").read_text()

@@ -18,6 +18,8 @@ NAME, FIRST = "name", next(iter(COLUMNS))
 """The columns around what points set."""
 NUMBERS = ("gpus", "step_s", "usd_per_step", "run_s", "run_usd")
 TEXTS = ("architecture", "other_work")
+MOST = 1e15
+"""Seconds, dollars and GPUs of a point lie below."""
 MOST_VALUES = 200
 """Values of a column up to which points can be chosen by it."""
 
@@ -99,7 +101,10 @@ def _read(path: Path) -> pd.DataFrame:
     missing = [column for column in (NAME, *NUMBERS, *TEXTS) if column not in points]
     if missing or points.empty:
         raise _no_table(path, f"it has no column {missing[0]}" if missing else "it has no rows")
-    points = points.assign(**{name: pd.to_numeric(points[name], errors="coerce") for name in NUMBERS})
+    points = points.assign(**{name: _checked(points[name], path) for name in NUMBERS})
+    sizeless = points["gpus"].isna() & points["step_s"].notna()
+    if sizeless.any():
+        raise _no_table(path, "a point has seconds and no gpus", int(sizeless.to_numpy().argmax()))
     runs = points["run_s"].notna()
     return points.assign(
         seconds=points["run_s"].where(runs, points["step_s"]),
@@ -107,11 +112,27 @@ def _read(path: Path) -> pd.DataFrame:
     )
 
 
-def _no_table(path: Path, reason: str) -> RlhfsimError:
+def _checked(column: pd.Series[Any], path: Path) -> pd.Series[Any]:
+    """The numbers of a column; empty cells stay empty.
+
+    Raises:
+        RlhfsimError: a cell that is no number above 0 (of money: at least 0), or an absurd one.
+    """
+    found = pd.to_numeric(column, errors="coerce")
+    usable = (found > 0) | ((found == 0) & ("usd" in str(column.name)))
+    wrong = column.notna() & ~(usable & (found < MOST))
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        raise _no_table(path, f"{column.name} is {str(column.iloc[row])[:40]!r}, no number above 0", row)
+    return found
+
+
+def _no_table(path: Path, reason: str, row: int | None = None) -> RlhfsimError:
+    line = None if row is None or path.suffix == PARQUET else row + 2  # below the head, counted from 1
     return RlhfsimError(
         "no-table-of-points",
         f"this is no table of points: {reason[:200]}",
-        place=Place(file=str(path)),
+        place=Place(file=str(path), line=line),
         help="write one with: rlhfsim whatif SCENARIO --csv points.csv",
     )
 
