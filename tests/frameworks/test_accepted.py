@@ -27,6 +27,7 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.what_if.design import design
+from tests.frameworks.as_planned import DERIVED, wrong
 
 ROOT = Path(__file__).parents[2]
 RULES = Reward(model=None, rules=Rules())
@@ -235,11 +236,18 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     return [ranks, name.removesuffix(".yaml"), *given, "--output_dir", str(folder / "out")]
 
 
-def verdicts(name: str, asks: list[list[str]]) -> list[str]:
-    program = [sys.executable, str(Path(__file__).with_name("accept.py")), name]
-    done = subprocess.run(program, input=json.dumps(asks), capture_output=True, text=True, timeout=500)
+def verdicts(name: str, asks: list[list[str]], set_up: bool) -> list[dict[str, Any]]:
+    """What `accept.py` says of lists of arguments."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.frameworks.accept", name],
+        input=json.dumps([(ask, set_up) for ask in asks]),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer: list[str] = json.loads(done.stdout.splitlines()[-1])
+    answer: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
@@ -248,16 +256,23 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def answers(name: str, plans: Sequence[Plan], folder: Path, spoiled: Sequence[str] = ()) -> list[str]:
+def set_up(
+    name: str, plans: Sequence[Plan], folder: Path, *, derive: bool, spoiled: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """What the framework says of the exports of plans, and of the last with each spoiling argument.
 
-    Empty where it accepts.
+    `refused` is empty where it accepts, `derived` what its workers make of it.
     """
     from executor.tasks import tiny
 
     MODEL["path"] = tiny.build(folder / "model")
     asks = [arguments(export(p, name, frozenset()), i, folder) for i, p in enumerate(plans)]
-    return verdicts(name, asks + [[*asks[-1], more] for more in spoiled])
+    return verdicts(name, asks + [[*asks[-1], more] for more in spoiled], derive)
+
+
+def answers(name: str, plans: Sequence[Plan], folder: Path, spoiled: Sequence[str] = ()) -> list[str]:
+    """Why the framework refuses each, empty where it accepts."""
+    return [said["refused"] for said in set_up(name, plans, folder, derive=False, spoiled=spoiled)]
 
 
 SPOILED = {
@@ -290,13 +305,15 @@ EVERY = 3
 @pytest.mark.parallel
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize("name", PLANS)
-def test_the_framework_itself_accepts_every_export(name: str, every: int, tmp_path: Path) -> None:
+def test_the_framework_itself_accepts_every_export_and_sets_it_up_as_planned(
+    name: str, every: int, tmp_path: Path
+) -> None:
     if not installed(name):
         pytest.skip(f"{name} is not installed")
     plans, least = PLANS[name]
     drawn = list(plans())
     assert len(drawn) >= least
     some = drawn[::-every][::-1]
-    said = answers(name, some, tmp_path, SPOILED[name])
-    assert [found for found in said[: len(some)] if found] == []
-    assert all(said[len(some) :])
+    said = set_up(name, some, tmp_path, derive=name in DERIVED, spoiled=SPOILED[name])
+    assert {i: found for i, p in enumerate(some) if (found := wrong(p, name, said[i]))} == {}
+    assert all(refusal["refused"] for refusal in said[len(some) :])

@@ -33,6 +33,8 @@ from rlhfsim.frameworks.verl.versions import (
     REFERENCE_FOLLOWS,
     ROLL,
     TRAIN_TP,
+    V1,
+    before,
     default,
 )
 from rlhfsim.plan import Plan
@@ -92,8 +94,9 @@ def _planned(role: str, name: str) -> Callable[[Plan], Any]:
 
 
 PLANNED = {f"{role}.{name}": _planned(role, name) for role in ROLES for name in _PLANNED}
+PLANNED["critic.by_engine"] = lambda plan: True
 """Fields of each role: whether micro-batches are packs, their tokens, virtual stages, whether weights and
-whether optimizer states leave the GPUs."""
+whether optimizer states leave the GPUs; whether the keys of the critic's engine hold."""
 
 
 # --- how a configuration is read ----------------------------------------------------------------------------
@@ -146,6 +149,7 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
         return other if trained else like(f"actor.{name}")
 
     experts = f"{group}.expert_tensor_parallel_size"
+    added = "+" if trained else "++"  # the reference's group holds what the actor's does
     as_rest = lambda read: read[f"{role}.tp"] if read[f"{role}.ep"] > 1 else 1  # noqa: E731
     return given_that(
         "backend=megatron",
@@ -168,7 +172,7 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
             Codec(lambda stages: stages if stages > 1 else None, count().read),
             when=f"{role}.pp>1",
         ),
-        *in_megatron(role, f"+{group}.override_transformer_config.", flag=True),
+        *in_megatron(role, f"{added}{group}.override_transformer_config.", flag=True),
         Key(f"{role}.sequence_parallel", f"{group}.sequence_parallel", True, flag(both=True)),
         *_leaving(role, group, trained=trained),
     )
@@ -299,8 +303,36 @@ REFERENCE_MICRO_BATCHES = given_that(
         when="reference.packs",
     ),
 )
+
+
+def _critic_engine(backend: str, group: str) -> tuple[Key | FixedKey, ...]:
+    """Samples of a micro-batch as the critic's engine takes them: nothing else reaches it since 0.9."""
+    return given_that(
+        f"backend={backend} !critic.packs",
+        FixedKey(
+            f"+{group}.use_dynamic_bsz", False, why="or the critic trains on packs, whatever its own key says"
+        ),
+        Key(
+            "critic.micro_batch",
+            f"+{group}.micro_batch_size_per_gpu",
+            1,
+            whole(floor=1),
+            when="critic.by_engine",
+        ),
+        Key("critic.micro_batch", f"+{group}.infer_micro_batch_size_per_gpu", read=False),
+    )
+
+
+CRITIC_TOKENS = "+critic.ppo_infer_max_token_len_per_gpu"
 CRITIC_MICRO_BATCHES = given_that(
     "critic",
+    *_critic_engine("fsdp2", FSDP["critic"]),
+    *_critic_engine("megatron", "critic.megatron"),
+    *given_that(
+        "critic.by_engine critic.packs",
+        Key("critic.train_tokens", CRITIC_TOKENS, 32768, whole(floor=1), why="training takes it too"),
+        Key("critic.score_tokens", CRITIC_TOKENS, 32768, unwritten(whole(floor=1))),
+    ),
     Key("critic.micro_batch", CRITIC_SEQUENCES, 1, whole(floor=1), when="!critic.packs"),
     Key(
         "critic.train_tokens", "critic.ppo_max_token_len_per_gpu", 32768, whole(floor=1), when="critic.packs"
@@ -313,8 +345,21 @@ CRITIC_MICRO_BATCHES = given_that(
         when="critic.packs",
     ),
 )
+
+
+def _critic_packs(s: FrameworkSettings, read: Fields) -> bool:
+    """Whether the critic's micro-batches are packs: since 0.9, unless its engine is told."""
+    if not read["critic.by_engine"]:
+        return s.flag(CRITIC_DYNAMIC, default=read["actor.packs"])
+    group = "critic.megatron" if read["backend"] == "megatron" else FSDP["critic"]
+    return bool(read["workload.packing"]) and s.flag(f"{group}.use_dynamic_bsz", default=True)
+
+
 FOLLOWS: Mapping[str, Callable[[FrameworkSettings, Fields], Any]] = {
     "actor.sequences": lambda s, read: s.count(SEQUENCES) or 1,
     "reference.packs": lambda s, read: s.flag(f"{REF}.log_prob_use_dynamic_bsz", default=read["actor.packs"]),
-    "critic.packs": lambda s, read: s.flag(CRITIC_DYNAMIC, default=read["actor.packs"]),
+    "critic.packs": _critic_packs,
+    "critic.by_engine": lambda s, read: (
+        not before(read["version"], V1) and s.flag("trainer.use_v1", default=True)
+    ),
 }

@@ -95,6 +95,13 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     nearest=with_layouts(plan, role, pack_tokens=train),
                     of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
                 )
+            elif role == "critic" and placed.layout.score_pack_tokens not in (None, train):
+                yield Unsaid(
+                    what=f"packs of {placed.layout.score_pack_tokens} tokens while the critic scores",
+                    instead=f"{train}: verl's trainer takes one limit for the critic's training and scoring",
+                    nearest=with_layouts(plan, role, score_pack_tokens=None),
+                    of=("critic.layout.score_pack_tokens",),
+                )
 
 
 def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsaid]:

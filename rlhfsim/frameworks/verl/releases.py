@@ -30,6 +30,12 @@ _BEFORE_V1: Mapping[str, Missing] = {
     "trainer.v1.sampler": Missing(),
     "algorithm.filter_groups": _FILTERED,
     "data.gen_batch_size": _FILTERED,
+    "critic.ppo_infer_max_token_len_per_gpu": Missing(),
+    **{
+        f"critic.{engine}.{key}": Missing()
+        for engine in ("fsdp", "megatron")
+        for key in ("use_dynamic_bsz", "micro_batch_size_per_gpu", "infer_micro_batch_size_per_gpu")
+    },
 }
 RELEASES: Mapping[str, Release] = {
     "0.8.0": Release(missing=_BEFORE_V1),

@@ -45,6 +45,9 @@ MICRO_BATCHES = (
 Version = tuple[int, int]
 SERVERS: Version = (0, 7)
 """Since then rollout engines run as servers, in processes of their own."""
+V1: Version = (0, 9)
+"""Since then `trainer.use_v1` is on, which hands the critic's engine no key of the critic but one
+(trainer/ppo/v1/trainer_base.py, `_setup`)."""
 CHANGED: Mapping[str, Mapping[Version, float]] = {
     EAGER: {(0, 0): True, (0, 6): False},
     UNPADDED: {(0, 0): False, (0, 7): True},

@@ -1,0 +1,27 @@
+"""Sixty drawn plans a framework: its own workers set themselves up, from the exported file, as each plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.as_planned import DERIVED, wrong
+from tests.frameworks.drawn import drawn_plans
+from tests.frameworks.test_accepted import installed, set_up
+
+PLANS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.parallel
+@pytest.mark.long
+@pytest.mark.parametrize("name", DERIVED)
+def test_workers_set_themselves_up_as_planned(name: str, tmp_path: Path) -> None:
+    if not installed(name):
+        pytest.skip(f"{name} is not installed")
+    plans = list(drawn_plans(name, PLANS))
+    said = set_up(name, plans, tmp_path, derive=True)
+    assert {
+        i: found for i, (p, s) in enumerate(zip(plans, said, strict=True)) if (found := wrong(p, name, s))
+    } == {}
