@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from executor.samples import Sample, emptied
-from executor.settings import Custom, CustomPart
+from executor.settings import Custom, CustomPart, Settings
 from executor.targets import resolve
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.specs.workload.workload import OwnParts, Workload
 from rlhfsim.trace import CPU_POOL
+from rlhfsim.units import parse
 
 if TYPE_CHECKING:  # the launcher has none
     from torch import Tensor
@@ -65,13 +67,17 @@ def make(part: CustomPart, folder: str = "") -> Callable[..., Any]:
     Raises:
         RlhfsimError: it cannot be imported or made.
     """
-    folder = folder or os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _see_folder(folder)
     with named("", part):
         found: Any = resolve(part.target)
         made: Any = found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
         return made  # type: ignore[no-any-return]
+
+
+def _see_folder(folder: str) -> None:
+    folder = folder or os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @contextmanager
@@ -190,19 +196,68 @@ def for_workers(part: CustomPart) -> dict[str, Any]:
     return asdict(part) | {"folder": os.getcwd()}
 
 
-def priced(plan: Plan, custom: Custom) -> Plan:
-    """The plan with what the parts declare (`seconds_per_sample`) in its prediction; once.
+def with_declared(workload: Workload, settings: Settings) -> Workload:
+    """The workload with the seconds that parts and reward functions declare; what declares none stays.
 
-    They work between scoring and training, one sample after the other, on the driver; the loss in training.
+    Raises:
+        RlhfsimError: a part that cannot be made, or declares no seconds.
     """
-    before = plan.prediction
-    costs = {f"{FOLDER}.{name}": seconds for name, seconds in _declared(custom)}
+    own = {name: seconds for name, seconds in asdict(declared(settings.custom)).items() if seconds}
+    workload = replace(workload, custom=replace(workload.custom, **own))
+    rules, rewards = workload.reward.rules, settings.rewards or ()
+    each = [_seconds(CustomPart(target=rule.target)) if rule.target else 0.0 for rule in rewards]
+    if rules is None or not any(each):
+        return workload
+    others = 0.0 if all(each) else rules.seconds_per_sample
+    rules = replace(rules, seconds_per_sample=sum(each) + others)
+    return replace(workload, reward=replace(workload.reward, rules=rules))
+
+
+def declared(custom: Custom) -> OwnParts:
+    """What the parts say they take (`seconds_per_sample`).
+
+    Raises:
+        RlhfsimError: a part that cannot be made, or declares no seconds.
+    """
+    given = {name: getattr(custom, name) for name in asdict(OwnParts())}
+    return OwnParts(**{name: _seconds(part) for name, part in given.items() if part is not None})
+
+
+def _seconds(part: CustomPart) -> float:
+    """What it declares; 0: nothing."""
+    _see_folder("")
+    with named("", part):
+        said = getattr(resolve(part.target), "seconds_per_sample", 0.0)
+    try:
+        seconds = parse(said, "s")
+    except RlhfsimError as error:
+        text = f"{part.target} declares seconds_per_sample: {error.message}"
+        raise RlhfsimError("custom-seconds", text, help=error.help) from error
+    if seconds < 0:
+        text = f"{part.target} declares seconds_per_sample: {seconds:g} is negative"
+        raise RlhfsimError("custom-seconds", text, help="declare what one sample takes, or nothing")
+    return seconds
+
+
+def priced(plan: Plan, custom: Custom) -> Plan:
+    """The plan with what the parts declare and its workload does not hold in its prediction; once.
+
+    They work between scoring and training, one sample after the other, on the driver; the loss on every rank
+    of the actor.
+    """
+    before, work = plan.prediction, plan.workload
+    ranks = {"loss": work.epochs / plan.placement.actor.layout.dp}
+    costs = {
+        f"{FOLDER}.{name}": each * work.num_sequences * ranks.get(name, 1.0)
+        for name, each in asdict(declared(custom)).items()
+        if each and not getattr(work.custom, name)
+    }
     phases = [
         PredictedPhase(
             name=name,
             pool=CPU_POOL,
             start_s=before.step_s,
-            seconds=(seconds := each * plan.workload.num_sequences),
+            seconds=seconds,
             low_s=seconds,
             high_s=seconds,
             bound_by=FOLDER,
@@ -210,7 +265,7 @@ def priced(plan: Plan, custom: Custom) -> Plan:
             rests_on=(),
             critical=True,
         )
-        for name, each in costs.items()
+        for name, seconds in costs.items()
         if name not in {phase.name for phase in before.phases}
     ]
     more = sum(phase.seconds for phase in phases)
@@ -229,11 +284,3 @@ def priced(plan: Plan, custom: Custom) -> Plan:
         phases=(*before.phases, *phases),
     )
     return replace(plan, prediction=after)
-
-
-def _declared(custom: Custom) -> Iterator[tuple[str, float]]:
-    for name in ("loss", "advantages", "sampler", "filter", "logger"):
-        if (part := getattr(custom, name)) is not None:
-            with named(name, part):
-                make(part) if name != "logger" else None
-                yield name, float(getattr(resolve(part.target), "seconds_per_sample", 0.0))

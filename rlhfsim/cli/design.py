@@ -40,7 +40,6 @@ from rlhfsim.cli.params import (
     writer,
 )
 from rlhfsim.cli.planned import asked
-from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.cli.search_progress import shown
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
@@ -110,7 +109,6 @@ ANSWERED_EARLY = 3
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
 @option("--run", FILE, "A run whose lengths, limits and batch change (docs/budget.md): one plan or several.")
-@option("--settings settings_file", FILE, "Settings of the run: what its own parts declare is priced.")
 @option("--page", Output("page"), "With --run: the answer also as a page that works offline.")
 @option("--out", Output("plan"), "Where the plan is written.", default=Path("plan.json"))
 @detail_option
@@ -131,7 +129,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     wanted = Targets(requirements=tuple(targets), steps=steps, confidence=given["confidence"])
     known, asked = None, bool(targets or steps)
     with clock.within(request.time_limit), clock.answering(), shown():
-        answer = with_own_parts(designed(request, targets, instead, given), given["settings_file"])
+        answer = designed(request, targets, instead, given)
         if answer.chosen and asked:
             known = odds(targets, outlook_of(answer, answer.chosen, steps), given["confidence"])
         meeting = that_meet(request, wanted) if known and not known.meets else ()
@@ -187,28 +185,6 @@ def designed(
     if answer.chosen is None and within != request:
         return answered(request, remedied=True)
     return answer if given["fastest"] else likeliest(answer, targets, given["steps"])
-
-
-def with_own_parts(answer: Design, settings: Path | None) -> Design:
-    """The answer with the seconds that the user's parts of the algorithm declare; every plan has the same.
-
-    Raises:
-        RlhfsimError: settings that cannot be read, or a part that cannot be made.
-    """
-    if settings is None:
-        return answer
-    from executor.algorithms.custom import priced
-
-    custom = settings_of(settings, ()).custom
-    dearer = {
-        id(plan): priced(plan, custom) for plan in (answer.chosen, answer.best, *answer.runners_up) if plan
-    }
-    return replace(
-        answer,
-        chosen=answer.chosen and dearer[id(answer.chosen)],
-        best=answer.best and dearer[id(answer.best)],
-        runners_up=tuple(dearer[id(plan)] for plan in answer.runners_up),
-    )
 
 
 def question(given: dict[str, Any]) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -12,6 +13,7 @@ from rlhfsim import units
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     COMMAND_LINE,
+    FILE,
     F,
     Number,
     OneOf,
@@ -48,6 +50,7 @@ from rlhfsim.specs.workload.workload import (
     MAX_SEQUENCES,
     WITHOUT_KL,
     Environment,
+    OwnParts,
     Rules,
     Workload,
     usual_batch,
@@ -153,6 +156,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
     )
     answered = "Answers between turns (agents): turns=4,seconds_per_turn=2s,workers=256."
+    own = "Seconds of your own loss, advantages, sampler, filter, logger a sample: filter=2ms,loss=0.1ms."
     ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
     return together(
         option(
@@ -177,6 +181,8 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--environment", Words("KEY=VALUE,..."), answered),
+        option("--custom", Words("KEY=VALUE,..."), own),
+        option("--settings settings_file", FILE, "Settings of a run: what its own parts declare is priced."),
         option("--dynamic-sampling", Words("KEPT"), refilled),
         field_option(Workload, "oversampling", started),
         option("--speculation", Words("KEY=VALUE,..."), drafted),
@@ -246,7 +252,8 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "response_len": lengths(given["response_len"], "--response-len"),
         "speculation": _speculation(given["speculation"]),
         "oversampling": given["oversampling"],
-        "environment": _environment(given["environment"]),
+        "environment": _pairs(Environment, given["environment"], "--environment"),
+        "custom": _pairs(OwnParts, given["custom"], "--custom") or {},
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not (given["no_kl"] or given["algorithm"] in WITHOUT_KL),
         "packing": not (given["no_packing"] or _pads(given.get("framework"))),
@@ -261,7 +268,15 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
             "--reward none leaves no reward",
             "add --rules seconds_per_sample=5ms,workers=64, or name a reward model",
         )
-    return workload
+    return workload if given["settings_file"] is None else _declared(workload, given["settings_file"])
+
+
+def _declared(workload: Workload, settings: Path) -> Workload:
+    """The workload with the seconds that parts and rewards of the settings declare."""
+    from executor.algorithms.custom import with_declared  # read only where it is asked for
+    from rlhfsim.cli.run_settings import settings_of
+
+    return with_declared(workload, settings_of(settings, ()))
 
 
 def _pads(name: str | None) -> bool:
@@ -282,11 +297,11 @@ def _reward(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": None if model == "none" else model, "rules": parsed}
 
 
-def _environment(text: str | None) -> dict[str, Any] | None:
+def _pairs(kind: type, text: str | None, option: str) -> dict[str, Any] | None:
     if text is None:
         return None
-    parsed = parse_pairs(text, "--environment")
-    from_pairs(Environment, parsed, "--environment")
+    parsed = parse_pairs(text, option)
+    from_pairs(kind, parsed, option)
     return parsed
 
 

@@ -21,12 +21,14 @@ Resource = Literal[
     "environment",
     "rewards",
     "controller",
+    "custom",
     "bubble",
     "tail",
     "overhead",
 ]
 """environment, rewards: workers that answer turns or score by rules; controller: the process that drives the
-step; bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
+step; custom: the user's own parts of the algorithm in that process; bubble: pipeline ramp; tail: GPUs waiting
+for the longest response; overhead: launch and framework."""
 
 
 class Part(NamedTuple):

@@ -19,6 +19,7 @@ NAMES = {
     "workload.epochs": "passes over the batch",
     "workload.mini_batches": "optimizer updates per pass",
     "workload.kl": "KL term",
+    "workload.custom": "own parts of the algorithm",
     "workload.reward": "reward",
     "workload.reward.model": "reward model",
     "workload.reward.rules.seconds_per_sample": "seconds of a reward by rules",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rlhfsim.choice import AskedBound
 from rlhfsim.plan import AskedRun, Plan
@@ -14,7 +15,7 @@ from rlhfsim.specs.hardware.prices import DEFAULT, market_of
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Environment, OwnParts, Workload
 
 
 def commands(plan: Plan, file: str) -> Code:
@@ -96,11 +97,21 @@ def _workload(work: Workload) -> dict[str, object]:
         "rules": f"seconds_per_sample={rules.seconds_per_sample:g},workers={rules.workers}"
         if rules
         else None,
+        "environment": _pairs(work.environment),
+        "custom": _pairs(work.custom),
         "speculation": _speculation(work.speculation),
         "oversampling": _unless(f"{work.oversampling:.10g}", "0"),
         "dynamic-sampling": _sampling(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
     }
+
+
+def _pairs(spec: Environment | OwnParts | None) -> str | None:
+    """The fields of a spec that say something, as an option takes them."""
+    if spec is None:
+        return None
+    given = ",".join(f"{name}={value}" for name, value in asdict(spec).items() if value)
+    return given or None
 
 
 def _sampling(sampling: DynamicSampling | None) -> str | None:

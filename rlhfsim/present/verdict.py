@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
@@ -55,6 +56,8 @@ def assumed(plan: Plan) -> Iterator[str]:
     if work.generates and (rules := work.reward.rules) is not None:
         each = format(rules.seconds_per_sample, "s")
         yield f"rules take {each} a sample on {rules.workers:,} CPU workers"
+    if parts := [f"{format(each, 's')} ({name})" for name, each in asdict(work.custom).items() if each]:
+        yield f"own parts of the algorithm take {listed(parts)} a sample"
     if work.generates and (tools := work.environment) is not None:
         turns, each = tools.mean_turns or tools.turns, format(tools.seconds_per_turn, "s")
         answers = f"environments answer {turns:.3g} turns a response, {each} each"

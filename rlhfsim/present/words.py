@@ -64,6 +64,12 @@ RESOURCES = {
         "the controller",
         "the controller works on the batch",
     ),
+    "custom": ResourceWords(
+        "own parts",
+        "your own parts of the algorithm, in the process that drives the step",
+        "your own parts of the algorithm",
+        "your own parts of the algorithm work on the batch",
+    ),
     "bubble": ResourceWords(
         "bubble",
         "pipeline stages that wait for each other",

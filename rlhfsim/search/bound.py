@@ -31,7 +31,7 @@ from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.framework_overhead import controller, trains_pieces
+from rlhfsim.step.framework_overhead import controller, own_parts, trains_pieces
 from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 
 
@@ -55,12 +55,13 @@ def head_seconds(workload: Workload) -> float:
 
 
 def controller_seconds(request: Request, partition: Partition) -> float:
-    """The controller's own work between scoring and training."""
+    """The controller's work and that of own parts of the algorithm, between scoring and training."""
+    own = sum(cost.seconds for cost in own_parts(request.workload).values())
     if not request.workload.generates:
-        return 0.0
+        return own
     index = partition.pool_of("actor")
     assert index is not None
-    return controller(device_on(request.cluster, partition.hardware[index], request.backend)).seconds
+    return own + controller(device_on(request.cluster, partition.hardware[index], request.backend)).seconds
 
 
 def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
@@ -111,7 +112,7 @@ def _streaming(
         passed = [np.maximum(p, at + rules_latency(workload)) for p, at in zip(passed, pieces, strict=True)]
     scores = [np.maximum(p.r - head, 0.0) for p in pools]
     scored = np.maximum(_most([_after(passed, r) for r in scores]), pools[rollout].u)
-    ready = scored + own / count
+    ready = scored + (own if workload.custom.driver_s else own / count)
     ends = []
     for group, p, r in zip(partition.groups, pools, scores, strict=True):
         if not _trains(group):

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import runs_of
-from rlhfsim.kernels.cost import Cost
+from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.role_bytes import software_of
@@ -35,7 +35,13 @@ from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias
-from rlhfsim.step.framework_overhead import controller, framework_call, launched_layers, trains_pieces
+from rlhfsim.step.framework_overhead import (
+    OWN_PARTS,
+    controller,
+    framework_call,
+    launched_layers,
+    trains_pieces,
+)
 from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
@@ -270,7 +276,16 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Callable[
         )
         for sharded in (False, True)
     ]
-    return _caller(setting, f"{role}.train", placed, lambda x: prices[x.shards is not None])
+    priced = _caller(setting, f"{role}.train", placed, lambda x: prices[x.shards is not None])
+    each = workload.custom.loss * workload.epochs if role == "actor" else 0.0
+    if not each:
+        return priced
+
+    def with_own_loss(layout: Layout) -> Cost:
+        seconds = each * workload.num_sequences / layout.dp
+        return Cost(parts=(*priced(layout).parts, part("compute", seconds, OWN_PARTS)))
+
+    return with_own_loss
 
 
 def _caller(

@@ -20,6 +20,8 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CONTROLLER, CPU_POOL
 
+OWN_PARTS = "custom.seconds_per_sample"
+"""What the time of the user's own parts rests on."""
 TRAINING = ("critic.train", "actor.train")
 
 
@@ -54,8 +56,19 @@ def controller(device: Device) -> Cost:
     return Cost(parts=(part("controller", device[name], name, spread=device.spread(name)),))
 
 
-def with_controller(steps: list[Step], cost: Cost, *, blocking: bool = False) -> list[Step]:
-    """The steps with the controller's work between the last scoring call and training, which waits.
+def own_parts(workload: Workload) -> dict[str, Cost]:
+    """Phase -> what the user's own parts of the algorithm take for all samples of a step, on the driver."""
+    count = workload.num_sequences
+    return {
+        name: Cost(parts=(part("custom", seconds * count, OWN_PARTS),))
+        for name, seconds in workload.custom.driver_s.items()
+    }
+
+
+def with_driver(
+    steps: list[Step], cost: Cost, *, name: str = CONTROLLER, streams: bool = True, blocking: bool = False
+) -> list[Step]:
+    """The steps with work of the driver between the last scoring call and training, which waits.
 
     `blocking`: it also waits until the scoring roles have left memory (`blocking_moves`).
     """
@@ -64,10 +77,8 @@ def with_controller(steps: list[Step], cost: Cost, *, blocking: bool = False) ->
     first = next(i for i, s in enumerate(steps) if s.name.startswith(TRAINING))
     needs = steps[first].needs
     needs = _with_moves(steps, needs) if blocking else needs
-    own = Step(name=CONTROLLER, pools=(CPU_POOL,), cost=cost, needs=needs, streams=True)
-    later = [
-        replace(s, needs=(*s.needs, CONTROLLER)) if s.name.startswith(TRAINING) else s for s in steps[first:]
-    ]
+    own = Step(name=name, pools=(CPU_POOL,), cost=cost, needs=needs, streams=streams)
+    later = [replace(s, needs=(*s.needs, name)) if s.name.startswith(TRAINING) else s for s in steps[first:]]
     return [*steps[:first], own, *later]
 
 
@@ -80,7 +91,8 @@ def _with_moves(steps: list[Step], needs: tuple[str, ...]) -> tuple[str, ...]:
 def trains_pieces(workload: Workload, backend: Backend) -> bool:
     """Whether training can begin on the samples that are there while others still generate.
 
-    The gradients of one optimizer step add up in any order; a second step waits for the whole batch.
+    The gradients of one optimizer step add up in any order; a second step waits for the whole batch, and so
+    do own parts of the algorithm.
     """
-    one_step = workload.epochs * workload.mini_batches == 1
+    one_step = workload.epochs * workload.mini_batches == 1 and not workload.custom.driver_s
     return one_step and BACKENDS[backend].trains_pieces

@@ -31,7 +31,7 @@ from rlhfsim.step.calls import (
     steps_of,
     turns_of,
 )
-from rlhfsim.step.framework_overhead import with_controller
+from rlhfsim.step.framework_overhead import own_parts, with_driver
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
 from rlhfsim.training.packing import sequences_of
 
@@ -127,9 +127,12 @@ def program(
                 call.name, partial(steps_of, call=call, generation=generation if after else None), after=after
             )
         steps += known[name]
+    own = own_parts(setting.workload)
+    for part, seconds in own.items():
+        steps = with_driver(steps, seconds, name=part, streams=False)
     if setting.workload.generates:
         cost, blocking = price("controller", _controller)
-        steps = with_controller(steps, cost, blocking=blocking)
+        steps = with_driver(steps, cost, streams=not own, blocking=blocking)
     return Program(
         steps=tuple(steps),
         generation=generation,

@@ -33,6 +33,7 @@ DIMENSIONS: dict[str, Dimension] = {
     "time_limit": "s",
     "seconds_per_sample": "s",
     "seconds_per_turn": "s",
+    **dict.fromkeys(("loss", "advantages", "sampler", "filter", "logger"), "s"),
     "mean": "token",
     "max": "token",
     "min": "token",

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,16 @@ from executor.coordination.tracking import open_trackers
 from executor.launch import prepare
 from executor.sample_files import read_samples, write_samples
 from executor.samples import Conversation, Fault, Sample
-from executor.settings import Algorithm, Custom, CustomPart, Data, Sampling, Settings, Tracking
+from executor.settings import Algorithm, Custom, CustomPart, Data, RewardRule, Sampling, Settings, Tracking
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
 from executor.tasks.prompts import Generated
 from executor.tasks.text import Text
 from lab import learning
-from rlhfsim.cli.design import with_own_parts
 from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.specs.workload.workload import OwnParts, Rules
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -374,28 +374,33 @@ def test_a_critic_gets_the_returns_of_ones_own_advantages(module: Callable[[str]
                 estimated(estimate, "ppo", both, Algorithm(), 8)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What `design` knows of its plans."""
-
-    chosen: Plan
-    best: Plan
-    runners_up: tuple[Plan, ...] = ()
-
-
-def test_design_prices_what_a_loss_declares_and_launch_does_not_price_it_again(
-    plan: Plan, module: Callable[[str], str], tmp_path: Path
+def test_what_parts_and_rewards_declare_is_in_the_workload_and_launch_does_not_price_it_again(
+    plan: Plan, module: Callable[[str], str]
 ) -> None:
-    name = module("def loss(batch): return 0\nloss.seconds_per_sample = 0.01\n")
-    (tmp_path / "run.yaml").write_text(f"custom: {{loss: '{name}:loss'}}\n")
-    answer = _Answer(plan, plan, (plan,))
-    found = with_own_parts(answer, tmp_path / "run.yaml")  # type: ignore[arg-type]
-    more = 0.01 * plan.workload.num_sequences
-    assert found.chosen is found.best
-    for priced in (found.chosen, *found.runners_up):
-        assert priced is not None
-        assert priced.prediction.step_s == pytest.approx(plan.prediction.step_s + more)
-        assert priced.prediction.phases[-1].name == "custom.loss"
-    own = Custom(loss=CustomPart(target=f"{name}:loss"))
-    assert custom.priced(found.chosen, own) is found.chosen
-    assert with_own_parts(answer, None) is answer  # type: ignore[arg-type, comparison-overlap]
+    name = module(
+        "def loss(batch): return 0\nloss.seconds_per_sample = 0.01\n"
+        "def score(*of): return 1\nscore.seconds_per_sample = '20 ms'\n"
+        "def plain(*of): return 1\n"
+    )
+    own = Custom(loss=CustomPart(target=f"{name}:loss"), filter=CustomPart(target=f"{name}:plain"))
+    scores = [RewardRule(kind="function", target=f"{name}:{rule}") for rule in ("score", "plain")]
+    reward = replace(plan.workload.reward, rules=Rules(seconds_per_sample=0.5, workers=2))
+    stated = replace(plan.workload, reward=reward, custom=OwnParts(filter=0.3))
+    declared = custom.with_declared(stated, Settings(custom=own, rewards=tuple(scores[:1])))
+    assert declared.custom == OwnParts(loss=0.01, filter=0.3)
+    assert declared.reward.rules == Rules(seconds_per_sample=0.02, workers=2)
+    both = custom.with_declared(stated, Settings(rewards=tuple(scores)))
+    assert both.reward.rules == Rules(seconds_per_sample=0.52, workers=2)
+    assert custom.with_declared(stated, Settings(rewards=tuple(scores[1:]))) == stated
+    designed = replace(plan, workload=declared)
+    assert custom.priced(designed, own) is designed
+
+
+@pytest.mark.parametrize("seconds", ["-1", "'soon'", "float('nan')", "[1]"])
+def test_seconds_that_are_none_are_refused_with_the_name_of_the_part(
+    seconds: str, module: Callable[[str], str]
+) -> None:
+    target = f"{module(f'def f(samples): return samples{chr(10)}f.seconds_per_sample = {seconds}')}:f"
+    with pytest.raises(RlhfsimError, match=f"{target}.*seconds_per_sample") as refused:
+        custom.declared(Custom(filter=CustomPart(target=target)))
+    assert refused.value.help

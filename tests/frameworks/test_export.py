@@ -265,7 +265,7 @@ def test_versions_are_those_of_the_tables() -> None:
 
 
 WRITTEN_OR_REFUSED = {
-    Workload: "algorithm critic dynamic_sampling environment epochs gradients kl lora mini_batches model "
+    Workload: "algorithm critic custom dynamic_sampling environment epochs gradients kl lora mini_batches model "
     "old_logprobs optimizer oversampling packing prompt_len prompts reference response_len reward "
     "rollout_precision samples seed train_precision rollout_bf16_attention kv_precision rollout_bf16_layers "
     "speculation",

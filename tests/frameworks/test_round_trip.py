@@ -43,6 +43,7 @@ NOT_IN_A_CONFIGURATION = (
     "response_len",
     "reward",
     "environment",
+    "custom",
     "oversampling",
     "speculation",
 )

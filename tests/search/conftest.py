@@ -33,7 +33,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
-from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Rules, Workload
+from rlhfsim.specs.workload.workload import Environment, Lora, OwnParts, Reward, Rules, Workload
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
 MODELS = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "pythia-1b")
@@ -280,6 +280,7 @@ def _workload(rng: random.Random) -> Workload:
         old_logprobs=rng.choice(("recompute", "recompute", "rollout")),
         optimizer=rng.choice(("adam", "adam", "adam8bit")),
         lora=None if plain else rng.choice((None, Lora(rank=16))),
+        custom=OwnParts() if plain else OwnParts(loss=1e-3, filter=2e-3, logger=1e-4),
         rollout_precision="bf16" if plain else rng.choice(("bf16", "fp8")),
         environment=Environment(turns=2, seconds_per_turn=0.2, workers=rng.choice((2, 64)))
         if rng.random() < 0.1 and generates

@@ -37,6 +37,7 @@ CAUSE_OF = {
     "environment": "waiting",
     "rewards": "overhead",
     "controller": "overhead",
+    "custom": "overhead",
     "overhead": "overhead",
     "bubble": "waiting",
     "tail": "waiting",

@@ -40,6 +40,7 @@ ROLES: dict[str, tuple[str, str]] = {
     "reward": ("orange", "-"),
     "rules": ("sky", "\\"),
     "controller": ("grey", "|"),
+    "custom": ("purple", "x"),
 }
 """Role -> colour, pattern."""
 RESOURCES: dict[str, tuple[str, str]] = {
@@ -53,6 +54,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "environment": ("sky", "x"),
     "rewards": ("orange", "x"),
     "controller": ("purple", "-"),
+    "custom": ("purple", "x"),
     "bubble": ("grey", "x"),
     "tail": ("grey", "-"),
     "overhead": ("ink", "."),

@@ -38,6 +38,7 @@ COLOURS = {
     "environment": "yellow",
     "rewards": "yellow",
     "controller": "yellow",
+    "custom": "yellow",
     "bubble": "red",
     "tail": "red",
     "overhead": "bright_black",

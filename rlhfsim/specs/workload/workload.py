@@ -148,6 +148,27 @@ class Environment:
         return (self.mean_turns or self.turns) * self.seconds_per_turn
 
 
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnParts:
+    """Seconds that the user's own parts of the algorithm take for each sample of a step."""
+
+    loss: Seconds = 0.0
+    """On a GPU of the trainer, in each pass, beyond what the loss that it replaces takes."""
+    advantages: Seconds = 0.0
+    sampler: Seconds = 0.0
+    filter: Seconds = 0.0
+    logger: Seconds = 0.0
+    """Like the three before it in the process that drives the step, one sample after the other."""
+
+    @property
+    def driver_s(self) -> dict[str, float]:
+        """Seconds of a sample by the name of its phase, of those parts that the driver runs."""
+        names = ("sampler", "filter", "advantages", "logger")
+        each = {f"custom.{name}": getattr(self, name) for name in names}
+        return {name: seconds for name, seconds in each.items() if seconds}
+
+
 GradientSums = Literal["backend", "bf16", "fp32"]
 LORA_ALPHA_OVER_RANK = 2.0
 """Scale of every adapter: the usual alpha = 2 rank."""
@@ -198,6 +219,8 @@ class Workload(Hashed):
     training pass itself (`reused`), which are the same numbers without that forward."""
     lora: Lora | None = None
     environment: Environment | None = None
+    custom: OwnParts = OwnParts()
+    """What the user's own loss, advantages, sampler, filter and logger take."""
     dynamic_sampling: DynamicSampling | None = None
     oversampling: Annotated[float, Field(ge=0, le=16)] = 0.0
     """Further prompts over those of the step; the first groups to finish are trained on, the rest aborted."""
