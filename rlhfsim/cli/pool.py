@@ -11,6 +11,7 @@ from rlhfsim.cli.constraints import confidence_option
 from rlhfsim.cli.inputs import GPU, rent_option
 from rlhfsim.cli.params import (
     FILE,
+    Number,
     Output,
     Whole,
     detail_option,
@@ -20,6 +21,7 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
+from rlhfsim.cli.search_progress import shown
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.shared_pool import pool_dict, pool_page
@@ -27,9 +29,11 @@ from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.page import parts
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
+from rlhfsim.units import DAY
 from rlhfsim.what_if.scenarios.designs import Designs, Store
 from rlhfsim.what_if.scenarios.workers import local
 from rlhfsim.what_if.shared_pool.answer import answered, priced_options, read_jobs
+from rlhfsim.what_if.shared_pool.schedule import LIMIT_S
 
 EPILOG = """\b
 Examples:
@@ -44,6 +48,11 @@ Examples:
 @option("--gpu", GPU, "Their kind: name or alias (rlhfsim gpus), or a YAML file.", default="h100-sxm")
 @rent_option()
 @confidence_option
+@option(
+    "--time-limit",
+    Number(1, DAY, "s"),
+    "Half of it for designs, half for the schedule; then the best so far, with its gap.",
+)
 @option("--page", Output("page"), "The answer also as a page that works offline.")
 @detail_option
 @json_option
@@ -59,8 +68,10 @@ def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
     with on_command_line():
         profile = node_group(load_profile(given["gpu"]), 1, price=given["price"]).profile
     designs = Designs(local(), Store(cache_folder("designs")))
-    options = priced_options(asked, profile, given["gpus"], designs)
-    answer = answered(asked, profile, given["gpus"], options, given["confidence"])
+    sure, half_s = given["confidence"], given["time_limit"] and given["time_limit"] / 2
+    with shown():
+        options = priced_options(asked, profile, given["gpus"], designs, sure, half_s)
+        answer = answered(asked, profile, given["gpus"], options, sure, half_s or LIMIT_S)
     page = pool_page(answer)
     if given["page"]:
         write(given["page"], page)

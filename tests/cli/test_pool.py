@@ -65,3 +65,15 @@ def test_jobs_that_make_no_pool_are_refused(files: list[str], code: str) -> None
     error = CliRunner().invoke(command.pool, [*files, "--gpus", "8"]).exception
     assert isinstance(error, RlhfsimError)
     assert error.code == code
+
+
+def test_of_many_pairs_the_best_are_shown_and_the_rest_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["chat", "code", "tools", "maths", "law", "art"]
+    for name in names:
+        Path(f"{name}.yaml").write_text(JOB)
+    options = tuple(option(job, 8) for job in names)
+    monkeypatch.setattr(command, "priced_options", lambda *asked: options)
+    given = [*(f"{name}.yaml" for name in names), "--gpus", "8", "--time-limit", "20s"]
+    result = CliRunner().invoke(command.pool, given)
+    assert result.output.count("pair well") == 12, result.output
+    assert "and 3 more pairs" in result.output

@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import milp
 
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.search.parallel import serial
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.what_if.risk.step import DRAWS
+from rlhfsim.what_if.scenarios.designs import DesignResult
+from rlhfsim.what_if.shared_pool.answer import PoolJobText, priced_options
 from rlhfsim.what_if.shared_pool.pairs import JobStep, _covered, job_step, sharing
 from rlhfsim.what_if.shared_pool.schedule import (
     JobTerms,
@@ -186,3 +191,73 @@ def test_a_plan_leaves_the_gaps_in_which_no_pool_works(plan: Plan) -> None:
     assert shape.out_s > 0
     assert shape.in_s > 0
     assert 0 < shape.host_bytes < shape.capacity_bytes
+
+
+# --- which parts of the pool are looked at ------------------------------------------------------------
+
+
+class Designed:
+    """Designs whose steps are given by the number of GPUs, and which were asked for."""
+
+    def __init__(self, plan: Plan, steps_s: dict[int, float]) -> None:
+        self.plan, self.steps_s = plan, steps_s
+        self.asked: list[int] = []
+
+    def of(self, request: Request) -> DesignResult:
+        gpus = request.cluster.gpus
+        self.asked.append(gpus)
+        step = replace(self.plan.prediction, step_s=self.steps_s[gpus])
+        return DesignResult(plan=replace(self.plan, prediction=step))
+
+
+def tried(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, steps_s: dict[int, float], deadline_h: float
+) -> list[int]:
+    """Parts of a pool of 64 GPUs on which a job of 100 steps is designed."""
+
+    def option_of(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption:
+        return option(job.name, request.cluster.gpus, plan.prediction.step_s * job.steps / HOUR)
+
+    monkeypatch.setattr("rlhfsim.what_if.shared_pool.answer._option", option_of)
+    job = PoolJobText(name="a", workload=plan.workload, steps=100, deadline=deadline_h * HOUR)
+    designs = Designed(plan, steps_s)
+    with serial():
+        priced_options([job, replace(job, name="b")], load_profile("h100-sxm"), 64, designs, 0.8)  # type: ignore[arg-type]
+    return sorted(set(designs.asked))
+
+
+def test_twice_the_gpus_are_not_tried_where_the_last_doubling_saved_little(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_s = {8: 1000.0, 16: 600.0, 32: 580.0, 64: 570.0}
+    assert tried(plan, monkeypatch, steps_s, deadline_h=20) == [8, 16, 32]
+    assert tried(plan, monkeypatch, steps_s, deadline_h=16) == [8, 16, 32, 64]  # late on 32: 16.1 h
+
+
+def test_gpus_on_which_arithmetic_alone_misses_the_deadline_are_not_tried(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rlhfsim.what_if.shared_pool.answer.floor_seconds",
+        lambda request, models: 4000 / request.cluster.gpus,
+    )
+    steps_s = {8: 900.0, 16: 450.0, 32: 230.0, 64: 120.0}
+    assert tried(plan, monkeypatch, steps_s, deadline_h=10) == [16, 32, 64]  # 500 s x 100 is more than 10 h
+    assert tried(plan, monkeypatch, steps_s, deadline_h=1) == [8, 16, 32, 64]  # it is late on all of them
+
+
+def test_a_solver_that_time_ends_says_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, jobs = drawn_case(0)
+    full = scheduled(options, jobs, 4, slots=10)
+    assert full is not None
+    assert full.gap < 1e-5
+
+    def ended(*asked: object, options: dict[str, float], **rest: object) -> object:
+        found = milp(*asked, options=options, **rest)
+        found.mip_gap = 0.25 if options["time_limit"] == 3 else 0.0
+        return found
+
+    monkeypatch.setattr("rlhfsim.what_if.shared_pool.schedule.milp", ended)
+    short = scheduled(options, jobs, 4, slots=10, limit_s=3)
+    assert short is not None
+    assert short.gap == 0.25

@@ -11,10 +11,14 @@ from rlhfsim.present.html.content import Figure, Listing, Page, PageSection, Til
 from rlhfsim.present.tables import Cell, TableData, compact, fields, table, worth
 from rlhfsim.provenance import installed_version
 from rlhfsim.units import DAY, format, likely
-from rlhfsim.what_if.shared_pool.answer import PoolAnswer
+from rlhfsim.what_if.shared_pool.answer import SAVED, PoolAnswer
 from rlhfsim.what_if.shared_pool.schedule import PoolMode, PoolOption, PoolPlan, ScheduledMode, pairs_well
 
 SCHEMA = "rlhfsim.pool/1"
+SHOWN_GAP = 0.005
+"""Smaller gaps are rounding."""
+PAIRS_SHOWN = 12
+"""Rows of the table of pairs."""
 
 
 def pool_page(answer: PoolAnswer, title: str | None = None) -> Page:
@@ -46,6 +50,12 @@ def _sure(answer: PoolAnswer) -> Iterator[str]:
             "Probabilities replay the schedule in draws: the model's error is one for all jobs, failures and "
             "restarts come with each, and a job that ends late delays what waits for its GPUs."
         )
+        shorter = max(o.gap for o in answer.options)
+        if max(answer.plan.gap, shorter) > SHOWN_GAP:
+            yield (
+                f"Time was up: another schedule could be worth {words.percent(answer.plan.gap)} more, and a "
+                f"step of a job {words.percent(shorter)} shorter."
+            )
 
 
 def _tiles(answer: PoolAnswer) -> Iterator[Tile]:
@@ -105,19 +115,21 @@ def _judged(pair: PoolMode) -> str:
 
 
 def pairs_table(answer: PoolAnswer) -> TableData:
-    """Every two jobs in turn on the same GPUs, the best first."""
+    """Two jobs in turn on the same GPUs: first those that pair well, then those that must not."""
     shared = [(m, m.sharing) for m in answer.pairs if m.sharing is not None]
-    shared.sort(key=lambda pair: -pair[1].gain)
+    shared.sort(key=lambda pair: (not pairs_well(pair[1]), pair[1].refusal is None, -pair[1].gain))
+    hidden = len(shared) - PAIRS_SHOWN
+    more = (f"and {words.plural(hidden, 'more pair')}, which --json has",) if hidden > 0 else ()
     return table(
         "Two jobs in turn, a step of each",
-        shared,
+        shared[:PAIRS_SHOWN],
         ("jobs", lambda p: words.listed(list(p[0].jobs))),
         ("GPUs", lambda p: worth(p[0].gpus, f"{p[0].gpus:,}")),
         ("both steps", lambda p: worth(p[1].cycle_s, format(p[1].cycle_s, "s"))),
         ("sleep and wake", lambda p: worth(p[1].swap_s, format(p[1].swap_s, "s"))),
         ("speed", lambda p: worth(p[1].gain - 1, words.signed(p[1].gain - 1))),
         ("", lambda p: _judged(p[0])),
-        notes=("speed: against one job after the other",),
+        notes=("speed: against one job after the other", *more),
     )
 
 
@@ -137,6 +149,10 @@ def options_table(answer: PoolAnswer) -> TableData:
         ("step", lambda o: worth(o.step_s, format(o.step_s, "s"))),
         ("fits", lambda o: worth(o.fits, likely(o.fits))),
         ("plan", lambda o: words.plan_text(o.plan) if o.plan else "-"),
+        notes=(
+            "not tried: GPUs on which arithmetic alone misses the deadline, and twice the GPUs of a job that "
+            f"is in time where the last doubling saved less than {words.percent(SAVED)}",
+        ),
     )
 
 
@@ -174,6 +190,7 @@ def pool_dict(answer: PoolAnswer) -> dict[str, Any]:
         "makespan_s": plan.makespan_s if plan else None,
         "goodput": answer.goodput if plan else None,
         "usd": answer.usd,
+        "gap": plan.gap if plan else None,
         "jobs": [
             {
                 "job": o.job,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +11,14 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.search.parallel import cores, mapped
+from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import checked, load
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.units import HOUR
@@ -21,11 +26,23 @@ from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.shared_pool.pairs import job_step
-from rlhfsim.what_if.shared_pool.schedule import JobTerms, PoolMode, PoolOption, PoolPlan, paired, scheduled
-from rlhfsim.what_if.sizing import resized, sizes
+from rlhfsim.what_if.shared_pool.schedule import (
+    LIMIT_S,
+    JobTerms,
+    PoolMode,
+    PoolOption,
+    PoolPlan,
+    paired,
+    scheduled,
+)
+from rlhfsim.what_if.sizing import floor_seconds, resized, sizes
 
 LEAST, MOST = 2, 16
 """Jobs of a pool."""
+SAVED = 0.1
+"""Share of a step that twice the GPUs must save for a job that is in time without them."""
+LEAST_LIMIT_S = 0.2
+"""Shortest time limit of a design."""
 
 
 @checked
@@ -116,27 +133,73 @@ def read_jobs(paths: Sequence[Path]) -> tuple[PoolJobText, ...]:
 
 
 def priced_options(
-    jobs: Sequence[PoolJobText], profile: Profile, gpus: int, designs: Designs
+    jobs: Sequence[PoolJobText],
+    profile: Profile,
+    gpus: int,
+    designs: Designs,
+    confidence: float,
+    limit_s: float | None = None,
 ) -> tuple[PoolOption, ...]:
-    """Every job on every whole part of the pool: nodes in powers of two."""
+    """Every job on the parts of the pool that matter to it, jobs side by side on the cores.
+
+    Parts are nodes in powers of two. One is left out where the arithmetic of the run alone takes longer than
+    its deadline, unless that leaves none; larger ones are, once twice the GPUs saved less than `SAVED` and
+    the job is in time without them. Jobs of one workload share their designs. `limit_s`: of all designs.
+    """
     node = profile.node.gpus
     counts = [
         n for n in sizes(node, gpus) if n >= min(node, gpus) and (n < node or (n // node).bit_count() == 1)
     ]
-    asked = [(job, resized(_on_one(job, profile), profile, n)) for job in jobs for n in counts]
-    designs.ensure([request for _, request in asked])
-    found = (_option(job, request, designs) for job, request in asked)
-    return tuple(option for option in found if option is not None)
+    alike: dict[Workload, list[PoolJobText]] = {}
+    for job in jobs:
+        alike.setdefault(job.workload, []).append(job)
+    each_s = limit_s and max(LEAST_LIMIT_S, limit_s * cores() / (len(alike) * len(counts)))
+
+    def priced(some: list[PoolJobText]) -> list[PoolOption]:
+        asked = Request(
+            cluster=Cluster(node_groups=(node_group(profile, 1),)),
+            workload=some[0].workload,
+            time_limit=each_s,
+        )
+        return _of_one_workload(some, [resized(asked, profile, n) for n in counts], designs, confidence)
+
+    def told(done: int) -> None:
+        tell(Progress("designing jobs", done, len(alike), "workloads"))
+
+    found = mapped(priced, list(alike.values()), told)
+    return tuple(option for options in found for option in options)
 
 
-def _on_one(job: PoolJobText, profile: Profile) -> Request:
-    return Request(cluster=Cluster(node_groups=(node_group(profile, 1),)), workload=job.workload)
+def _of_one_workload(
+    jobs: Sequence[PoolJobText], requests: Sequence[Request], designs: Designs, confidence: float
+) -> list[PoolOption]:
+    """Jobs that differ in steps and deadline alone, on parts of the pool that ascend."""
+    needed = min(job.steps / job.deadline for job in jobs)
+    models = models_of(jobs[0].workload)
+    late = [r for r in requests if floor_seconds(r, models) * needed > 1]
+    timely = [r for r in requests if r not in late]
+    return [*_widened(jobs, timely, designs, confidence)] or [*_widened(jobs, late, designs, confidence)]
 
 
-def _option(job: PoolJobText, request: Request, designs: Designs) -> PoolOption | None:
-    plan = designs.of(request).plan
-    if plan is None:
-        return None
+def _widened(
+    jobs: Sequence[PoolJobText], requests: Sequence[Request], designs: Designs, confidence: float
+) -> Iterator[PoolOption]:
+    """More GPUs as long as they save enough, or a job is late."""
+    before = math.inf
+    for request in requests:
+        designed = designs.of(request)
+        if designed.plan is None:
+            continue
+        options = [_option(job, request, designed.plan, designed.gap) for job in jobs]
+        yield from options
+        step_s = designed.plan.prediction.step_s
+        kept = all(o.in_time(job.deadline) >= confidence for o, job in zip(options, jobs, strict=True))
+        if kept and step_s > before * (1 - SAVED):
+            return
+        before = step_s
+
+
+def _option(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption:
     look = outlook(plan, request.cluster, job.steps)
     return PoolOption(
         job=job.name,
@@ -146,13 +209,19 @@ def _option(job: PoolJobText, request: Request, designs: Designs) -> PoolOption 
         drawn_s=look.run_s,
         shape=job_step(plan, request.cluster),
         plan=plan,
+        gap=gap,
     )
 
 
 def answered(
-    jobs: Sequence[PoolJobText], profile: Profile, gpus: int, options: Sequence[PoolOption], confidence: float
+    jobs: Sequence[PoolJobText],
+    profile: Profile,
+    gpus: int,
+    options: Sequence[PoolOption],
+    confidence: float,
+    limit_s: float = LIMIT_S,
 ) -> PoolAnswer:
-    """The schedule of jobs whose runs are priced."""
+    """The schedule of jobs whose runs are priced; `limit_s`: of the solver."""
     terms = [JobTerms(name=j.name, deadline_s=j.deadline, weight=j.weight) for j in jobs]
     largest: dict[tuple[str, ...], PoolMode] = {}
     for pair in sorted(paired(options), key=lambda m: m.gpus):
@@ -161,7 +230,7 @@ def answered(
         jobs=tuple(jobs),
         profile=profile,
         gpus=gpus,
-        plan=scheduled(options, terms, gpus),
+        plan=scheduled(options, terms, gpus, limit_s=limit_s),
         options=tuple(options),
         pairs=tuple(largest.values()),
         confidence=confidence,

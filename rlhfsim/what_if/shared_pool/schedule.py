@@ -33,7 +33,7 @@ LATE, IDLE = 0.01, 1e-4
 """What an end at the horizon, and all of the pool's time, count against a deadline that is kept."""
 PAIRS_WELL = 1.02
 """Gain from which two jobs may share GPUs."""
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 """Longest solution."""
 REPLAYED = 512
 """Draws that are replayed."""
@@ -53,6 +53,12 @@ class PoolOption:
     shape: JobStep | None = None
     """None: it shares its GPUs with no other job."""
     plan: Plan | None = None
+    gap: float = 0.0
+    """Share of the step by which a plan could still be shorter."""
+
+    def in_time(self, deadline_s: float) -> float:
+        """Probability that it fits and, started now, is done by then."""
+        return self.fits * float(np.mean(self.drawn_s <= deadline_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,9 @@ class PoolPlan:
     """Median of the end of the last job."""
     value: float
     """What the program maximised."""
+    gap: float
+    """Share by which another schedule could still be worth more; above 0 where its time limit ended the
+    solver."""
 
 
 # --- modes --------------------------------------------------------------------------------------------
@@ -175,9 +184,16 @@ def length_of(mode: PoolMode, slot_s: float) -> int:
 
 
 def scheduled(
-    options: Sequence[PoolOption], jobs: Sequence[JobTerms], gpus: int, *, slots: int = SLOTS
+    options: Sequence[PoolOption],
+    jobs: Sequence[JobTerms],
+    gpus: int,
+    *,
+    slots: int = SLOTS,
+    limit_s: float = LIMIT_S,
 ) -> PoolPlan | None:
     """The best schedule of all jobs on a pool; None where a job fits on no part of it.
+
+    Where `limit_s` ends the solver, it is the best that was met.
 
     Raises:
         RlhfsimError: the solver did not end.
@@ -190,10 +206,10 @@ def scheduled(
     slot = horizon / slots
     columns = [(m, s) for m in known for s in range(slots - length_of(m, slot) + 1)]
     values = np.array([worth(m, s * slot, terms, horizon, gpus) for m, s in columns])
-    picked = _solved(columns, values, [j.name for j in jobs], gpus, slots, slot)
+    picked, gap = _solved(columns, values, [j.name for j in jobs], gpus, slots, slot, limit_s)
     starts = [ScheduledMode(mode=columns[i][0], start_s=columns[i][1] * slot) for i in picked]
     starts.sort(key=lambda one: one.start_s)
-    return _replayed(starts, terms, gpus, float(values[picked].sum()))
+    return _replayed(starts, terms, gpus, float(values[picked].sum()), gap)
 
 
 def _solved(
@@ -203,8 +219,9 @@ def _solved(
     gpus: int,
     slots: int,
     slot_s: float,
-) -> list[int]:
-    """Columns of the best schedule."""
+    limit_s: float,
+) -> tuple[list[int], float]:
+    """Columns of the best schedule, and the gap of its value."""
     table = sparse.lil_array((len(jobs) + slots, len(columns)))
     for i, (mode, start) in enumerate(columns):
         for name in mode.jobs:
@@ -218,18 +235,20 @@ def _solved(
         integrality=np.ones(len(columns)),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(table.tocsr(), low, high),
-        options={"time_limit": LIMIT_S, "mip_rel_gap": 1e-6},
+        options={"time_limit": limit_s, "mip_rel_gap": 1e-6},
     )
     if found.x is None:
-        raise RlhfsimError("solver-ended", f"the pool was not scheduled: {found.message}", help="fewer jobs")
-    return [int(i) for i in np.flatnonzero(np.asarray(found.x) > 0.5)]
+        help_text = "fewer jobs, or a longer --time-limit"
+        raise RlhfsimError("solver-ended", f"the pool was not scheduled: {found.message}", help=help_text)
+    picked = np.flatnonzero(np.asarray(found.x) > 0.5)
+    return picked.tolist(), float(found.mip_gap or 0.0)
 
 
 # --- the replay ---------------------------------------------------------------------------------------
 
 
 def _replayed(
-    starts: Sequence[ScheduledMode], jobs: Mapping[str, JobTerms], gpus: int, value: float
+    starts: Sequence[ScheduledMode], jobs: Mapping[str, JobTerms], gpus: int, value: float, gap: float
 ) -> PoolPlan:
     """Jobs in the order of their starts, each as soon as its GPUs are free, in every draw."""
     draws = len(starts[0].mode.whole_s)
@@ -252,4 +271,5 @@ def _replayed(
         ends_s={job: (q[0], q[1], q[2]) for job, q in levels.items()},
         makespan_s=float(np.median(np.maximum.reduce(list(ends.values())))),
         value=value,
+        gap=gap,
     )
