@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 Device = Literal["cpu", "cuda"]
 OWN_BYTES = 1.5 * GIB
 """A worker's own context and NCCL buffers, which are there before it looks at what is free."""
+ON_CPU = {"custom_ops": ["-rotary_embedding"]}
+"""torch's operations in place of vLLM's CPU kernel, which turns latent attention wrongly: of (tokens, heads,
+width) it takes the step between heads for that between tokens (vLLM 0.32, csrc/cpu/pos_encoding.cpp)."""
 WORKER = "executor.engines.vllm.worker.WeightReceiver"
 
 
@@ -154,7 +157,7 @@ def arguments(spec: RolloutSpec, device: Device, free: float | None = None) -> d
     chunked = device == "cuda"
     batched = max(layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len)
     # CPUs share the memory of their host with everything else
-    return ({"gpu_memory_utilization": share} if device == "cuda" else {}) | {
+    return ({"gpu_memory_utilization": share} if device == "cuda" else {"compilation_config": ON_CPU}) | {
         "model": spec.model,
         "skip_tokenizer_init": True,
         "dtype": "float32" if spec.precision == "fp32" else "bfloat16",
