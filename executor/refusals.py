@@ -16,6 +16,7 @@ from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.refusal import check_kind
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, PlannedModel
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -31,8 +32,6 @@ SPLIT = "max_split_size_mb:512,garbage_collection_threshold:0.8"
 """PYTORCH_ALLOC_CONF that holds fragmentation down where memory is handed over by IPC."""
 SAME_PARAMS = 0.05
 """Relative difference in parameters up to which a folder counts as the planned model."""
-NOT_SYNCED = {"gpt_oss": "a reload leaves the attention sinks as they were"}
-"""Model types to which vLLM does not give new weights while it runs -> why (vLLM 0.32, seen on a CPU)."""
 _SHAPE: Mapping[str, Callable[[ModelSpec], int]] = {
     "layers": lambda model: model.num_layers,
     "of hidden size": lambda model: model.hidden,
@@ -69,13 +68,14 @@ def check_model(folder: str) -> None:
             "transformers does not have: code of a model is never run",
             help="take a model whose type transformers has, or convert it to one",
         )
+    if config.get("vision_config"):
+        check_kind(read_config(Source(folder, "", config), folder), framework(OWN), generates=False)
     if not is_causal(str(config.get("model_type"))):
         raise RlhfsimError(
             "model-not-causal",
             f"{folder!r} holds a {config.get('model_type')}, which transformers does not load as a causal "
             "language model of text",
-            help="save its language model as a model of its own: that of a Qwen2.5-VL is a qwen2, "
-            "that of a Qwen3-VL a qwen3",
+            help="take a language model, or save the one inside as a model of its own",
         )
     if not has_weights(folder):
         raise RlhfsimError(
@@ -216,17 +216,11 @@ def check_family(job: Job, config: Mapping[str, Any]) -> None:
     """Engines run this kind of model; `config` is the policy's, the other roles are of its kind.
 
     Raises:
-        RlhfsimError: weights that vLLM does not take over, a kind that pipelines do not cut, or heads that tp
-            does not divide.
+        RlhfsimError: a kind that the executor does not run or pipelines do not cut, or heads that tp does not
+            divide.
     """
-    kind = str(config.get("model_type"))
-    if job.plan.workload.generates and kind in NOT_SYNCED:
-        raise RlhfsimError(
-            "weights-not-synced",
-            f"vLLM does not take over new weights of a {kind} while it runs: {NOT_SYNCED[kind]}",
-            help="take a model of another family, or another framework: rlhfsim design --framework verl",
-        )
     model = read_config(Source(job.model, "", config), job.model)
+    check_kind(model, framework(OWN), generates=job.plan.workload.generates)
     for role, placed in job.plan.placement.roles.items():
         if isinstance(placed, RolePlacement):
             lacks = framework(OWN).lacks_model(placed.layout, model, config.get("model_type"))

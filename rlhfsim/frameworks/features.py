@@ -18,6 +18,14 @@ def model_features(model: ModelSpec) -> Iterator[str]:
         yield "sparse attention"
 
 
+def model_kinds(model: ModelSpec, *, generates: bool) -> Iterator[str]:
+    """Kinds of model that a policy is; `generates`: an engine gets its weights while it runs."""
+    if model.attention.sinks and generates:
+        yield "weight sync of attention sinks"
+    if model.vision is not None:
+        yield "vision towers"
+
+
 def layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
     """Of a layout of training or scoring."""
     offloads = {layout.offload_optimizer, layout.offload_params}

@@ -18,6 +18,7 @@ from rlhfsim.frameworks.features import (
     hardware_features,
     layout_features,
     model_features,
+    model_kinds,
     pool_features,
     residency_features,
     rollout_features,
@@ -107,6 +108,12 @@ FEATURES: Mapping[str, str] = {
     "micro-batches by tokens": "give micro_batch in place of pack_tokens",
 }
 """What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
+KINDS: Mapping[str, str] = {
+    "weight sync of attention sinks": "take a model of another family than gpt-oss",
+    "vision towers": "save the language model inside as a model of its own (of a Qwen2.5-VL a qwen2, of a "
+    "Qwen3-VL a qwen3, of a Gemma 3 a gemma3_text) and plan with that",
+}
+"""Kinds of model that a framework may be seen not to run -> how to do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +175,8 @@ class Runs:
     """A reward model runs in an inference engine of its own (`SERVED`), not in the trainer."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
+    kinds_not_run: Collection[str] = ()
+    """Of `KINDS`, those that it was seen not to run; of others nothing is claimed."""
     dispatchers: tuple[Dispatcher, ...] = ()
     """What brings tokens to experts in training, of what its configuration can say."""
     rollout_dispatchers: tuple[Dispatcher, ...] = ()
@@ -228,7 +237,7 @@ class Runs:
 
     def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
         """What of a model's layout is not run; a type that is not known (None) is judged by its shape."""
-        if (lacks := self.lacks_kinds(model)) is not None:
+        if (lacks := self._first(model_features(model))) is not None:
             return lacks
         if layout.pp == 1 or self.pipeline_types is None:
             return None
@@ -241,8 +250,13 @@ class Runs:
             return Lacks(code="pipeline-heads-not-run", what=what, remedy="use a tp that divides both")
         return None
 
-    def lacks_kinds(self, model: ModelSpec, backend: Backend | None = None) -> Lacks | None:
-        """What of a model's kinds of layer is not run."""
+    def lacks_kinds(
+        self, model: ModelSpec, backend: Backend | None = None, *, generates: bool
+    ) -> Lacks | None:
+        """What of the policy's kind, or of its kinds of layer, is not run."""
+        for kind in model_kinds(model, generates=generates):
+            if kind in self.kinds_not_run:
+                return Lacks(code=_code(kind), what=kind, remedy=KINDS[kind])
         return self._first(model_features(model), backend)
 
     def lacks_feature(self, name: str, backend: Backend | None = None) -> Lacks | None:
@@ -342,18 +356,21 @@ class Runs:
             backends = self.only_with.get(name, self.trainers)
             if name in self.features and (backend is None or backend in backends):
                 continue
-            slug = "".join(c if c.isalnum() else "-" for c in name.lower())
             if name not in self.features:
-                return Lacks(code=f"{slug}-not-run", what=name, remedy=FEATURES[name])
+                return Lacks(code=_code(name), what=name, remedy=FEATURES[name])
             what = f"{name} with {BACKENDS[backend].title}" if backend else name
             remedy = f"{FEATURES[name]}, or use --backend {' or '.join(backends)}"
-            return Lacks(code=f"{slug}-not-run", what=what, remedy=remedy)
+            return Lacks(code=_code(name), what=what, remedy=remedy)
         return None
 
     def _other_trainer(self, backend: Backend) -> str:
         names = [x.name for x in frameworks() if backend in x.trainers]
         elsewhere = f", or design for {' or '.join(names)} (--framework {names[0]})" if names else ""
         return f"use --backend {' or '.join(self.trainers)}{elsewhere}"
+
+
+def _code(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()) + "-not-run"
 
 
 _ANEW = Lacks(

@@ -96,7 +96,7 @@ def _lacks(request: Request, runs: Runs, backend: Backend) -> Lacks | None:
     return (
         runs.lacks_hardware(request.cluster.vendors)
         or runs.lacks_workload(request.workload, backend)
-        or runs.lacks_kinds(models_of(request.workload).actor, backend)
+        or runs.lacks_kinds(models_of(request.workload).actor, backend, generates=request.workload.generates)
     )
 
 

@@ -112,7 +112,7 @@ def _lacks(request: Request, models: Models) -> Lacks | None:
     return (
         next(found, None)
         or request.runs.lacks_workload(request.workload, request.backend)
-        or request.runs.lacks_kinds(models.actor, request.backend)
+        or request.runs.lacks_kinds(models.actor, request.backend, generates=request.workload.generates)
     )
 
 

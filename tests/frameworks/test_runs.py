@@ -76,10 +76,16 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
 
 def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
     hybrid, sparse = preset("qwen3-next-80b-a3b"), preset("deepseek-v3.2")
-    assert framework("rlhfsim").lacks_kinds(hybrid).what == "gated delta net or Mamba-2 layers"
+    assert (
+        framework("rlhfsim").lacks_kinds(hybrid, generates=True).what == "gated delta net or Mamba-2 layers"
+    )
     assert framework("rlhfsim").lacks_model(Layout(dp=1), sparse, "deepseek_v32").what == "sparse attention"
-    assert framework("nemo-rl").lacks_kinds(hybrid) is None
-    assert framework("verl").lacks_kinds(preset("qwen3-8b")) is None
+    assert framework("nemo-rl").lacks_kinds(hybrid, generates=True) is None
+    assert framework("verl").lacks_kinds(preset("qwen3-8b"), generates=True) is None
+    oss = preset("gpt-oss-20b")
+    assert framework("rlhfsim").lacks_kinds(oss, generates=True).what == "weight sync of attention sinks"
+    assert framework("rlhfsim").lacks_kinds(oss, generates=False) is None, "SFT sends no weights"
+    assert framework("verl").lacks_kinds(oss, generates=True) is None
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,8 @@ def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
         (["--speculation", "method=ngram,draft_tokens=4,acceptance=0.6"], "speculative decoding"),
         (["--oversampling", "0.25"], "oversampling"),
         (["--model", "qwen3-next", "--framework", "rlhfsim"], "gated delta net or Mamba-2 layers"),
+        (["--model", "gpt-oss-20b", "--framework", "rlhfsim"], "weight sync of attention sinks"),
+        (["--model", "qwen2.5-vl-7b", "--framework", "rlhfsim"], "vision towers"),
     ],
 )
 def test_design_refuses_by_name_what_launch_refuses(options: list[str], what: str) -> None:

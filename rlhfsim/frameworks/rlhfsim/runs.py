@@ -61,6 +61,8 @@ RUNS = Runs(
     rules_ahead=lambda work: True,  # executor/rewards/ahead.py
     only_with={"8-bit Adam": ("deepspeed",)},  # bitsandbytes does not know FSDP2's shards
     pipeline_types=("llama", "qwen2", "qwen3"),
+    # a reload of vLLM 0.32 leaves the sinks as they were (seen on a CPU); engines load models of text alone
+    kinds_not_run=("weight sync of attention sinks", "vision towers"),
     source="tests/executor: every layout, path and schedule on CPUs with a tiny model, several nodes as Ray "
     "nodes of one machine; no GPU was at hand",
 )
