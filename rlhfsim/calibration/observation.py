@@ -33,6 +33,8 @@ from rlhfsim.frameworks.rlhfsim.run_folder import (
     read_metrics,
 )
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.hardware.calibrated import Measurable
+from rlhfsim.specs.workload.measurable import ANSWER, RULES, TURNS, stated
 from rlhfsim.step.rule_rewards import rounds, rules_ahead
 from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Span, Trace, read_trace
 
@@ -81,12 +83,8 @@ class Observation:
     """Mean tokens of a prompt over the counted steps; None: not measured."""
     response_tokens: float | None = None
     """Mean tokens of a response over the counted steps; None: not measured."""
-    turns: float | None = None
-    """Mean turns of a response; None: no environment, or not measured."""
-    answer_s: float | None = None
-    """Mean seconds of an environment's answer."""
-    rules_s: tuple[float, ...] = ()
-    """Seconds of one sample, all rules together on one worker, in every counted step that says it."""
+    workload: Mapping[Measurable, tuple[float, ...]] = field(default_factory=dict)
+    """Fields of the workload as every counted step that says them measured them."""
     lengths: tuple[StepLengths, ...] = ()
     """Of every counted step; empty where they were not measured in each."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +166,6 @@ def observe(
     spans = [s for s in trace.spans if s.step in counted and s.kind != WAIT and s.role != ENVIRONMENT]
     measured = [_lengths(lines[step]) for step in counted if step in lines]
     prompt, response = _tokens([lines[step] for step in counted if step in lines])
-    turns, answer_s = _answers([lines[step] for step in counted if step in lines])
     each = tuple(lengths for lengths in measured if lengths is not None)
     known, phases, covers = environment or {}, phase_seconds(spans), covered(spans)
     return Observation(
@@ -180,9 +177,7 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
-        turns=turns,
-        answer_s=answer_s,
-        rules_s=_rules(plan, phases, covers, [lines[step] for step in counted if step in lines]),
+        workload=_workload(plan, phases, covers, [lines[step] for step in counted if step in lines]),
         lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
@@ -382,14 +377,19 @@ def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:
     return (fmean(prompts) if prompts else None), (fmean(known) if known else None)
 
 
-def _answers(rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Mean turns of a response, and mean seconds of an answer."""
-    turns, seconds = ([_number(row, f"environment/{n}_mean") for row in rows] for n in ("turns", "seconds"))
-    whole = [(t, s) for t, s in zip(turns, seconds, strict=True) if t and s is not None]
-    if not whole:
-        return None, None
-    mean = fmean(t for t, _ in whole)
-    return mean, fmean(s for _, s in whole) / mean
+def _workload(
+    plan: Plan, phases: Mapping[str, Sequence[float]], covers: Mapping[str, object], rows: Sequence[Row]
+) -> dict[Measurable, tuple[float, ...]]:
+    """What rules, environment and own parts of the plan's workload took, and turns."""
+    found: dict[Measurable, tuple[float, ...]] = {RULES: _rules(plan, phases, covers, rows)}
+    for name in stated(plan.workload):
+        if name in phases:  # an own part, all samples of the step
+            found[name] = tuple(seconds / plan.workload.num_sequences for seconds in phases[name])
+    if plan.workload.environment is not None:
+        both = [[_number(row, f"environment/{n}_mean") for row in rows] for n in ("turns", "seconds")]
+        whole = [(t, s) for t, s in zip(*both, strict=True) if t and s is not None]
+        found |= {TURNS: tuple(t for t, _ in whole), ANSWER: tuple(s / t for t, s in whole)}
+    return {name: values for name, values in found.items() if values}
 
 
 def _rules(

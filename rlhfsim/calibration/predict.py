@@ -12,9 +12,8 @@ Not known here: memory; and contention on shared links, which only the simulatio
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.pieces import Pieces
@@ -27,6 +26,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
+from rlhfsim.specs.workload.measurable import as_measured
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.engine_mode import biased, mode_of
@@ -139,8 +139,7 @@ def pricer_of(
     given = profile or load_profile(plan.hardware[0].profile)
     priced = with_software(given, plan.framework, plan.placement.backend)
     workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
-    workload = with_answers(workload, observation.turns, observation.answer_s)
-    workload = with_rules(workload, observation.rules_s)
+    workload = as_measured(workload, observation.workload)
     cluster = cluster_with(plan, priced)
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
@@ -235,24 +234,6 @@ def with_lengths(workload: Workload, prompt: float | None, response: float | Non
     if response is not None and workload.generates:
         changes["response_len"] = with_mean(workload.response_len, response)
     return replace(workload, **changes)  # type: ignore[arg-type]  # one field each
-
-
-def with_answers(workload: Workload, turns: float | None, answer_s: float | None) -> Workload:
-    """The workload with the measured mean turns and answers of its environment."""
-    environment = workload.environment
-    if environment is None or turns is None or answer_s is None:
-        return workload
-    mean = min(max(1.0, turns), environment.turns)
-    return replace(workload, environment=replace(environment, mean_turns=mean, seconds_per_turn=answer_s))
-
-
-def with_rules(workload: Workload, seconds: Sequence[float]) -> Workload:
-    """The workload with the median of what its rules took for a sample in the steps of a run."""
-    rules = workload.reward.rules
-    if rules is None or not seconds:
-        return workload
-    measured = replace(rules, seconds_per_sample=median(seconds))
-    return replace(workload, reward=replace(workload.reward, rules=measured))
 
 
 def with_mean(lengths: AnyLengths, mean: float) -> AnyLengths:

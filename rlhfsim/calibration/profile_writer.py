@@ -26,7 +26,7 @@ from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_new
 from rlhfsim.specs.hardware.biases import FrameworkBiases, NearRun
-from rlhfsim.specs.hardware.calibrated import MeasuredRules, Point, Provenance
+from rlhfsim.specs.hardware.calibrated import Measurable, Point, Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
     aliases,
@@ -37,6 +37,7 @@ from rlhfsim.specs.hardware.profiles import (
     profile_yaml,
 )
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.specs.workload.measurable import TURNS, stated
 from rlhfsim.step.region import point
 
 ENGINES = (
@@ -144,7 +145,7 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
             calibration=origin,
             coefficients={**calibration.profile.coefficients, **moved},
             biases=biases_after(calibration),
-            rules=rules_after(calibration),
+            workload=workload_after(calibration),
         )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
@@ -156,10 +157,9 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
     }
     if biases := biases_after(calibration):
         data["biases"] = {name: _plain_biases(known) for name, known in biases.items()}
-    if rules := rules_after(calibration):
-        data["rules"] = [
-            {"stated": written(of.stated, "s"), "seconds_per_sample": _numbers(of.seconds_per_sample)}
-            for of in rules
+    if measured := workload_after(calibration):
+        data["workload"] = [
+            {"name": of.name, "stated": of.stated, "measured": _numbers(of.measured)} for of in measured
         ]
     return HEADER + yaml_text(data)
 
@@ -172,30 +172,40 @@ def biases_after(calibration: Calibration) -> dict[str, FrameworkBiases]:
     return {**calibration.profile.biases, **section(calibration.biases, source[:MAX_SOURCE])}
 
 
-def rules_after(calibration: Calibration) -> tuple[MeasuredRules, ...]:
-    """The key `rules`: medians of runs by the seconds that their workload stated, P10 to P90 of their steps.
+def workload_after(calibration: Calibration) -> tuple[WorkloadMeasured, ...]:
+    """The key `workload`: medians of runs by what their workloads stated, P10 to P90 of their steps.
 
     What was measured before where the runs stated that measurement is measured anew.
     """
-    origin, by_stated = provenance(calibration), dict[float, list[Observation]]()
+    origin, runs = provenance(calibration), dict[tuple[Measurable, float], list[Observation]]()
     for run in calibration.observations:
-        if run.rules_s and (rules := run.plan.workload.reward.rules) is not None:
-            by_stated.setdefault(rules.seconds_per_sample, []).append(run)
+        for name, said in stated(run.plan.workload).items():
+            if run.workload.get(name):
+                runs.setdefault((name, said), []).append(run)
     new = {
-        stated: _of_rules(runs, f"calibrated {origin.date} on {', '.join(run.name for run in runs)}")
-        for stated, runs in by_stated.items()
+        (name, said): _median(
+            [run.workload[name] for run in those],
+            f"calibrated {origin.date} on {', '.join(run.name for run in those)}",
+            "1" if name == TURNS else "s",
+        )
+        for (name, said), those in runs.items()
     }
-    old = {of.stated: of.seconds_per_sample for of in calibration.profile.rules}
-    merged = {stated: new.get(measured.value, measured) for stated, measured in old.items()} | new
-    return tuple(MeasuredRules(stated=stated, seconds_per_sample=c) for stated, c in sorted(merged.items()))
+    old = {(of.name, of.stated): of.measured for of in calibration.profile.workload}
+    merged = {key: new.get((key[0], value.value), value) for key, value in old.items()} | new
+    return tuple(
+        WorkloadMeasured(name=name, stated=said, measured=c) for (name, said), c in sorted(merged.items())
+    )
 
 
-def _of_rules(runs: Sequence[Observation], source: str) -> Coefficient:
-    steps = [seconds for run in runs for seconds in run.rules_s]
-    value = median(median(run.rules_s) for run in runs)
-    low, high = (float(x) for x in np.quantile(steps, (0.1, 0.9)))
+def _median(runs: Sequence[Sequence[float]], source: str, dimension: units.Dimension) -> Coefficient:
+    value = median(map(median, runs))
+    low, high = (float(x) for x in np.quantile([x for run in runs for x in run], (0.1, 0.9)))
     return Coefficient(
-        value=value, low=min(value, low), high=max(value, high), dimension="s", source=source[:MAX_SOURCE]
+        value=value,
+        low=min(value, low),
+        high=max(value, high),
+        dimension=dimension,
+        source=source[:MAX_SOURCE],
     )
 
 

@@ -26,6 +26,7 @@ DERIVED = {
     "length_balance": "how evenly drawn lengths spread over the ranks: computed from their distribution",
     "rules.seconds_per_sample": "given by the workload",
     "custom.seconds_per_sample": "declared by own parts of the algorithm",
+    "custom.measured_seconds_per_sample": "measured in the runs on which the profile was calibrated",
     "rules.measured_seconds_per_sample": "measured in the runs on which the profile was calibrated",
 }
 """What a time can rest on besides coefficients and curves."""

@@ -11,7 +11,7 @@ from rlhfsim.calibration.comparison.limits import phase_times
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.fit import Calibration
 from rlhfsim.calibration.left_out import off
-from rlhfsim.calibration.profile_writer import error_pair, provenance, rules_after
+from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
 from rlhfsim.present.chrome_trace import chrome_path
 from rlhfsim.present.html.content import Figure, Page
 from rlhfsim.simulation.summary import Simulation
@@ -85,8 +85,9 @@ def calibration(fitted: Calibration, out: Path | None) -> dict[str, Any]:
             for c in fitted.coefficients
         ],
         "biases": [asdict(b) | {"factor": _value(b.factor)} for b in fitted.biases],
-        "rules": [
-            {"stated": of.stated, "measured": _value(of.seconds_per_sample)} for of in rules_after(fitted)
+        "workload": [
+            {"name": of.name, "stated": of.stated, "measured": _value(of.measured)}
+            for of in workload_after(fitted)
         ],
         "unidentified": [asdict(u) for u in fitted.unidentified],
         "phase_error": error_pair(fitted.errors, step=False),

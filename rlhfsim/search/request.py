@@ -17,7 +17,7 @@ from rlhfsim.specs.placement.weight_paths import SEARCHED, WeightPath
 from rlhfsim.specs.quantities import UsdPerHour
 from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime
 from rlhfsim.specs.workload.workload import Lora, Workload
-from rlhfsim.step.rule_rewards import with_measured_rules
+from rlhfsim.step.rule_rewards import with_measured
 
 Objective = Literal["time", "tokens", "cost", "energy", "memory"]
 """tokens, cost and energy are time: the cluster is rented whole and works through the same tokens."""
@@ -150,7 +150,7 @@ class Request(_Runner):
         object.__setattr__(self, "cluster", priced)
         if runs and self.workload.old_logprobs == "recompute" and runs.reuses_logprobs(self.workload):
             object.__setattr__(self, "workload", replace(self.workload, old_logprobs="reused"))
-        object.__setattr__(self, "workload", with_measured_rules(self.workload, self.cluster))
+        object.__setattr__(self, "workload", with_measured(self.workload, self.cluster))
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",

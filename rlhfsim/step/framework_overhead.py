@@ -14,13 +14,15 @@ from dataclasses import replace
 
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.rule_rewards import spread_of
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CONTROLLER, CPU_POOL
 
-OWN_PARTS = "custom.seconds_per_sample"
+OWN_PARTS, MEASURED_PARTS = "custom.seconds_per_sample", "custom.measured_seconds_per_sample"
 """What the time of the user's own parts rests on."""
 TRAINING = ("critic.train", "actor.train")
 
@@ -56,13 +58,14 @@ def controller(device: Device) -> Cost:
     return Cost(parts=(part("controller", device[name], name, spread=device.spread(name)),))
 
 
-def own_parts(workload: Workload) -> dict[str, Cost]:
+def own_parts(workload: Workload, cluster: Cluster | None = None) -> dict[str, Cost]:
     """Phase -> what the user's own parts of the algorithm take for all samples of a step, on the driver."""
-    count = workload.num_sequences
-    return {
-        name: Cost(parts=(part("custom", seconds * count, OWN_PARTS),))
-        for name, seconds in workload.custom.driver_s.items()
-    }
+    count, costs = workload.num_sequences, dict[str, Cost]()
+    for name, seconds in workload.custom.driver_s.items():
+        spread = spread_of(name, seconds, cluster)
+        rests_on = OWN_PARTS if spread is None else MEASURED_PARTS
+        costs[name] = Cost(parts=(part("custom", seconds * count, rests_on, spread=spread or (1.0, 1.0)),))
+    return costs
 
 
 def with_driver(

@@ -127,7 +127,7 @@ def program(
                 call.name, partial(steps_of, call=call, generation=generation if after else None), after=after
             )
         steps += known[name]
-    own = own_parts(setting.workload)
+    own = own_parts(setting.workload, setting.cluster)
     for part, seconds in own.items():
         steps = with_driver(steps, seconds, name=part, streams=False)
     if setting.workload.generates:

@@ -1,18 +1,18 @@
 """What rule rewards take on CPUs or at a remote judge, and whether they run beside generation.
 
-A profile that was calibrated on runs holds what rules took there: a workload that states what those runs
-stated is given it, one that states other seconds keeps its own.
+A profile that was calibrated on runs holds what rules, environments and own parts took there: a workload that
+states what those runs stated is given it, one that states other seconds keeps its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost, part
-from rlhfsim.specs.hardware.calibrated import MeasuredRules
+from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.workload.measurable import RULES, restated, stated
 from rlhfsim.specs.workload.workload import Workload
 
 STATED, MEASURED = "rules.seconds_per_sample", "rules.measured_seconds_per_sample"
@@ -36,11 +36,9 @@ def rules_cost(workload: Workload, cluster: Cluster | None = None) -> Cost:
     """Rule rewards on parallel CPU workers, or requests to a judge: n t / workers, at least t."""
     each = rules_latency(workload)
     seconds = each * rounds(workload)
-    for known in _measured(cluster):
-        measured = known.seconds_per_sample
-        if measured.value == each:
-            spread = measured.low / each, measured.high / each
-            return Cost(parts=(part("rewards", seconds, MEASURED, spread=spread),))
+    spread = spread_of(RULES, each, cluster)
+    if spread is not None:
+        return Cost(parts=(part("rewards", seconds, MEASURED, spread=spread),))
     return Cost(parts=(part("rewards", seconds, STATED),))
 
 
@@ -51,16 +49,22 @@ def rounds(workload: Workload) -> float:
     return max(1.0, workload.num_rewarded / rules.workers)
 
 
-def with_measured_rules(workload: Workload, cluster: Cluster) -> Workload:
-    """The workload with what its rules took in runs that stated the same seconds for them, if any did."""
-    rules = workload.reward.rules
-    for known in _measured(cluster) if rules is not None else ():
-        if rules is not None and known.stated == rules.seconds_per_sample:
-            rules = replace(rules, seconds_per_sample=known.seconds_per_sample.value)
-            return replace(workload, reward=replace(workload.reward, rules=rules))
-    return workload
+def with_measured(workload: Workload, cluster: Cluster) -> Workload:
+    """The workload with what each field was in runs whose workloads stated the same for it, if any did."""
+    said = stated(workload)
+    return restated(
+        workload, {of.name: of.measured.value for of in _measured(cluster) if said.get(of.name) == of.stated}
+    )
 
 
-def _measured(cluster: Cluster | None) -> Iterator[MeasuredRules]:
+def spread_of(name: str, value: float, cluster: Cluster | None) -> tuple[float, float] | None:
+    """P10 and P90 over the value of a field that was measured in runs; None: it was not."""
+    for of in _measured(cluster):
+        if of.name == name and of.measured.value == value:
+            return of.measured.low / value, of.measured.high / value
+    return None
+
+
+def _measured(cluster: Cluster | None) -> Iterator[WorkloadMeasured]:
     for group in cluster.node_groups if cluster is not None else ():
-        yield from group.profile.rules
+        yield from group.profile.workload

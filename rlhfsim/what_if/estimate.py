@@ -30,7 +30,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Iteration, iteration
 from rlhfsim.step.measured import memory_doubt
-from rlhfsim.step.rule_rewards import with_measured_rules
+from rlhfsim.step.rule_rewards import with_measured
 
 
 def estimate(
@@ -74,7 +74,7 @@ def priced_placement(placement: Placement, workload: Workload, cluster: Cluster)
     Raises:
         RlhfsimError: it cannot exist.
     """
-    workload = with_measured_rules(workload, cluster)
+    workload = with_measured(workload, cluster)
     models = models_of(workload)
     check_placement(placement, workload, models, cluster)
     doubt = memory_doubt(models, placement.backend, workload, cluster)

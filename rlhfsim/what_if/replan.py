@@ -12,7 +12,7 @@ from statistics import median
 from rlhfsim.calibration.fit import Calibration
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import cluster_with, with_lengths
-from rlhfsim.calibration.profile_writer import biases_after, provenance, rules_after
+from rlhfsim.calibration.profile_writer import biases_after, provenance, workload_after
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
@@ -80,5 +80,5 @@ def calibrated(calibration: Calibration) -> Profile:
         coefficients={**profile.coefficients, **fitted},
         calibration=provenance(calibration),
         biases=biases_after(calibration),
-        rules=rules_after(calibration),
+        workload=workload_after(calibration),
     )

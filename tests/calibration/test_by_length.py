@@ -14,6 +14,7 @@ from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.observation import Observation, StepLengths
 from rlhfsim.calibration.predict import STEP, pricer_of
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.workload.measurable import ANSWER, TURNS
 from rlhfsim.specs.workload.workload import Environment
 
 RESPONSES = (300, 500, 800, 1200, 1700, 2300)
@@ -85,8 +86,8 @@ def test_measured_turns_and_answers_stand_in_for_those_of_the_plan() -> None:
     made = plan(model="qwen2.5-7b")
     slow = replace(made.workload, environment=Environment(turns=4, seconds_per_turn=30.0))
     [run] = planted_runs((replace(made, workload=slow),), load_profile(GPU), {}, np.random.default_rng(3))
-    assert run.turns is None
-    planned, found = pricer_of(run), pricer_of(replace(run, turns=2.0, answer_s=0.5))
+    assert TURNS not in run.workload
+    planned, found = pricer_of(run), pricer_of(replace(run, workload={TURNS: (2.0,), ANSWER: (0.5,)}))
     assert found.setting.workload.environment == replace(
         slow.environment, mean_turns=2.0, seconds_per_turn=0.5
     )

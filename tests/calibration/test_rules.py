@@ -1,25 +1,31 @@
-"""What rules took in runs is what the next plan that states the same takes for them."""
+"""What rules, environments and own parts took in runs is what the next plan that states the same takes."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_plans import GPU, plan, planted_runs
+from planted_plans import GPU, plan, planted_runs, run_folder
 
 from lab.planted import Flaws, planted_trace
 from rlhfsim.api import estimate
 from rlhfsim.calibration.fit import Calibration, calibrate
-from rlhfsim.calibration.observation import Observation, observe
+from rlhfsim.calibration.observation import Observation, observe, read_run
 from rlhfsim.calibration.predict import pricer_of
-from rlhfsim.calibration.profile_writer import rules_after, write_profile
+from rlhfsim.calibration.profile_writer import workload_after, write_profile
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
-from rlhfsim.specs.workload.workload import Rules, Workload
-from rlhfsim.step.rule_rewards import MEASURED, STATED
+from rlhfsim.specs.workload.measurable import RULES
+from rlhfsim.specs.workload.workload import Environment, OwnParts, Rules, Workload
+from rlhfsim.step import rule_rewards
+from rlhfsim.step.framework_overhead import MEASURED_PARTS
+from rlhfsim.step.rule_rewards import MEASURED
+from rlhfsim.trace import write_trace
 
 SLOW = 40.0
 """Times as long as their workload states rules take in the planted runs."""
@@ -55,9 +61,9 @@ def rules_phase(planned: Plan) -> tuple[float, float, tuple[str, ...]]:
 
 def test_a_planted_cost_of_rules_reaches_the_next_plan_by_the_calibrated_profile(first: Profile) -> None:
     before = plan()
-    [measured] = first.rules
+    [measured] = first.workload
     assert measured.stated == STATED_S
-    assert measured.seconds_per_sample.value == pytest.approx(SLOW * STATED_S, rel=0.02)
+    assert measured.measured.value == pytest.approx(SLOW * STATED_S, rel=0.02)
     cluster = Cluster(node_groups=(node_group(first, 8),))
     after = estimate(before.placement, before.workload, cluster)
     seconds, high, rests_on = rules_phase(after)
@@ -66,7 +72,7 @@ def test_a_planted_cost_of_rules_reaches_the_next_plan_by_the_calibrated_profile
     assert rests_on == (MEASURED,)
     asked = Request(cluster=cluster, workload=before.workload).workload.reward.rules
     assert asked is not None
-    assert asked.seconds_per_sample == measured.seconds_per_sample.value
+    assert asked.seconds_per_sample == measured.measured.value
 
 
 def test_other_stated_seconds_are_kept_and_a_plan_of_the_measured_ones_is_the_same_plan(
@@ -77,25 +83,27 @@ def test_other_stated_seconds_are_kept_and_a_plan_of_the_measured_ones_is_the_sa
     assert estimate(after.placement, after.workload, cluster) == after
     other = estimate(before.placement, with_rules(before.workload, 0.02), cluster)
     seconds, _, rests_on = rules_phase(other)
-    assert (seconds, rests_on) == (pytest.approx(0.02 * 512 / 64), (STATED,))
+    assert (seconds, rests_on) == (pytest.approx(0.02 * 512 / 64), (rule_rewards.STATED,))
 
 
 def test_rules_that_are_measured_again_replace_the_earlier_measurement(
     fitted: Calibration, first: Profile
 ) -> None:
-    value = first.rules[0].seconds_per_sample.value
+    value = first.workload[0].measured.value
     again = tuple(
-        replace(r, plan=replace(r.plan, workload=with_rules(r.plan.workload, value)), rules_s=(0.3, 0.4))
+        replace(
+            r, plan=replace(r.plan, workload=with_rules(r.plan.workload, value)), workload={RULES: (0.3, 0.4)}
+        )
         for r in fitted.observations
     )
-    rules = rules_after(replace(fitted, profile=first, observations=again))
-    assert [(of.stated, of.seconds_per_sample.value) for of in rules] == [(STATED_S, 0.35), (value, 0.35)]
+    rules = workload_after(replace(fitted, profile=first, observations=again))
+    assert [(of.stated, of.measured.value) for of in rules] == [(STATED_S, 0.35), (value, 0.35)]
 
 
 def test_counts_of_the_rules_say_it_where_they_work_while_others_are_decoded() -> None:
     ours = replace(plan(), framework="rlhfsim")
     [run] = planted_runs((ours,), load_profile(GPU), {}, np.random.default_rng(1))
-    assert run.rules_s == ()  # its phase holds what generation left of it
+    assert RULES not in run.workload  # its phase holds what generation left of it
     trace = planted_trace(ours, load_profile(GPU), {}, np.random.default_rng(1))
     rows = [
         {
@@ -107,5 +115,37 @@ def test_counts_of_the_rules_say_it_where_they_work_while_others_are_decoded() -
         for step in range(trace.steps)
     ]
     counted = observe(ours, trace, name="counted", rows=rows)
-    assert counted.rules_s == (0.5,) * (trace.steps - 1)
+    assert counted.workload[RULES] == (0.5,) * (trace.steps - 1)
     assert pricer_of(counted).setting.workload.reward.rules == Rules(seconds_per_sample=0.5)
+
+
+TURNED = replace(plan().workload, environment=Environment(turns=4, seconds_per_turn=0.5, workers=8))
+"""What the runs below state of the environment; the filter is an own part of the algorithm."""
+STATED = replace(TURNED, custom=OwnParts(filter=0.001))
+FILTER_S, TURN_S, MEAN_TURNS = 0.03, 4.0, 2.5
+
+
+def test_planted_seconds_of_an_environment_and_of_own_parts_reach_the_next_plan(tmp_path: Path) -> None:
+    made, cluster = plan(), Cluster(node_groups=(node_group(load_profile(GPU), 8),))
+    before = estimate(made.placement, STATED, cluster)
+    true = replace(before, workload=replace(STATED, custom=OwnParts(filter=FILTER_S)))
+    trace = planted_trace(true, load_profile(GPU), {}, np.random.default_rng(3), flaws=Flaws(noise=0.01))
+    folder = run_folder(tmp_path / "run", before, {})
+    write_trace(folder / "trace.json", replace(trace, source="measured", plan_hash=before.input_hash))
+    answers = {"environment/turns_mean": MEAN_TURNS, "environment/seconds_mean": MEAN_TURNS * TURN_S}
+    lines = [json.dumps({"step": step} | answers) + "\n" for step in range(trace.steps)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    run = read_run(folder)
+    assert pricer_of(run).setting.workload.environment == replace(
+        STATED.environment, mean_turns=MEAN_TURNS, seconds_per_turn=TURN_S
+    )
+    ours = write_profile(tmp_path / "ours.yaml", calibrate((run,), errors=False))
+    after = estimate(made.placement, STATED, Cluster(node_groups=(node_group(ours, 8),)))
+    assert after.workload.environment == pricer_of(run).setting.workload.environment
+    assert after.workload.custom.filter == pytest.approx(FILTER_S, rel=0.02)
+    assert after.prediction.step_s > before.prediction.step_s + 10
+    [phase] = [p for p in after.prediction.phases if p.name == "custom.filter"]
+    assert phase.rests_on == (MEASURED_PARTS,)
+    assert phase.seconds == pytest.approx(512 * FILTER_S, rel=0.02)
+    other = estimate(made.placement, TURNED, Cluster(node_groups=(node_group(ours, 8),)))
+    assert other.workload.custom == OwnParts()

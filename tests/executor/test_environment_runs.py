@@ -12,6 +12,7 @@ import runs
 from executor.settings import Checkpoints, Data, EnvironmentSettings, Evaluation, Settings
 from rlhfsim.calibration.observation import read_run
 from rlhfsim.calibration.predict import pricer_of
+from rlhfsim.specs.workload.measurable import ANSWER, TURNS
 from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
@@ -61,10 +62,10 @@ def test_a_game_in_turns_is_generated_scored_trained_and_resumed_on_the_same_tok
 
     seen = read_run(folder)
     assert "environment.answer" not in seen.phases, "it lies inside generation"
-    assert seen.turns == heard.rows[1]["environment/turns_mean"]
+    assert seen.workload[TURNS] == (heard.rows[1]["environment/turns_mean"],)
     priced = pricer_of(seen).setting.workload.environment
     assert priced is not None
-    assert (priced.mean_turns, priced.seconds_per_turn) == (seen.turns, seen.answer_s)
+    assert (priced.mean_turns, priced.seconds_per_turn) == (*seen.workload[TURNS], *seen.workload[ANSWER])
     uninterrupted = trained(folder)
     shutil.rmtree(folder / "checkpoints" / "step-000002")
     _, again = runs.run(made, settings(tiny_model), folder, ray_address, resume=True)

@@ -126,7 +126,7 @@ def _means(seen: Observation, trace: Trace) -> tuple[dict[str, float], float]:
 def length_factors(plan: Plan, seen: Observation) -> tuple[dict[str, float], tuple[str, ...]]:
     """Phase -> seconds with the measured lengths, turns and answers over those planned, in closed form."""
     try:
-        same = replace(seen, plan=plan, prompt_tokens=None, response_tokens=None, turns=None, covers={})
+        same = replace(seen, plan=plan, prompt_tokens=None, response_tokens=None, workload={}, covers={})
         before = pricer_of(same).seconds()
         after = pricer_of(replace(seen, plan=plan, covers={})).seconds()
     except RlhfsimError as error:

@@ -14,11 +14,11 @@ from rlhfsim.calibration.fit import Calibrated, Calibration
 from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
-from rlhfsim.calibration.profile_writer import error_pair, provenance, rules_after
+from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
 from rlhfsim.present.tables import CUT, REST, grid, table
 from rlhfsim.present.terminal.console import drawn, labelled
 from rlhfsim.present.words import between, decimals, error_text, fixed, plural, value_text
-from rlhfsim.specs.hardware.calibrated import MeasuredRules
+from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.units import format
 
@@ -60,16 +60,16 @@ def summary(fitted: Calibration) -> dict[str, str]:
         "fitted": f"{_biases_told(fitted)}{len(fitted.coefficients)} coefficients to {fitted.data} times; "
         f"{len(fitted.unidentified)} cannot be told and keep their values",
     }
-    if rules := [_rules_told(of) for of in rules_after(fitted)]:
-        rows |= {"reward rules": "; ".join(rules)}
+    if measured := [_measured(of) for of in workload_after(fitted)]:
+        rows |= {"workload": "; ".join(measured)}
     return rows | {"error": _error_line(fitted.errors)}
 
 
-def _rules_told(of: MeasuredRules) -> str:
-    """What rules were said to take, and what they took."""
-    measured = of.seconds_per_sample
-    value, low, high = (format(seconds, "s") for seconds in (measured.value, measured.low, measured.high))
-    return f"{value} a sample ({low} to {high}), where workloads state {format(of.stated, 's')}"
+def _measured(of: WorkloadMeasured) -> str:
+    """What a field of the workload was said to be, and what it was."""
+    c = of.measured
+    value, low, high, said = (format(x, c.dimension) for x in (c.value, c.low, c.high, of.stated))
+    return f"{of.name} {value} ({low} to {high}) where workloads state {said}"
 
 
 def _biases_told(fitted: Calibration) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,16 @@ from pydantic import Field
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import CoefficientText, Seconds, Text
 
+Measurable = Literal[
+    "reward.rules.seconds_per_sample",
+    "environment.seconds_per_turn",
+    "environment.mean_turns",
+    "custom.sampler",
+    "custom.filter",
+    "custom.advantages",
+    "custom.logger",
+]
+"""Fields of a workload that a run measures, dotted; seconds, but for the turns."""
 COORDINATES = ("params", "sequences", "prompt", "response", "gpus")
 """Logarithms of: parameters of the role's model, sequences of a step, mean prompt and response tokens,
 GPUs of the pool."""
@@ -58,13 +68,13 @@ class Provenance:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRules:
-    """What a reward by rules took in runs whose workload stated other seconds for it."""
+class WorkloadMeasured:
+    """What a field of the workload was in runs that had stated something else for it."""
 
+    name: Measurable
     stated: Seconds
-    """`reward.rules.seconds_per_sample` of their workload: what states the same takes what was measured."""
-    seconds_per_sample: CoefficientText
-    """Of one sample, all rules together, on one worker."""
+    """Of their workload, in seconds or turns: what states the same takes what was measured."""
+    measured: CoefficientText
 
 
 def distance(points: Sequence[Point], x: Point) -> float:

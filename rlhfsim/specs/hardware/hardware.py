@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.biases import FrameworkBiases
-from rlhfsim.specs.hardware.calibrated import MeasuredRules, Provenance
+from rlhfsim.specs.hardware.calibrated import Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.kernel_tables import CurvesText
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import (
@@ -158,8 +158,8 @@ class Profile:
     """Where the coefficients were fitted on runs: on which, and how far they reach."""
     biases: dict[str, FrameworkBiases] = field(default_factory=dict)
     """Framework -> how much longer its calls take than priced, measured on runs."""
-    rules: tuple[MeasuredRules, ...] = ()
-    """What rewards by rules took in runs."""
+    workload: tuple[WorkloadMeasured, ...] = ()
+    """What rewards by rules, environments and own parts of the algorithm took in runs."""
     curves: CurvesText | None = None
     """Kernel timings as compact curves (see `rlhfsim.kernels.curves`); written by the fit command."""
 

@@ -39,7 +39,7 @@ __all__ = [
     "profile_names",
     "profile_yaml",
 ]
-MEASURED_LATER = ("biases", "rules")
+MEASURED_LATER = ("biases", "workload")
 """Keys that only a calibration fills: a profile without them keeps its hash."""
 MAX_DEPTH = 5
 """Profiles in one `extends` chain."""
