@@ -267,9 +267,14 @@ class Runs:
         """What of the sets of roles that share GPUs is not run."""
         return self._first(pool_features(groups), backend)
 
-    def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
-        """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
-        return self._first(rollout_features(layout, one_node=one_node))
+    def lacks_rollout(
+        self, layout: RolloutLayout, *, one_node: bool, backend: Backend | None = None
+    ) -> Lacks | None:
+        """What of a rollout layout is not run beside a training backend; None: beside none of them.
+
+        `one_node`: every replica lies inside a node.
+        """
+        return self._first(rollout_features(layout, one_node=one_node), backend)
 
     def lacks_path(self, path: WeightPath, topology: Topology) -> Lacks | None:
         """Whether a weight path is not run where actor and rollout lie so."""
@@ -324,7 +329,7 @@ class Runs:
                 found.append(self.lacks_layout(backend, placed.layout, workload, role))
                 found.append(self._first(residency_features(placed), backend))
         if placement.rollout is not None:
-            found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node))
+            found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node, backend=backend))
             found.append(self.lacks_path(placement.weight_path, topology))
             anew = placement.rollout.residency == "recreated" and placement.weight_path != "disk"
             found.append(_ANEW if anew else None)

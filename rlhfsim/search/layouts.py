@@ -551,7 +551,9 @@ def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -
     if one_node and group.gpus > group.gpus_per_node and group.gpus_per_node % size:
         return True  # some would lie across an edge between nodes
     replica = _formatted(request, replica)
-    return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))
+    return request.runs is not None and bool(
+        request.runs.lacks_rollout(replica, one_node=one_node, backend=request.backend)
+    )
 
 
 def _rollout_experts(model: ModelSpec, tp: int, attention_dp: int) -> tuple[int, ...]:

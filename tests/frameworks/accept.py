@@ -125,8 +125,9 @@ def skyrl(arguments: list[str]) -> Derived:
     with patch.object(typing, "TypedDict", typing_extensions.TypedDict):
         from skyrl.train.config import SkyRLTrainConfig
         from skyrl.train.utils.utils import validate_cfg
-    validate_cfg(SkyRLTrainConfig.from_cli_overrides(arguments))
-    return dict
+    cfg = SkyRLTrainConfig.from_cli_overrides(arguments)
+    validate_cfg(cfg)
+    return lambda: importlib.import_module("tests.frameworks.set_up.skyrl").derived(cfg)
 
 
 def bare_areal() -> None:

@@ -25,6 +25,7 @@ OF = {
     "gpus": "pool",
 }
 """Quantity of a role -> the field of the plan that says it, where it is not named alike."""
+OF_WORKLOAD = {"updates": "workload.mini_batches", "rank_samples": "workload.samples"}
 
 
 def planned(plan: Plan) -> dict[str, Any]:
@@ -64,18 +65,19 @@ def _trained(plan: Plan, placed: RolePlacement) -> dict[str, Any]:
 
 
 def differences(plan: Plan, name: str, derived: dict[str, Any]) -> Iterator[str]:
-    """Quantities that are not the plan's, but for fields that the export says it cannot say."""
-    unsaid = {field for u in export(plan, name, frozenset()).written.unsaid for field in u.of}
-    said = planned(plan)
+    """Quantities that are neither the plan's nor those that the export says it writes in their place."""
+    unsaid = export(plan, name, frozenset()).written.unsaid
+    named = {field for u in unsaid for field in u.of}
+    said, instead = planned(plan), [planned(u.nearest) for u in unsaid if u.nearest is not None]
     for quantity, value in derived.items():
         role, _, rest = quantity.partition(".")
-        if value != said[quantity] and not {f"{role}.{OF.get(rest, rest)}", role} & unsaid:
+        as_said = [said[quantity], *(other.get(quantity) for other in instead)]
+        fields_of = {f"{role}.{OF.get(rest, rest)}", role, OF_WORKLOAD.get(rest, quantity)}
+        if value not in as_said and not fields_of & named:
             yield f"{quantity}: {said[quantity]} -> {value}"
 
 
-DERIVED = {
-    "verl": {"layout.dp", "layout.cp", "train_pack_tokens", "updates", "rank_samples", "residency", "leaves"}
-}
+DERIVED = {"verl": {"layout.dp", "layout.cp", "train_pack_tokens", "updates", "rank_samples"}}
 """Framework -> quantities of the policy that its set-up must give."""
 
 

@@ -83,7 +83,7 @@ def draw(name: str, rng: random.Random) -> Plan:
     schedule = _accepted(lambda: _schedule(rng, apart), runs.lacks_schedule)
     rollout = _accepted(
         lambda: _rollout(rng, work, apart or layout.gpus),
-        lambda rollout: runs.lacks_rollout(rollout, one_node=True),
+        lambda rollout: runs.lacks_rollout(rollout, one_node=True, backend=backend),
     )
     return _accepted(
         lambda: _placed(rng, work, backend, layout, rollout, apart, schedule),

@@ -199,6 +199,14 @@ def _turns(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     return {"limit.total": whole, "limit.response": whole}
 
 
+def _sent(plan: Plan) -> str:
+    """What carries weights to the rollout: FP8 ones NCCL alone."""
+    rollout = plan.placement.rollout
+    if rollout is not None and rollout.layout.precision == "fp8":
+        return "nccl"
+    return {"p2p": "sharded_rdt", "delta-disk": "delta"}.get(plan.placement.weight_path, "nccl")
+
+
 def _answer(plan: Plan) -> int:
     """The limit of one turn, all of equal length."""
     environment = plan.workload.environment
@@ -401,12 +409,10 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.kv_precision", f"{ENGINE}.engine_init_kwargs.kv_cache_dtype", codec=marked("fp8", "fp8")),
     FixedKey("trainer.mtp.enabled", True, "rollout.speculation", drafting),
     Key("rollout.speculation.draft_tokens", "trainer.mtp.num_speculative_tokens", read=False),
+    FixedKey(f"{ENGINE}.weight_sync_backend", _sent, why=of_call("actor.sync")),
     FixedKey(
-        f"{ENGINE}.weight_sync_backend",
-        lambda plan: {"p2p": "sharded_rdt", "delta-disk": "delta"}.get(plan.placement.weight_path, "nccl"),
-        why=of_call("actor.sync"),
+        f"{ENGINE}.delta_weight_sync.sync_dir", "${SYNC_DIR}", "weight_path=delta-disk !rollout.precision=fp8"
     ),
-    FixedKey(f"{ENGINE}.delta_weight_sync.sync_dir", "${SYNC_DIR}", "weight_path=delta-disk"),
     FixedKey("generator.batched", False),
 )
 TABLE = Table(

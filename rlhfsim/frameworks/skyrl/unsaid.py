@@ -62,6 +62,13 @@ ROWS = (
         "adapters alone, by files",
         "workload.lora backend=fsdp2",
     ),
+    Instead(
+        "weight_path",
+        "broadcast",
+        "FP8 weights by {}",
+        "by {}: its engines take FP8 weights from NCCL alone",
+        "rollout.precision=fp8 !shared !weight_path=lora",
+    ),
     Instead("reward", None, "a reward model", "rewards come from the environment", priced=False),
 )
 
@@ -150,6 +157,7 @@ def _schedule(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"new weights once in {work.mini_batches} updates",
             instead=f"once an update; once in a step: {call(plan, 'actor.sync')}",
+            of=("workload.prompts", "workload.mini_batches"),
         )
     sampling = work.dynamic_sampling
     if sampling is not None and sampling.prompts_of(work.prompts) != work.prompts:

@@ -7,61 +7,11 @@ the one here keeps, as it does, the first sizes with which a process initialises
 from __future__ import annotations
 
 import asyncio
-import importlib.abc
-import importlib.machinery
-import math
-import sys
-import types
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from tests.frameworks.set_up.world import world
-
-SIZES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-
-
-class Groups:
-    """`megatron.core.parallel_state` of one process."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.sizes = ranks, dict[str, int]()
-
-    def is_initialized(self) -> bool:
-        return bool(self.sizes)
-
-    def initialize_model_parallel(self, **sizes: Any) -> None:
-        self.sizes = {name: sizes[key] for name, key in SIZES.items()}
-
-    def get_data_parallel_world_size(self) -> int:
-        return self.ranks // math.prod(self.sizes[name] for name in ("tp", "pp", "cp"))
-
-    def __getattr__(self, name: str) -> Any:
-        return MagicMock(return_value=0)
-
-
-class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of Megatron-Core and its bridge, empty."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if name.partition(".")[0] in ("megatron", "mbridge"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = MagicMock(name=spec.name, __path__=[], __spec__=spec, __version__="0.16.0")
-        return module  # type: ignore[no-any-return]
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is in it."""
+from tests.frameworks.set_up.world import Groups, without_megatron, world
 
 
 class Recorded(Exception):
@@ -70,8 +20,7 @@ class Recorded(Exception):
 
 def derived(trainer: Any) -> dict[str, Any]:
     """Fields of a plan that verl's trainer and workers make of its configuration."""
-    if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Absent())
+    without_megatron()
     config = trainer.config
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     groups = Groups(gpus)
@@ -143,9 +92,7 @@ def _layout(role: str, worker: Any, groups: Groups) -> dict[str, Any]:
         f"{role}.residency": "offloaded" if config.param_offload else "resident",
     }
     if config.strategy == "megatron":
-        derived |= {f"{role}.layout.{name}": size or 1 for name, size in groups.sizes.items()}
-        if not groups.sizes["etp"]:
-            derived[f"{role}.layout.etp"] = groups.sizes["tp"] if groups.sizes["ep"] > 1 else 1
+        derived |= {f"{role}.layout.{name}": size for name, size in groups.degrees.items()}
         derived[f"{role}.layout.sequence_parallel"] = config.sequence_parallel
     else:
         shards = engine.device_mesh.shape[-1] if engine.device_mesh.ndim == 2 else None
