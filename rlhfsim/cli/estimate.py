@@ -39,7 +39,7 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
 
     FILE is a scenario (YAML), a shipped system (verl, openrlhf, trl, ...) or a plan.json. Without
     FILE, options describe cluster, workload and layouts; what they leave open is
-    as the framework (NeMo-RL, verl) has it where that fits, else chosen for speed.
+    as its framework has it where that fits, else chosen for speed.
 
     Exit codes: 0 priced and it fits, 1 it does not fit or misses a target, 2 bad input.
     """

@@ -26,7 +26,7 @@ def memory(ctx: click.Context, /, **given: Any) -> None:
 
     FILE is a plan.json, a scenario (YAML) or a shipped system (verl, openrlhf, trl, ...). Without
     FILE, options describe cluster, workload and layouts; what they leave open is
-    as the framework (NeMo-RL, verl) has it where that fits, else chosen for speed.
+    as its framework has it where that fits, else chosen for speed.
 
     Exit codes: 0 it fits, 1 it does not fit, 2 bad input.
     """

@@ -104,8 +104,9 @@ class Exporter:
     left_open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Field of a plan that a question may leave open -> its keys, whose defaults then hold; where those do
     not fit, the first fields are chosen first."""
-    usual: Mapping[str, Value] = field(default_factory=dict)
-    """Of those keys, what its own examples set over their defaults."""
+    usual: Callable[[Plan], Mapping[str, Value]] = lambda plan: {}
+    """What its own examples of such a plan set over the defaults of those keys, and what its script passes
+    that is no key of `write`."""
     ray: str = "ray"
     """Command of the Ray that it runs on; empty: its script starts on every node that trains."""
 

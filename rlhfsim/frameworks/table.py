@@ -23,6 +23,17 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.workload.workload import CLIP_RANGES
 
 Why = str | Callable[[Plan], str]
+OPEN = (
+    "actor.recompute",
+    "rollout.memory_utilization",
+    "actor.offload_optimizer",
+    "rollout.ep",
+    "rollout.max_num_seqs",
+    "rollout.cuda_graphs",
+)
+"""Fields that a question may leave open; where their defaults do not fit, the first are chosen first."""
+ALONG = {"rollout.max_num_seqs": ("rollout.max_batched_tokens",)}
+"""Field -> others that are left open with it."""
 ABOVE_ZERO = "above 0, so that the reference is read; how large is yours to choose"
 FROM_ROLLOUT = "old log-probs are those of the rollout: one forward pass less"
 
@@ -295,6 +306,12 @@ class Table:
     def keys_of(self, *fields: str) -> tuple[str, ...]:
         """Keys of the newest release that say these fields, as settings hold them."""
         return tuple(dict.fromkeys(bare(key.key) for key in self.keys if key.field in fields))
+
+    @property
+    def left_open(self) -> dict[str, tuple[str, ...]]:
+        """Field that a question may leave open -> its keys, whose defaults then hold."""
+        fields = {field: self.keys_of(field, *ALONG.get(field, ())) for field in OPEN}
+        return {field: keys for field, keys in fields.items() if keys}
 
     @property
     def batch(self) -> dict[str, str]:

@@ -65,9 +65,11 @@ def _rows(
         least = memory.standing_bytes([shape.cut for shape in shapes])
         shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
     layouts = list(chain.from_iterable(shape.layouts for shape in shapes))
-    swapped = bool(layouts) and any(role.residency == "swapped" for role in variants_of(layouts[0]))
-    rows = stage_rows(memory, layouts, swapped=swapped)
+    rows = stage_rows(memory, layouts, swapped=False)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
     variants = [variants_of(layouts[i]) for i in hopeful]
     roles = list(chain.from_iterable(variants))
-    return rested(np.repeat(rows[hopeful], list(map(len, variants)), axis=0), roles, memory.kind), roles
+    own = np.repeat(rows[hopeful], list(map(len, variants)), axis=0)
+    away = [i for i, role in enumerate(roles) if role.residency == "swapped"]
+    own[away] = stage_rows(memory, [roles[i].layout for i in away], swapped=True)
+    return rested(own, roles, memory.kind), roles

@@ -16,6 +16,7 @@ from rlhfsim.frameworks.configuration.configuration import configuration_named, 
 from rlhfsim.frameworks.configuration.described import placement_of
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exporter, Value, exporter, exporters
+from rlhfsim.frameworks.table import bare
 from rlhfsim.plan import Plan
 from rlhfsim.search.layouts import EXCHANGE
 from rlhfsim.search.request import Request
@@ -25,6 +26,8 @@ from rlhfsim.what_if.verdict import rejection
 
 FIRST = 2
 """Fields of `left_open` that are chosen in every combination before others join them."""
+MODEL = ("${MODEL}", "???")
+"""What exports write where the weights are to be named."""
 SAME_QUESTION = {"actor.pack_tokens": "micro_batch"}
 """Field -> another by which a question answers it."""
 
@@ -34,8 +37,8 @@ def as_configured(plan: Plan, request: Request) -> Plan:
     plan, way = _as_typed(plan, request), _way(request)
     if way is None or not plan.workload.generates:
         return plan
-    written = {key.lstrip("+"): value for key, value in way.write(plan).values.items()}
-    written = {k: plan.workload.model if v == "${MODEL}" else v for k, v in written.items()}
+    written = {bare(key): value for key, value in way.write(plan).values.items()}
+    written = {k: plan.workload.model if v in MODEL else v for k, v in written.items()}
     for left in _tried([field for field in way.left_open if not _said(field, request)]):
         keys = {key for field in left for key in way.left_open[field]}
         if (found := _read(plan, request, way, written, keys)) is not None:
@@ -98,8 +101,10 @@ def _read(
 ) -> Plan | None:
     """The plan as its framework reads it without `keys`; None where it does not fit."""
     assert request.runs is not None
-    usual = {key: value for key, value in way.usual.items() if key in keys and key in written}
-    values = {key: value for key, value in written.items() if key not in keys} | usual
+    own = way.usual(plan)
+    usual = {key: value for key, value in own.items() if key in keys and key in written}
+    always = {key: value for key, value in own.items() if key not in chain(*way.left_open.values())}
+    values = {key: value for key, value in written.items() if key not in keys} | usual | always
     settings = FrameworkSettings(values, "typed")
     cluster = request.cluster
     try:
@@ -111,7 +116,7 @@ def _read(
         return None
     if rejection(found, cluster) is not None:
         return None
-    read = {key: value for key, value in settings.assumed.items() if key in keys}
-    taken = {key: value for key, value in read.items() if value or key in written} | usual
+    read = settings.assumed.items()
+    taken = {key: v for key, v in read if key in keys and (v or key in written)} | usual
     shown = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in taken.items())
     return replace(found, assumed=(f"as {request.runs.title} has it: {shown}",)) if shown else found

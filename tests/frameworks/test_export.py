@@ -440,7 +440,7 @@ def test_limits_that_a_framework_has_no_key_for_are_priced(name: str, changes: d
     ("name", "what", "changed"),
     [
         ("verl", "a rollout on GPUs of its own that waits for every update", "a step"),
-        ("nemo-rl", "optimizer states that stay on the GPUs during a rollout", "of host memory"),
+        ("nemo-rl", "a policy that stays on the GPUs during a rollout", "of host memory"),
         ("slime", "old log-probs from a pass of their own", "a step"),
         ("areal", "a policy that stays beside the rollout", "of host memory"),
     ],

@@ -83,7 +83,7 @@ WORLDS = (
     ),
     World(
         framework="nemo-rl",
-        planted={"rl_layer_time": 10e-3, "sync_staging_time": 0.4},
+        planted={"rl_layer_time": 30e-3, "sync_staging_time": 0.4},
         generation=1.25,
         runs=(
             "",

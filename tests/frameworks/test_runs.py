@@ -261,7 +261,11 @@ def test_what_a_framework_does_not_train_is_refused_at_design_time(
 
 def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_refuses_them() -> None:
     question = Request(
-        cluster=rlhfsim.parse_cluster(8, "h100"), workload=GRPO, framework="nemo-rl", backend="megatron"
+        cluster=rlhfsim.parse_cluster(8, "h100"),
+        workload=GRPO,
+        framework="nemo-rl",
+        backend="megatron",
+        architecture="disaggregated",
     )
     plan = rlhfsim.design(question, explain=False).chosen
     assert plan is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,16 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, engine_sums, role_s
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan, peak_moments, role_in_plan, sync_bytes
 from rlhfsim.memory.risk import Item, fitting, moments, probability_above, risky
-from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.memory.states import stages
+from rlhfsim.search.fitting_options import _rows
 from rlhfsim.search.space import ROLES
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.workload import Workload
 
 PLANS = 8
 """Of each question."""
@@ -161,3 +167,18 @@ def test_risk_grows_with_mean_and_variance_where_a_coefficient_is_known_within_a
 def test_no_risk_and_any_risk_are_limits(accepted: float, *, fits: bool) -> None:
     near = np.array([[[0.99, 1.0, 0.01]]])
     assert fitting(near, 1.0, accepted).all() == fits
+
+
+def test_a_reference_holds_its_own_weights_unless_it_is_swapped_in() -> None:
+    """A framework that swaps offers both; each has its own bytes."""
+    work = Workload(algorithm="grpo", model="qwen2.5-7b", prompts=8, samples=8)
+    profile, layout = parse_cluster(8, "h100").node_groups[0].profile, Layout(tp=2, dp=4, zero=1)
+    memory = role_memory(models_of(work), "reference", work, backend="megatron", profile=profile)
+    both = [RolePlacement(pool="all", layout=layout, residency=name) for name in ("swapped", "offloaded")]
+    space: Any = SimpleNamespace(shapes=[SimpleNamespace(layouts=[layout])])
+    rows, roles = _rows(memory, space, lambda layout: both, np.inf)
+    assert roles == both
+    for row, role in zip(rows, roles, strict=True):
+        expected = memory.of(role, "first").states
+        assert float(row[0]["states"]["weights"]) == pytest.approx(expected.weights)
+        assert float(row[0]["states"]["host"]) == pytest.approx(expected.host)

@@ -51,6 +51,7 @@ EXPORT = Exporter(
     version="1.0.4",
     write=write,
     files=files,
+    left_open=TABLE.left_open,
     start="bash launch.sh",
     needs=NEEDS,
     install="pip install areal==1.0.4",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlhfsim.frameworks.export import Exporter, Value, Written, override, script, the_rollout
+from rlhfsim.frameworks.fields import shares
 from rlhfsim.frameworks.nemo_rl.keys import TABLE, TRANSPORT, loop_of
 from rlhfsim.frameworks.nemo_rl.unsaid import unsaid_of
 from rlhfsim.frameworks.predictions import title_of
@@ -43,27 +42,32 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
 
 
 LEFT_OPEN = {
-    "actor.recompute": TABLE.keys_of("actor.recompute"),
-    "rollout.memory_utilization": TABLE.keys_of("rollout.memory_utilization"),
+    **TABLE.left_open,
     "actor.pack_tokens": TABLE.keys_of("actor.micro_batch", "actor.packs"),
     "actor.score_pack_tokens": TABLE.keys_of("scored.micro_batch", "actor.score_packs"),
     "actor.offload_optimizer": TABLE.keys_of("actor.offload_optimizer", "actor.offload_fraction"),
-    "rollout.ep": TABLE.keys_of("rollout.ep"),
-    "rollout.max_num_seqs": TABLE.keys_of("rollout.max_num_seqs", "rollout.max_batched_tokens"),
     "weight_path": (TRANSPORT,),
 }
-USUAL: Mapping[str, Value] = {
-    **dict.fromkeys(TABLE.keys_of("actor.micro_batch"), 1),
-    **dict.fromkeys(TABLE.keys_of("scored.micro_batch"), 4),
-}
-"""Of the examples of 8B and more, and of the base (examples/configs, see `examples.yaml`)."""
+ENGINE_ALONE = 0.8
+"""Share of memory in recipes whose engine has its GPUs alone (recipes/llm/performance/*-async-*.yaml)."""
+
+
+def usual(plan: Plan) -> dict[str, Value]:
+    """What the examples of 8B and more, and the base, set (examples/configs, see `examples.yaml`)."""
+    alone = {} if shares(plan) else dict.fromkeys(TABLE.keys_of("rollout.memory_utilization"), ENGINE_ALONE)
+    return {
+        **dict.fromkeys(TABLE.keys_of("actor.micro_batch"), 1),
+        **dict.fromkeys(TABLE.keys_of("scored.micro_batch"), 4),
+        **alone,
+    }
+
 
 EXPORT = Exporter(
     version="7ea279a",
     write=write,
     files=files,
     left_open=LEFT_OPEN,
-    usual=USUAL,
+    usual=usual,
     start="bash launch.sh",
     needs=NEEDS,
     install="pip install uv",

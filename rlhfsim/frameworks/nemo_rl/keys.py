@@ -47,6 +47,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Residency
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -131,7 +132,13 @@ def _preferences(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "kl": True,
         "limit.response": read["limit.total"],
         "weight_path": "none",
+        "reference.residency": "swapped",
     }
+
+
+def _residency(layout: Layout, own: int) -> Residency:
+    """A policy beside its rollout leaves the GPUs after every refit (`offload_after_refit`)."""
+    return "resident" if own or layout.offload_params != "none" else "offloaded"
 
 
 def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
     attention = str(s.find(f"{VLLM}.quantization_ignored_layer_kws") or "")
     path = "p2p" if s.find(TRANSPORT) == "nixl" else "broadcast"
     value = layout_of(s, read, "critic") if ppo else None
-    moves = not own and value is not None and value.offload_params == "none"
+    residency = _residency(layout, own)
     return {
         "workload.critic": _critic(s) if ppo else None,
         "workload.mini_batches": max(1, round(prompts * read["workload.samples"] / read["update"])),
@@ -151,8 +158,9 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "limit.prompt": max(1, longest - response) if response < longest else None,
         "limit.response": response,
         "limit.total": longest,
-        "roles": {"critic": RoleDescription(layout=value, optimizer_leaves=moves)} if value else {},
-        "actor.offload_between": not own and layout.offload_params == "none",
+        "roles": {"critic": RoleDescription(layout=value, residency=_residency(value, own))} if value else {},
+        "actor.residency": residency,
+        "reference.residency": "offloaded" if residency == "offloaded" else "swapped",
         "rollout.gpus": own or read["actor.gpus"],
         "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
         "rollout.bf16_attention": fp8 and "o_proj" in attention,
@@ -169,7 +177,6 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.model": s.model("policy.model_name"),
         "layout": layout,
         "actor.each": read["cluster.each"],
-        "reference.residency": "swapped",
         "software": software(s, read),
         **(_generations if read["rollout"] else _preferences)(s, read, layout),
     }
@@ -315,7 +322,8 @@ def _first_and_last(last: int) -> Callable[[Plan], Value]:
 
 
 # vllm_worker_async.py builds its engine without a usage context, so that vLLM 0.10.0 to 0.17.1 (tags v0.4.0
-# to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step.
+# to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step; vllm.LLM has 1,024
+# and 16,384 on GPUs with 70 GiB or more (vllm/engine/arg_utils.py, 0.10.0).
 _ROLLOUT: tuple[Row, ...] = (
     *given_that(
         "rollout",
@@ -346,7 +354,7 @@ _ROLLOUT: tuple[Row, ...] = (
         Key(
             "rollout.max_batched_tokens",
             f"++{KWARGS}.max_num_batched_tokens",
-            lambda read: 2048 if read["async_engine"] else 8192,
+            lambda read: 2048 if read["async_engine"] else 16384,
         ),
     ),
 )

@@ -34,9 +34,9 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
-    says=Says(  # before a refit prepare_for_generation takes its optimizer and the engine's memory
+    says=Says(  # offload_before_refit moves its optimizer to the host, offload_after_refit its weights
         moves_with="rollout",
-        sharing=Places(between=dict.fromkeys(("actor", "critic"), ("optimizer leaves",)), sleep=(2,)),
+        sharing=Places(between=dict.fromkeys(("actor", "critic"), ("leaves",)), sleep=(2,)),
         alone=Places(between=dict.fromkeys(("actor", "critic"), ("stays",)), sleep=(0,)),
         same=(
             Same(aspect="cut", roles=("actor", "reference")),

@@ -11,14 +11,15 @@ from rlhfsim.frameworks.instead import Instead, instead, old_logprobs
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Residency
 
 ROWS = (
     Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
     Instead(
-        "actor.offload_between",
-        True,
-        "optimizer states that stay on the GPUs during a rollout",
-        "a colocated policy moves them to the host",
+        "actor.residency",
+        "offloaded",
+        "a policy that stays on the GPUs during a rollout",
+        "a colocated one moves to the host",
         "rollout shared actor.offload_params=none",
     ),
     Instead(
@@ -96,11 +97,13 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
             nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
-    if reference is not None and reference.residency != "swapped":
+    away = placement.actor.residency == "offloaded"
+    runs: Residency = "offloaded" if away else "swapped"
+    if reference is not None and reference.residency != runs:
         yield Unsaid(
             what=f"a reference that is {reference.residency}",
-            instead="it is swapped",
-            nearest=like_actor(plan, "reference", residency="swapped"),
+            instead="it is loaded from the host" if away else "it is swapped",
+            nearest=like_actor(plan, "reference", residency=runs),
             of=("reference.residency",),
         )
 

@@ -95,6 +95,7 @@ EXPORT = Exporter(
     version="0.11.2",
     write=write,
     files=files,
+    left_open=TABLE.left_open,
     start="bash launch.sh",
     needs=NEEDS,
     releases=RELEASES,

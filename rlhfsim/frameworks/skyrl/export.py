@@ -103,6 +103,7 @@ EXPORT = Exporter(
     version="0.4.0",
     write=write,
     files=files,
+    left_open=TABLE.left_open,
     start="bash launch.sh",
     needs=NEEDS,
     install="pip install uv",

@@ -216,6 +216,7 @@ EXPORT = Exporter(
     version="624b824",
     write=write,
     files=files,
+    left_open=TABLE.left_open,
     start="bash launch.sh",
     needs=NEEDS,
     install='pip install "ray[default]"  # and slime, Megatron-LM and SGLang of its image',

@@ -178,6 +178,8 @@ EXPORT = Exporter(
     version="1.16.0",
     write=write,
     files=files,
+    left_open=TABLE.left_open,
+    usual=lambda plan: {"model_name_or_path": plan.workload.model},
     start="bash launch.sh",
     needs=NEEDS,
     install='pip install "trl[vllm,peft]==1.16.0" deepspeed',

@@ -29,13 +29,11 @@ NEEDS = {
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
 LEFT_OPEN: Mapping[str, tuple[str, ...]] = {
-    "rollout.memory_utilization": TABLE.keys_of("rollout.memory_utilization"),
+    **TABLE.left_open,
     "actor.recompute": TABLE.keys_of("actor.recompute")[:1],
     "actor.offload_optimizer": TABLE.keys_of("actor.hosted", "actor.leaves", "reference.hosted"),
-    "rollout.ep": TABLE.keys_of("rollout.ep"),
-    "rollout.max_num_seqs": TABLE.keys_of("rollout.max_num_seqs", "rollout.max_batched_tokens"),
-    "rollout.cuda_graphs": TABLE.keys_of("rollout.cuda_graphs"),
     "rollout.sleep": TABLE.keys_of("rollout.sleep"),
+    "actor.zero": TABLE.keys_of("actor.zero"),
 }
 """Keys whose defaults hold where a typed plan leaves a field open; micro-batches have none."""
 
