@@ -79,6 +79,7 @@ def schedule_features(schedule: Schedule) -> Iterator[str]:
         "weights sent while the next batch is generated": schedule.overlapped_sync,
         "late groups thrown away": schedule.late == "drop",
         "late groups generated again": schedule.late == "requeue",
+        "trainer's GPUs lent to the rollout": schedule.lend,
         "streaming": schedule.streaming,
         "double buffering": schedule.double_buffered,
     }

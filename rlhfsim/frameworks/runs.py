@@ -62,12 +62,16 @@ COMMON: tuple[Algorithm, ...] = (
 PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
+LENDS = "trainer's GPUs lent to the rollout"
+NEVER_CHOSEN = frozenset({"late groups thrown away", "late groups generated again", LENDS})
+"""Features of schedules that are simulated where a plan names them, and that no search chooses."""
 FEATURES: Mapping[str, str] = {
     "one step off": "leave out --allow async",
     "staleness above 1": "use --max-staleness 1",
     "partial rollouts": "set partial_rollout: false",
     "late groups thrown away": "set schedule.late: wait",
     "late groups generated again": "set schedule.late: wait",
+    LENDS: "set schedule.lend: false",
     "weights sent while the next batch is generated": "set overlapped_sync: false",
     "streaming": "use --forbid streaming",
     "double buffering": "set double_buffered: false",
@@ -396,7 +400,7 @@ def frameworks() -> tuple[Runs, ...]:
 
 def _rank(runs: Runs) -> tuple[bool, bool, bool, int, str]:
     known = bool(costs_of(runs.name).shared)
-    most = len(runs.features) + len(runs.weight_paths)
+    most = len(set(runs.features) - NEVER_CHOSEN) + len(runs.weight_paths)
     return runs.name != OWN, runs.engine != PRICED_ENGINE, not known, -most, runs.name
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
@@ -162,7 +162,14 @@ class Ledger:
 def ledger(
     models: Models, placement: Placement, workload: Workload, cluster: Cluster, *, doubt: float = 1.0
 ) -> Ledger:
-    """Memory of a plan through one step; `doubt`: see `step.measured.memory_doubt`."""
+    """Memory of a plan through one step; `doubt`: see `step.measured.memory_doubt`.
+
+    A trainer that lends its GPUs holds what it would with an engine that sleeps there and wakes.
+    """
+    if placement.schedule.lend:
+        own = replace(placement, schedule=replace(placement.schedule, lend=False))
+        ledgers = [ledger(models, each, workload, cluster, doubt=doubt) for each in (own, placement.lent)]
+        return _with_lent(*ledgers, pool=placement.actor.pool)
     pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name) for p in placement.pools}
     phases: list[LedgerPhase] = []
     others: list[LedgerPhase] = []
@@ -183,6 +190,20 @@ def ledger(
         host_capacity={name: held.profile.node.host_memory.value for name, held in pools.items()},
         engine=_engine_start(models, placement, workload, cluster),
         other_stages=tuple(others),
+    )
+
+
+def _with_lent(own: Ledger, lent: Ledger, *, pool: str) -> Ledger:
+    """The ledger of a plan, with that of its trainer's pool while an engine is there."""
+
+    def merged(ours: tuple[LedgerPhase, ...], theirs: tuple[LedgerPhase, ...]) -> tuple[LedgerPhase, ...]:
+        return (*(p for p in ours if p.pool != pool), *(p for p in theirs if p.pool == pool))
+
+    return replace(
+        own,
+        phases=merged(own.phases, lent.phases),
+        other_stages=merged(own.other_stages, lent.other_stages),
+        host_bytes={name: max(size, lent.host_bytes[name]) for name, size in own.host_bytes.items()},
     )
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.components import MemoryEntry
+from rlhfsim.memory.components import EngineState, MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
 from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
 from rlhfsim.step.calls import CallSetting, planned_sync
@@ -52,6 +52,12 @@ class MemoryTimeline:
             p.name: pool_bytes(setting.models, placement, workload, setting.cluster, p.name)
             for p in placement.pools
         }
+        self._lender = placement.actor.pool if placement.schedule.lend else None
+        self._lent: EngineState = "idle"
+        if self._lender is not None:
+            self._held[self._lender] = pool_bytes(
+                setting.models, placement.lent, workload, setting.cluster, self._lender
+            )
         self._moments = {m.name: m for m in plan_moments(placement, workload)}
         self._engine = self._moments["start"].engine
         self._rollout = placement.rollout.pool if placement.rollout and workload.generates else None
@@ -123,6 +129,12 @@ class MemoryTimeline:
                 self._note_host(pool, name, now)
             self._note(pool, name, now)
 
+    def lend(self, now: float, *, awake: bool) -> None:
+        """The engine on the trainer's GPUs wakes or sleeps."""
+        assert self._lender is not None, "only a trainer that lends has one"
+        self._lent = "running" if awake else "idle"
+        self._note(self._lender, ROLLOUT, now)
+
     # --- what stands there ----------------------------------------------------------------------------
 
     def level(self, pool: str) -> float:
@@ -150,7 +162,7 @@ class MemoryTimeline:
 
     def _at(self, pool: str, moment: Moment) -> list[tuple[MemoryEntry, ...]]:
         """The entries of each stage at a moment, with the engine as it is."""
-        key = pool, replace(moment, engine=self._engine)
+        key = pool, replace(moment, engine=self._lent if pool == self._lender else self._engine)
         if key not in self._entries:
             self._entries[key] = entries(self._held[pool], key[1])
         return self._entries[key]

@@ -18,6 +18,8 @@ class Staleness:
     max: float
     rejected: float = 0.0
     """Share of the response tokens, of those trained on and thrown away, that was too old."""
+    lent: float = 0.0
+    """Share of the time in which the trainer's GPUs generate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,6 +152,23 @@ def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Clus
         )
 
 
+def _lacks_to_lend(placement: Placement) -> tuple[str, str] | None:
+    """Why the trainer's GPUs cannot be lent, and the remedy; None where they can."""
+    rollout, schedule, trainer = placement.rollout, placement.schedule, placement.pool(placement.actor.pool)
+    if rollout is None or rollout.pool == trainer.name:
+        return "the rollout has no pool of its own", "give it one, or leave lend out"
+    if not schedule.partial_rollout or schedule.overlapped_sync:
+        why = "requests must go on elsewhere when they are taken back, and new weights arrive in between"
+        return why, "set partial_rollout: true and overlapped_sync: false"
+    if WEIGHT_PATHS[placement.weight_path].adapters_only:
+        return "the sleeping engine drops its weights, and adapters alone do not bring them", "use broadcast"
+    if placement.pool(rollout.pool).hardware != trainer.hardware:
+        return "its engine is laid out for another kind of GPU", "use one kind, or leave lend out"
+    if rollout.layout.replica_gpus > trainer.gpus:
+        return "no replica fits on them", f"use at most {trainer.gpus} GPUs a replica"
+    return None
+
+
 def _check_schedule(placement: Placement, workload: Workload) -> None:
     rollout, schedule, path = placement.rollout, placement.schedule, placement.weight_path
     rules = WEIGHT_PATHS[path]
@@ -167,6 +184,12 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             "nothing-is-late",
             f"schedule.late is {schedule.late}, but batches that are generated whole are never too old",
             help="set schedule.staleness above 1, or partial_rollout: true",
+        )
+    if schedule.lend and (lacks := _lacks_to_lend(placement)) is not None:
+        raise RlhfsimError(
+            "lend-needs",
+            f"schedule.lend: the trainer's GPUs generate while they wait for samples; {lacks[0]}",
+            help=lacks[1],
         )
     if rules.adapters_only and workload.lora is None:
         raise RlhfsimError(

@@ -158,5 +158,6 @@ def _summed(
         contention={link: seconds for link, seconds in lost.most_common() if seconds > 0},
         staleness=(sum(s.mean for s in stale) / len(stale), max(s.max for s in stale)) if stale else None,
         rejected=sum(s.rejected for s in stale) / len(stale) if stale else 0.0,
+        lent=sum(s.lent for s in stale) / len(stale) if stale else 0.0,
         queue=level(trace, "queue_samples", simulation.warmup) if trace and stale else None,
     )

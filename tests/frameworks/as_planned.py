@@ -43,7 +43,7 @@ def planned(plan: Plan) -> dict[str, Any]:
         if isinstance(placed, RolePlacement):
             said |= {f"{role}.{name}": value for name, value in _trained(plan, placed).items()}
         else:
-            said[f"{role}.sleeps"] = placed.sleep > 0
+            said[f"{role}.sleeps"] = placed.sleep > 0 or placement.schedule.lend
     return said
 
 

@@ -99,7 +99,7 @@ def for_verl() -> Iterator[Plan]:
     for algorithm in ("dapo", "gspo", "cispo"):
         yield plan(workload(algorithm), "fsdp2", {"dp": 8} | FULL, {"dp": 8})
     work = workload("grpo", kl=False, old_logprobs="rollout")
-    for schedule in (ASYNC, {"staleness": 4, "partial_rollout": True}, {}):
+    for schedule in (ASYNC, {"staleness": 4, "partial_rollout": True, "lend": True}, {}):
         yield plan(work, "fsdp2", {"dp": 8, "zero": 3} | PACKS, {"tp": 2, "dp": 4}, 8, schedule)
         megatron = {"tp": 2, "pp": 2, "dp": 4, "zero": 1, "recompute": "selective"}
         yield plan(work, "megatron", megatron, {"tp": 4, "dp": 4}, 16, schedule)

@@ -273,7 +273,7 @@ WRITTEN_OR_REFUSED = {
     "score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",
     RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
     "memory_utilization pp precision tp speculation bf16_layers bf16_attention dispatcher",
-    Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming late",
+    Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming late lend",
     RolePlacement: "layout offload_between pool residency",
 }
 """What exporters write, say that they cannot, or leave to the table of what the framework runs."""

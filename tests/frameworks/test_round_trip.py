@@ -321,7 +321,7 @@ DRAWN: dict[str, tuple[str, Workload, str, dict[str, Any], dict[str, Any], dict[
         "fsdp2",
         {"dp": 8, "zero": 3} | PACKS,
         {"tp": 2, "dp": 4},
-        {"apart": 8, "schedule": {"staleness": 4, "partial_rollout": True}},
+        {"apart": 8, "schedule": {"staleness": 4, "partial_rollout": True, "lend": True}},
     ),
     "openrlhf PPO, ring attention": (
         "openrlhf",

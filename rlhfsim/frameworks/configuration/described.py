@@ -109,6 +109,7 @@ class RunDescription:
     staleness: float = 0.0
     partial_rollout: bool = False
     late: Late = "wait"
+    lend: bool = False
     software: Software | None = None
     """What the training stack does differently from its default."""
 
@@ -307,7 +308,9 @@ def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = F
         reward=placed["reward"] if workload.has_reward_model else None,
         weight_path=run.weight_path,
         backend=run.backend,
-        schedule=Schedule(staleness=run.staleness, partial_rollout=run.partial_rollout, late=run.late),
+        schedule=Schedule(
+            staleness=run.staleness, partial_rollout=run.partial_rollout, late=run.late, lend=run.lend
+        ),
         software=run.software,
     )
 

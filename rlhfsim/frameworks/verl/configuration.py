@@ -63,9 +63,9 @@ def _priced_otherwise(s: FrameworkSettings, run: RunDescription) -> Iterator[Fin
             what="trainer_mode=colocate_async is priced as sync: what it generates ahead is not counted",
             keys=(MODE,),
         )
-    if s.flag(HYBRID, default=not apart) and apart:
+    if s.flag(HYBRID, default=not apart) and apart and not run.lend:
         yield Finding(
-            what="with hybrid_engine=True the training GPUs generate as well, which is not counted",
+            what="with hybrid_engine=True the training GPUs hold an engine too, which is not counted",
             keys=(HYBRID,),
         )
     every = s.count(SYNCED) or run.mini_batches

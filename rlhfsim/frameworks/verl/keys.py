@@ -97,6 +97,7 @@ KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
 FILTERS, MOST_BATCHES = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
 MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
 LATE = "trainer.v1.sampler.max_off_policy_strategy"
+LENDS = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
 SYNCED, LAG = "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.sampler.max_off_policy_threshold"
 MINI_BATCH, GENERATED = f"{ACTOR}.ppo_mini_batch_size", "data.gen_batch_size"
 OWN_NODES, OWN_EACH = f"{ROLL}.nnodes", f"{ROLL}.n_gpus_per_node"
@@ -225,6 +226,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "schedule.staleness": _staleness(s) if own is not None else 0.0,
         "schedule.partial_rollout": own is not None and _interrupts(s),
         "schedule.late": _late(s) if own is not None else "wait",
+        "schedule.lend": own is not None and s.flag(LENDS),
         "software": None if megatron else software(s, packing=read["workload.packing"]),
     }
 
@@ -257,7 +259,8 @@ _WHERE: tuple[Row, ...] = (
     FixedKey(MODE, _mode, why=_mode_why),
     *given_that(
         "!shared",
-        FixedKey(HYBRID, False),
+        FixedKey(HYBRID, lambda plan: plan.placement.schedule.lend),
+        FixedKey(LENDS, lambda plan: plan.placement.schedule.lend or None),
         Key("rollout.nodes", OWN_NODES, read=False),
         Key("rollout.each", OWN_EACH, read=False),
         FixedKey(

@@ -62,6 +62,7 @@ RUNS = Runs(
         "staleness above 1",
         "partial rollouts",
         "late groups thrown away",
+        "trainer's GPUs lent to the rollout",
         "dynamic sampling",
         "environments",
         "reward model on GPUs of its own",

@@ -153,6 +153,8 @@ def samples_text(answer: Simulation) -> str:
     if answer.plan.placement.schedule.late != "wait":
         again = " and is generated again" * (answer.plan.placement.schedule.late == "requeue")
         old += f"; {_percent(answer.rejected)} of the tokens is thrown away as too old{again}"
+    if answer.plan.placement.schedule.lend:
+        old += f"; the trainer's GPUs generate in {_percent(answer.lent)} of the time"
     if answer.queue is None:
         return old
     return (

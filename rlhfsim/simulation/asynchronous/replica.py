@@ -154,6 +154,15 @@ class RolloutReplica:
         self.admit()
         return left
 
+    def leave(self) -> list[tuple[float, float, int]]:
+        """All samples go, to be prefilled elsewhere: length, tokens that each has, group."""
+        gone = [(length, self.step - begin, group) for _, _, begin, group, length in sorted(self.running)]
+        gone += self.waiting
+        self.running, self._began, self.closed = [], 0.0, True
+        self._first = self._again = 0.0
+        self.waiting.clear()
+        return gone
+
     def _prefill_again(self, sequences: float, context: float) -> None:
         seconds = self.engine.again(sequences, context) * self.pace
         self._again += seconds

@@ -77,6 +77,8 @@ class RolloutPool:
     queue: float | None = None
     """Most finished batches that wait; a full queue stops generation."""
     late: Late = "wait"
+    lent: int = 0
+    """Last replicas, which lie on the trainer's GPUs: asleep but from `lend` to `reclaim`."""
     started: int = 0
     """Groups that started and were not thrown away."""
     drawn: int = 0
@@ -114,6 +116,33 @@ class RolloutPool:
         self._stamp = [0] * len(self.replicas)
         for replica in self.replicas:
             self._install(replica, 0)
+            replica.closed = replica in self.borrowed
+        self.pull_all()
+
+    # --- lent replicas --------------------------------------------------------------------------------
+
+    @property
+    def borrowed(self) -> list[RolloutReplica]:
+        """Replicas on the trainer's GPUs."""
+        return self.replicas[len(self.replicas) - self.lent :]
+
+    def lend(self, time: float) -> None:
+        """The trainer's GPUs take groups too; what `swap` held back starts."""
+        self.settle(time)
+        for replica in self.replicas:
+            replica.closed = False
+        self.pull_all()
+
+    def reclaim(self, time: float) -> None:
+        """They sleep; what runs there goes on on the other replicas."""
+        self.settle(time)
+        own = self.replicas[: len(self.replicas) - self.lent]
+        for sample in [sample for replica in self.borrowed for sample in replica.leave()]:
+            length, done, group = sample
+            target = min(own, key=lambda replica: replica.load)
+            target.waiting.append((length, max(done, EPSILON), group))
+        for replica in own:
+            replica.admit()
         self.pull_all()
 
     # --- time ---------------------------------------------------------------------------------------
@@ -358,13 +387,17 @@ class RolloutPool:
         for replica in self.replicas:
             replica.closed = True
 
-    def swap(self, time: float, version: int) -> None:
-        """New weights on every replica at once; running sequences prefill again."""
+    def swap(self, time: float, version: int, *, hold: bool = False) -> None:
+        """New weights on every replica at once; running sequences prefill again.
+
+        `hold`: nothing new starts before `lend`.
+        """
         self.settle(time)
         self._expire(version)
         for replica in self.replicas:
             replica.interrupted()
             self._install(replica, version)
+            replica.closed = hold or replica in self.borrowed
         self.draining = False
         self.pull_all()
 

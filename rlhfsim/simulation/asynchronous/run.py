@@ -12,6 +12,8 @@ Fully asynchronous (any other eta, or partial rollouts). Replicas never drain of
 (`rollout`, `rollout_pool`). The trainer takes a batch, runs its calls, and hands over the weights:
 - exposed: replicas stop (partial rollouts) or first finish what runs (NeMo-RL, verl), then weights move while
   all wait, then interrupted sequences prefill again;
+- lent: before they carry on, the trainer's GPUs wake an engine too if the wait for the next batch, judged by
+  the rate so far, is long enough; it sleeps once the batch is there, and what runs on it goes on elsewhere;
 - overlapped: weights move beside everything else, one transfer at a time, then each replica takes
   them at once (partial rollouts) or as it has drained.
 One batch is in training at a time: calls of the next wait even where other pools score.
@@ -46,7 +48,7 @@ from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
-from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.step.calls import CallSetting, bias_of, requests_of
 from rlhfsim.step.iteration import Iteration, Program, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
@@ -72,9 +74,46 @@ def simulate(
 ) -> Simulated:
     """`steps` measured steps in steady state; stops once their interval lies above `cutoff` seconds.
 
-    `priced` is the program of a quiet run, where the caller has it.
+    `priced` is the program of a quiet run, where the caller has it. A trainer that may lend its GPUs does not
+    where the run is shorter without.
     """
-    draws = Draws(setting, noise, seed)
+
+    def ran(*, lends: bool) -> Simulated:
+        return _ran(
+            setting,
+            kv_tokens,
+            draws=Draws(setting, noise, seed),
+            priced=priced,
+            steps=steps,
+            warmup=warmup,
+            seed=seed,
+            record=record,
+            memory=memory,
+            cutoff=cutoff,
+            plan_hash=plan_hash,
+            lends=lends,
+        )
+
+    if not setting.placement.schedule.lend:
+        return ran(lends=False)
+    return min(ran(lends=True), ran(lends=False), key=lambda found: found.seconds)
+
+
+def _ran(
+    setting: CallSetting,
+    kv_tokens: float | None,
+    *,
+    draws: Draws,
+    priced: Program | None,
+    steps: int,
+    warmup: int,
+    seed: int | None,
+    record: bool,
+    memory: Literal["watch", "strict"] | None,
+    cutoff: float | None,
+    plan_hash: str,
+    lends: bool,
+) -> Simulated:
     usual = priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
     memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
@@ -89,16 +128,36 @@ def simulate(
         paired=schedule.one_step_off and schedule.overlapped_sync,
     )
     pool = None if schedule.one_step_off else _pool(draws, kv_tokens)
-    ways = OneStepOff(run, schedule) if pool is None else Async(run, pool)
+    switches = switch_seconds(setting, kv_tokens) if lends else None
+    ways = OneStepOff(run, schedule) if pool is None else Async(run, pool, switches)
     if memory_timeline is not None:
         memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
-    return _simulated(run, usual, seed, plan_hash, pool.rejected_tokens if pool else 0.0)
+    found = _simulated(run, usual, seed, plan_hash, pool.rejected_tokens if pool else 0.0)
+    if isinstance(ways, OneStepOff) or found.staleness is None:
+        return found
+    return replace(found, staleness=replace(found.staleness, lent=ways.lent_s / simulator.env.now))
 
 
 def least_warmup(schedule: Schedule) -> int:
     """Steps until samples of every age have been trained on."""
     return math.ceil(schedule.staleness) + 2
+
+
+def switch_seconds(setting: CallSetting, kv_tokens: float | None) -> tuple[float, float]:
+    """Seconds until the trainer's GPUs generate with new weights, and until their engine sleeps again."""
+    steps = program(replace(setting, placement=setting.placement.lent), kv_tokens).steps
+    wake, sleep = (
+        math.fsum(s.cost.seconds for s in steps if s.name in names)
+        for names in ((f"{ROLLOUT}.load", SYNC), (f"{ROLLOUT}.unload",))
+    )
+    return wake, sleep
+
+
+def lent_replicas(placement: Placement) -> int:
+    """Replicas on the trainer's GPUs."""
+    rollout = placement.lent.rollout if placement.schedule.lend else None
+    return rollout.layout.dp if rollout else 0
 
 
 def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs:
@@ -123,20 +182,21 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
     setting, workload = draws.base, draws.base.workload
     longest = workload.response_len.maximum if draws.noise.lengths else float(draws.lengths(0).max())
     engine = rollout_engine(setting, kv_tokens, longest)
-    schedule = setting.placement.schedule
+    schedule, lent = setting.placement.schedule, lent_replicas(setting.placement)
 
     def lengths(k: int) -> list[list[float]]:
         groups: list[list[float]] = draws.lengths(k).reshape(-1, workload.samples).tolist()
         return groups
 
     return RolloutPool(
-        replicas=[RolloutReplica(engine, pace) for pace in draws.replica_paces()],
+        replicas=[RolloutReplica(engine, pace) for pace in [*draws.replica_paces(), *[1.0] * lent]],
         lengths=lengths,
         batch=requests_of(setting).prompts,
         staleness=schedule.staleness,
         partial=schedule.partial_rollout,
         queue=schedule.queue,
         late=schedule.late,
+        lent=lent,
     )
 
 
@@ -252,7 +312,7 @@ def floor_and_replicas(setting: CallSetting, kv_tokens: float | None) -> tuple[R
     engine = rollout_engine(setting, kv_tokens, longest)
     assert setting.placement.rollout is not None
     known = _known_floor(engine, requests_of(setting), setting.drawn)
-    return known, setting.placement.rollout.layout.dp
+    return known, setting.placement.rollout.layout.dp + lent_replicas(setting.placement)
 
 
 @lru_cache(maxsize=1024)

@@ -72,7 +72,8 @@ class OneStepOff:
 class Async:
     """Replicas that take requests all the time, beside the trainer."""
 
-    def __init__(self, run: LearnerRun, pool: RolloutPool) -> None:
+    def __init__(self, run: LearnerRun, pool: RolloutPool, switches: tuple[float, float] | None) -> None:
+        """`switches`: seconds until the trainer's GPUs generate, and until they train again; None: never."""
         self.run = run
         self.env = run.simulator.env
         self.pool = pool
@@ -88,6 +89,15 @@ class Async:
         lengths = np.concatenate([np.asarray(g) for g in pool.lengths(0)])
         self.floor = floor_of(pool.replicas[0].engine, lengths, pool.batch)
         self._since = [(0.0, 0.0, 0.0)] * len(pool.replicas)
+        self.switches = switches or (0.0, math.inf)
+        self.lends = False
+        """Whether the trainer's GPUs generate before the next batch."""
+        self.lent_s = 0.0
+        """Seconds in which they did."""
+        self.there_s = 0.0
+        """When the last batch was there."""
+        self.first = 0.0, 0
+        """Seconds of replicas and finished groups when the first one was."""
 
     def train(self) -> Running:
         """All steps; the replicas run beside."""
@@ -96,9 +106,7 @@ class Async:
         while not run.over:
             if pool.late != "wait":
                 pool.expire(self.env.now)
-            if not pool.ready:
-                self.batch_there = self.env.event()
-                yield self.batch_there
+            yield from self._samples(k)
             yield from self._answered()
             taken = pool.take(self.env.now)
             run.taken_tokens += taken.tokens
@@ -112,6 +120,60 @@ class Async:
             run.end()
             self._measure()
             k += 1
+
+    def _samples(self, k: int) -> Running:
+        """Waits until a batch is there; meanwhile the trainer's GPUs are lent where that pays."""
+        env, pool, begin = self.env, self.pool, 0.0
+        if self.lends:
+            yield env.timeout(self.switches[0])
+            pool.lend(env.now)
+            begin = env.now
+            self._lent(begin, awake=True)
+        if not pool.ready:
+            self.batch_there = env.event()
+            yield self.batch_there
+        self.there_s = env.now
+        if not k:
+            self.first = self._made()
+        if self.lends:
+            pool.reclaim(env.now)
+            self.lent_s += env.now - begin
+            self._lent(env.now, awake=False)
+            self.run.simulator.recorder.span(ROLLOUT, self._trainer, k, begin, env.now, "hbm", group="lent")
+            yield env.timeout(self.switches[1])
+
+    def _made(self) -> tuple[float, int]:
+        """Seconds of replicas so far, and groups that they finished."""
+        pool = self.pool
+        own = len(pool.replicas) - pool.lent
+        return own * self.env.now + pool.lent * self.lent_s, pool.taken * pool.batch + len(pool.finished)
+
+    def _pays(self) -> bool:
+        """Whether what lending would save of the wait for samples takes longer than the way back.
+
+            wait = min(P / (own r) - since the last batch was there, missing / (own r))
+
+        P groups of a batch, r groups a second and replica since the first batch, `own` replicas.
+        """
+        pool, (seconds, groups) = self.pool, self._made()
+        spent, made = seconds - self.first[0], groups - self.first[1]
+        if made <= 0:
+            return False
+        own = len(pool.replicas) - pool.lent
+        each = spent / made / own
+        wait = min(
+            pool.batch * each - (self.env.now - self.there_s), (pool.batch - len(pool.finished)) * each
+        )
+        return (wait - self.switches[0]) * pool.lent / len(pool.replicas) > self.switches[1]
+
+    def _lent(self, now: float, *, awake: bool) -> None:
+        memory = self.run.simulator.memory_timeline
+        if memory is not None:
+            memory.lend(now, awake=awake)
+
+    @property
+    def _trainer(self) -> str:
+        return self.run.simulator.setting.placement.actor.pool
 
     def _answered(self) -> Running:
         """The environment's workers answer one batch after the other: n T s / w seconds each."""
@@ -157,7 +219,8 @@ class Async:
         yield from self.run.sync(k)
         if self.partial:
             pool.resume(env.now)
-        pool.swap(env.now, k + 1)
+        self.lends = self._pays()
+        pool.swap(env.now, k + 1, hold=self.lends)
         self._swapped(k + 1)
 
     def _behind(self, k: int) -> Running:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Literal
 
@@ -98,6 +98,8 @@ class Schedule:
     late: Late = "wait"
     """What happens to a group that the next update makes older than `staleness`: the trainer waits for it,
     or it is thrown away and a new prompt starts (drop) or the same one again (requeue)."""
+    lend: bool = False
+    """The trainer's GPUs hold a sleeping engine too, and generate while they would wait for samples."""
     double_buffered: bool = False
     """Rollout workers hold two half-batches: one generates while the environment or the rewards of
     the other run (Sample Factory, arXiv 2006.11751)."""
@@ -221,6 +223,15 @@ class Placement:
     def pool(self, name: str) -> ResourcePool:
         """A pool by name."""
         return next(pool for pool in self.pools if pool.name == name)
+
+    @property
+    def lent(self) -> Placement:
+        """The same roles with the engine on the trainer's GPUs, as it is while they are lent."""
+        assert self.rollout is not None, "only a rollout is lent to"
+        layout = self.rollout.layout
+        replicas = self.pool(self.actor.pool).gpus // layout.replica_gpus
+        rollout = replace(self.rollout, pool=self.actor.pool, layout=replace(layout, dp=replicas), sleep=2)
+        return replace(self, rollout=rollout, weight_path="ipc", schedule=Schedule())
 
     @property
     def architecture(self) -> Architecture:
