@@ -88,22 +88,24 @@ def openrlhf(arguments: list[str]) -> Derived:
 
 
 def trl(arguments: list[str]) -> Derived:
-    """The first argument is the number of ranks, the second the command; the rest is parsed."""
+    """The first argument is the file of the launcher, the second the command; the rest is parsed."""
+    from accelerate.commands.config.config_args import load_config_from_file
     from transformers import TrainingArguments
     from trl import DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
     from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.rloo import RLOOScriptArguments
 
-    ranks, command, *rest = arguments
+    launcher, command, *rest = arguments
+    ranks = load_config_from_file(launcher).num_processes
     scripts = {
         "grpo": (GRPOScriptArguments, GRPOConfig),
         "rloo": (RLOOScriptArguments, RLOOConfig),
         "dpo": (ScriptArguments, DPOConfig),
     }
-    with patch.object(TrainingArguments, "world_size", PropertyMock(return_value=int(ranks))):
+    with patch.object(TrainingArguments, "world_size", PropertyMock(return_value=ranks)):
         parser = TrlParser((*scripts[command], ModelConfig))
-        parser.parse_args_and_config([*rest, "--use_cpu", "true"], fail_with_unknown_args=True)
-    return dict
+        _, args, _ = parser.parse_args_and_config([*rest, "--use_cpu", "true"], fail_with_unknown_args=True)
+    return lambda: importlib.import_module("tests.frameworks.set_up.trl").derived(args, launcher)
 
 
 def skyrl(arguments: list[str]) -> Derived:
@@ -155,7 +157,7 @@ def areal(arguments: list[str]) -> Derived:
     for role in ("rollout", "actor", "ref", "critic"):
         if (section := getattr(config, role)) is not None:
             ModelAllocation.from_str(section.backend, name=role)
-    return dict
+    return lambda: importlib.import_module("tests.frameworks.set_up.areal").derived(config)
 
 
 FRAMEWORKS: dict[str, Callable[[list[str]], Derived]] = {

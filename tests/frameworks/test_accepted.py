@@ -231,9 +231,10 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     name = next(name for name in found.files if name not in ("accelerate.yaml", "launch.sh", "README.md"))
     config = folder / f"{number}.yaml"
     config.write_text(found.files[name])
-    ranks = str(found.written.values["num_processes"])
+    launcher = folder / f"{number}-accelerate.yaml"
+    launcher.write_text(found.files["accelerate.yaml"])
     given = ["--config", str(config), "--model_name_or_path", "m", "--dataset_name", "d"]
-    return [ranks, name.removesuffix(".yaml"), *given, "--output_dir", str(folder / "out")]
+    return [str(launcher), name.removesuffix(".yaml"), *given, "--output_dir", str(folder / "out")]
 
 
 def verdicts(name: str, asks: list[list[str]], set_up: bool) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlhfsim.frameworks.export import Unsaid
 from rlhfsim.frameworks.instead import Instead, instead
+from rlhfsim.frameworks.nearest import with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
 
@@ -73,4 +74,6 @@ def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"packs of {layout.score_pack_tokens} tokens for the policy's log-probs",
             instead=f"{layout.pack_tokens}, as in training; the reference keeps its own",
+            nearest=with_layouts(plan, "actor", "critic", score_pack_tokens=None),
+            of=("actor.layout.score_pack_tokens", "critic.layout.score_pack_tokens"),
         )

@@ -164,7 +164,7 @@ def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
     samples within one optimizer step need none either, which a workload cannot say: it has no forward.
     """
     corrected = read["vllm"] and s.flag("vllm_importance_sampling_correction", default=True)
-    if _steps(read) > 1 or corrected:
+    if _steps(read) > 1 or corrected or _algorithm(s) == "rloo":  # RLOOTrainer always computes them
         return "recompute"
     return "reused" if read["workload.epochs"] == 1 else "rollout"
 
@@ -318,7 +318,7 @@ _ROLLOUT: tuple[Row, ...] = (
     FixedKey(
         "vllm_importance_sampling_correction",
         False,
-        "vllm !workload.old_logprobs=recompute",
+        "vllm !workload.old_logprobs=recompute !workload.algorithm=rloo",  # RLOOConfig corrects nothing
         "one forward pass less",
     ),
     Key("rollout.tp", "vllm_tensor_parallel_size", 1, when="vllm shared"),

@@ -1,0 +1,64 @@
+"""AReaL 1.0.4: its allocations, and the mini-batches of `PPOActor._ppo_update`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+ROLES = {"actor": "actor", "reference": "ref", "critic": "critic"}
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
+
+
+def derived(config: Any) -> dict[str, Any]:
+    """Fields of a plan that AReaL's engines make of a configuration."""
+    from areal.api.alloc_mode import ModelAllocation
+
+    said: dict[str, Any] = {}
+    for role, name in ROLES.items():
+        if (section := getattr(config, name)) is not None:
+            said |= {f"{role}.{key}": value for key, value in _role(config, section, role).items()}
+    rollout = ModelAllocation.from_str(config.rollout.backend, name="rollout").parallel
+    shared = config.rollout.scheduling_strategy.type == "colocation"
+    return said | {
+        "train.gpus": said["actor.gpus"],
+        "rollout.gpus": rollout.world_size,
+        **{f"rollout.layout.{name}": getattr(rollout, f"{name}_size") for name in ("tp", "pp", "dp")},
+        "rollout.layout.max_num_seqs": config.vllm.max_num_seqs,
+        "rollout.layout.memory_utilization": config.vllm.gpu_memory_utilization,
+        "rollout.layout.cuda_graphs": not config.vllm.enforce_eager,
+        "rollout.sleeps": shared and config.vllm.enable_sleep_mode,
+        "workload.prompts": config.train_dataset.batch_size,
+        "workload.samples": config.gconfig.n_samples,
+    }
+
+
+def _role(config: Any, section: Any, role: str) -> dict[str, Any]:
+    from areal.api.alloc_mode import FSDPParallelStrategy, ModelAllocation
+
+    allocated = ModelAllocation.from_str(section.backend, name=role)
+    parallel, tokens = allocated.parallel, section.mb_spec.max_tokens_per_mb
+    said: dict[str, Any] = {
+        "gpus": parallel.world_size,
+        **{f"layout.{name}": getattr(parallel, f"{name}_size") for name in DEGREES},
+        "score_pack_tokens": tokens // parallel.cp_size if tokens else None,
+    }
+    if role != "reference":
+        said |= {"train_pack_tokens": said["score_pack_tokens"], **_updates(config, section, parallel)}
+        if tokens is None:
+            said["train_micro_batch"] = said["rank_samples"] // section.mb_spec.n_mbs
+    if allocated.backend == "megatron":
+        stages = section.megatron.virtual_pipeline_parallel_size
+        return said | {"layout.vp": stages}
+    FSDPParallelStrategy(**dataclasses.asdict(parallel))
+    return said
+
+
+def _updates(config: Any, section: Any, parallel: Any) -> dict[str, Any]:
+    import torch
+    from areal.api.cli_args import MicroBatchSpec
+    from areal.utils.data import split_padded_tensor_dict_into_mb_list
+
+    rows = config.train_dataset.batch_size * config.gconfig.n_samples // parallel.dp_size
+    spec = MicroBatchSpec(n_mbs=section.ppo_n_minibatches)
+    parts = split_padded_tensor_dict_into_mb_list({"attention_mask": torch.ones(rows, 1)}, spec).mbs
+    return {"updates": len(parts), "rank_samples": len(parts[0]["attention_mask"])}
