@@ -125,7 +125,10 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), default="comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
     parser.add_argument("--warm", type=Path, help="folder that keeps the warm models for further runs")
+    parser.add_argument("--quick", action="store_true", help="8 small iterations, to see that it runs")
     options = parser.parse_args()
+    if options.quick:
+        shrink()
     cores = bind()
     for seed in options.seeds:
         for algorithm in options.algorithms:
@@ -136,6 +139,12 @@ def main() -> None:
                 flush=True,
             )
             write(options.out, result)
+
+
+def shrink() -> None:
+    """Few small iterations after one round of warm-up: all of it runs, nothing is learnt."""
+    TASKS.update({name: replace(task, warm_up_until=0.0) for name, task in TASKS.items()})
+    RECIPES.update({name: replace(r, prompts=16, samples=4, iterations=8) for name, r in RECIPES.items()})
 
 
 # --- a run ------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ def _key(run: Run) -> tuple[str, str, int]:
 def report(runs: Sequence[Run]) -> str:
     """The tables, with what was run."""
     on_task = [r for r in runs if r["task"] != GAME]
+    first = (on_task or runs)[0]
     ours = [r for r in on_task if r["algorithm"] in OURS]
     recipes = [f"* {name}: {_recipe(asdict(RECIPES[name]))}" for name in OURS if _of(ours, name)]
     passed = sum(r["end"] - r["start"] >= WANTED_RISE and r["seconds"] <= LIMIT_S for r in ours)
@@ -90,12 +91,12 @@ def report(runs: Sequence[Run]) -> str:
         limit=LIMIT_S / 60,
         rise_steps=WARM_UP_OF_RATE,
         held_out=HELD_OUT,
-        **asdict(TASKS[ours[0]["task"]]),
+        **asdict(TASKS[first["task"]]),
         round=ROUND,
         probes=PROBES,
         batch=WARM_UP_BATCH,
         rate=WARM_UP_RATE,
-        cores=ours[0]["cores"],
+        cores=first["cores"],
     )
 
 
@@ -164,6 +165,8 @@ def _band(runs: Sequence[Run]) -> Iterable[str]:
 def _last_three(runs: Sequence[Run]) -> str:
     """Our accuracy less TRL's, the mean of the last three evaluations of each seed, and what ten seeds would tell."""
     values = list((_curves(runs, MINE) - _curves(runs, PEER)).dropna(axis=1).tail(3).mean())
+    if len(values) < 2:
+        return f"Ours against TRL's has {len(values)} equal seeds: no interval."
     each = ", ".join(f"{value:+.3f}" for value in values)
     ten = stats.t.ppf((1 + CONFIDENCE) / 2, ENOUGH - 1) * statistics.stdev(values) / ENOUGH**0.5
     return (
@@ -214,7 +217,7 @@ def picture(runs: Sequence[Run], path: Path) -> None:
 
     on_task, game = [r for r in runs if r["task"] != GAME], [r for r in runs if r["task"] == GAME]
     columns = {name: _of(on_task, name) for name in OURS} | {"game": game}
-    columns = {name: mine for name, mine in columns.items() if mine}
+    columns = {name: mine for name, mine in columns.items() if mine} or {PEER: _of(on_task, PEER)}
     plt.rcParams["svg.hashsalt"] = "learning"  # equal runs, equal file
     size = (3.2 * len(columns), 6.0)
     figure, axes = plt.subplots(

@@ -18,7 +18,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from learning import EVALUATIONS, HELD_OUT, MOST_TOKENS, RECIPES, ROOT, WARM_UP_OF_RATE, problems_of, start_of
+from learning import (
+    EVALUATIONS,
+    HELD_OUT,
+    MOST_TOKENS,
+    RECIPES,
+    ROOT,
+    WARM_UP_OF_RATE,
+    problems_of,
+    shrink,
+    start_of,
+)
 from process import bind
 
 NAME, TASK = "trl-grpo", "comparison"
@@ -32,7 +42,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
     parser.add_argument("--warm", type=Path, help="folder that keeps the warm models for further runs")
+    parser.add_argument("--quick", action="store_true", help="8 small iterations, to see that it runs")
     options = parser.parse_args()
+    if options.quick:
+        shrink()
     cores = bind()
     for seed in options.seeds:
         result = measure(seed, options.warm) | {"cores": cores}

@@ -146,6 +146,25 @@ def test_small_values_are_not_shown_as_zero() -> None:
     assert launch_view._cell(None, 2).strip() == "-"
 
 
+def test_a_dry_run_sets_what_own_parts_took_against_what_was_planned() -> None:
+    row = {"predicted_s": None, "low_s": None, "high_s": None, "measured_s": 0.25, "measured": 2}
+    planned = {"predicted_s": 0.1, "low_s": 0.1, "high_s": 0.1}
+    report = {
+        **{"dry_run": True, "iterations": 2, "restarts": [], "last": {}, "evaluations": {}, "out": "runs/a"},
+        "coordination_overhead": None,
+        "phases": [
+            row | planned | {"name": "custom.filter"},
+            row | {"name": "custom.logger"},
+            row | {"name": "actor.train"},
+        ],
+    }
+    shown = launch_view._figures(report)
+    assert shown["custom.filter"] == "250 ms an iteration here, 100 ms planned"
+    assert shown["custom.logger"] == "250 ms an iteration here, nothing declared"
+    assert "actor.train" not in shown
+    assert "custom.filter" not in launch_view._figures(report | {"dry_run": False})
+
+
 @pytest.mark.slow
 def test_a_dry_run_starts_fake_engines_and_needs_no_model(tmp_path: Path, ray_address: str) -> None:
     from executor.tasks import tiny

@@ -21,7 +21,7 @@ from rlhfsim.specs.placement.scaling import Replaced
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.lengths import Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward
-from rlhfsim.units import GB
+from rlhfsim.units import GB, format
 from rlhfsim.what_if.memory_peaks import MemoryPeaks
 
 COLUMNS = (
@@ -280,6 +280,11 @@ def _figures(report: Mapping[str, Any]) -> dict[str, str]:
         rows["coordination"] = (
             f"{report['coordination_overhead']:.1%} of the wall time in which no engine works"
         )
+    for row in () if real else report["phases"]:  # else the table of phases has them
+        if row["name"].startswith("custom.") and row["measured"]:
+            planned = row["predicted_s"]
+            said = "nothing declared" if planned is None else f"{format(planned, 's')} planned"
+            rows[row["name"]] = f"{format(row['measured_s'], 's')} an iteration here, {said}"
     if "memory/peak_gb" in last and real:
         device, host = (size(last[f"memory/{name}_gb"] * GB) for name in ("peak", "host"))
         rows["memory"] = f"at most {device} on the fullest device, {host} in all processes"
