@@ -36,7 +36,7 @@ BUDGET = {
     "rlhfsim/training": 12500,
     "rlhfsim/validation": 27100,
     "rlhfsim/weight_sync": 9600,
-    "rlhfsim/what_if": 79800,
+    "rlhfsim/what_if": 80090,
     "executor": 22750,
     "executor/algorithms": 15050,
     "executor/coordination": 38450,

@@ -135,6 +135,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
         yield from (("slowest", text) for text in lines.slowest(plan, extras.bottleneck))
     yield from (("allow", text) for text in lines.allowed(answer))
     yield from (("sync", text) for text in lines.changes_only(plan, answer))
+    yield from (("lend", text) for text in lines.lending(plan, answer))
     yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
     yield from sampling(plan).items()
     if plan.idle_gpus:
