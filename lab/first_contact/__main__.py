@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lab.first_contact.checks import CHECKS, ROOT, Answer, as_json, run
+from lab.first_contact.checks import CHECKS, ROOT, Answer, answers, run
 from lab.first_contact.report import page
 
 
@@ -19,18 +19,30 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=480.0, help="seconds for all checks together")
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "first_contact")
     parser.add_argument("--only", nargs="+", choices=[check.name for check in CHECKS])
+    parser.add_argument("--pack", type=Path, metavar="ARCHIVE", help="write what to carry to such a machine")
+    parser.add_argument("--python", default="3.12", help="of that machine, for --pack")
+    parser.add_argument("--settle", type=Path, metavar="STREAM", help="a profile and scoreboard rows from it")
     chosen = parser.parse_args()
-    small = not _gpu()
+    if chosen.pack:
+        from lab.first_contact.pack import pack  # needs packages that the machine itself may lack
 
-    def write(answers: list[Answer]) -> None:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.with_suffix(".md").write_text(page(answers))
-        chosen.out.with_suffix(".json").write_text(as_json(answers))
-        last = answers[-1]
+        print(*pack(chosen.pack, chosen.python), sep="\n")
+        return
+    if chosen.settle:
+        from lab.first_contact.settle import settle
+
+        print(*settle(chosen.settle), sep="\n")
+        return
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    stream = chosen.out.with_suffix(".jsonl")
+
+    def write(last: Answer) -> None:
+        chosen.out.with_suffix(".md").write_text(page(answers(stream)))
         print(f"{last.title}: {last.outcome} {last.seconds:.0f} s {last.reason}", flush=True)
 
     checks = [check for check in CHECKS if not chosen.only or check.name in chosen.only]
-    print(page(run(checks, budget_s=chosen.budget, small=small, heard=write)))
+    run(checks, budget_s=chosen.budget, small=not _gpu(), stream=stream, heard=write)
+    print(page(answers(stream)))
 
 
 if __name__ == "__main__":

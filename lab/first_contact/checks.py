@@ -1,4 +1,4 @@
-"""The checks in order of value, each in a process of its own; needs Python alone.
+"""The checks in order of value per second, each in a process of its own; needs Python alone.
 
 A process may lack packages, run out of time or die: that is a row of the report, never the end of it.
 """
@@ -11,14 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
-Outcome = Literal["ran", "skipped", "failed", "out of time"]
+SITE = ROOT / "site"
+"""Packages that an archive of `pack` brought."""
+if SITE.is_dir():
+    sys.path.insert(1, str(SITE))
+Outcome = Literal["ran", "skipped", "failed", "out of time", "cut off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,10 @@ class Check:
     name: str
     """A function of `probes` in this folder, unless `command` is given."""
     title: str
+    value: int
+    """How many predictions and claims of the docs rest on the answer, roughly."""
+    usual_s: float
+    """Seconds that it is thought to take; `limit_s` ends it."""
     limit_s: float
     command: tuple[str, ...] = ()
     """Arguments for this Python: exit status 0 is the answer."""
@@ -37,59 +46,49 @@ class Check:
     """Says nothing on a CPU."""
 
 
-def _gpu_test(name: str, title: str, limit_s: float, *needs: str) -> Check:
+def _check(name: str, title: str, value: int, usual_s: float, limit_s: float, *needs: str) -> Check:
+    return Check(name=name, title=title, value=value, usual_s=usual_s, limit_s=limit_s, needs=needs)
+
+
+def _gpu_test(name: str, title: str, value: int, usual_s: float, limit_s: float, *needs: str) -> Check:
     test = f"tests/executor/test_gpu.py::{name}"
     command = ("-m", "pytest", "-q", "-n", "0", "-m", "", test)
-    return Check(name=name, title=title, limit_s=limit_s, command=command, needs=("pytest", *needs), gpu=True)
+    check = _check(name, title, value, usual_s, limit_s, "pytest", *needs)
+    return replace(check, command=command, gpu=True)
 
 
-STACK = ("ray", "deepspeed", "vllm", "transformers", "pydantic")
-CHECKS = (
-    Check(name="machine", title="facts of the machine", limit_s=60),
-    Check(
-        name="ledger",
-        title="peaks of training steps against the memory ledger",
-        limit_s=150,
-        needs=("torch", "transformers", "pydantic"),
-    ),
-    Check(name="attention", title="attention kernels, and what they allocate", limit_s=60, needs=("torch",)),
-    Check(
-        name="deepspeed",
-        title="peaks of the executor's DeepSpeed engine against the ledger",
-        limit_s=150,
-        needs=("deepspeed", "transformers", "pydantic"),
-    ),
-    Check(name="copies", title="host and device, pageable and pinned", limit_s=40, needs=("torch",)),
-    Check(name="ipc", title="a tensor in another process's hands", limit_s=60, needs=("torch",), gpu=True),
-    _gpu_test("test_buckets_cross_processes_through_cuda_ipc", "buckets over CUDA IPC", 90, "pydantic"),
-    Check(name="cpu_adam", title="DeepSpeedCPUAdam builds", limit_s=120, needs=("deepspeed",), gpu=True),
-    Check(
-        name="fsdp2",
-        title="FSDP2 on one rank against the ledger",
-        limit_s=90,
-        needs=("transformers", "pydantic"),
-    ),
-    _gpu_test("test_a_hybrid_run_on_one_gpu", "GRPO on one GPU: start, sync, sleep, wake", 240, *STACK),
-    Check(
-        name="dpo",
-        title="DPO end to end: killed, resumed, every iteration once",
-        limit_s=240,
-        needs=("ray", "deepspeed", "transformers", "pydantic", "simpy"),
-    ),
-    Check(
-        name="rollout",
-        title="vLLM by itself: start, log-probs, decode curve, sleep and wake",
-        limit_s=150,
-        needs=("vllm", "transformers", "pydantic"),
-    ),
-    Check(
-        name="measure",
-        title="micro-benchmarks of this machine as a profile",
-        limit_s=400,
-        command=("-m", "rlhfsim.cli", "profile", "measure", "--quick"),
-        needs=("torch", "pydantic", "simpy"),
-    ),
+MODEL = ("torch", "transformers", "pydantic")
+STACK = ("ray", "deepspeed", "vllm", *MODEL)
+CHECKS = tuple(
+    sorted(
+        (
+            _check("machine", "facts of the machine", 10, 5, 60),
+            _check("ledger", "peaks of training steps against the memory ledger", 8, 60, 150, *MODEL),
+            _check("attention", "attention kernels, and what they allocate", 3, 15, 60, "torch"),
+            _check("deepspeed", "peaks of the executor's DeepSpeed engine", 6, 60, 150, "deepspeed", *MODEL),
+            _check("copies", "host and device, pageable and pinned", 2, 8, 40, "torch"),
+            replace(_check("ipc", "a tensor in another process's hands", 3, 20, 60, "torch"), gpu=True),
+            _gpu_test(
+                "test_buckets_cross_processes_through_cuda_ipc",
+                "buckets over CUDA IPC",
+                5,
+                30,
+                90,
+                "pydantic",
+            ),
+            replace(_check("cpu_adam", "DeepSpeedCPUAdam builds", 1, 60, 120, "deepspeed"), gpu=True),
+            _check("fsdp2", "FSDP2 on one rank against the ledger", 2, 25, 90, *MODEL),
+            _gpu_test(
+                "test_a_hybrid_run_on_one_gpu", "GRPO on one GPU: start, sync, sleep", 10, 150, 240, *STACK
+            ),
+            _check("dpo", "DPO: killed, resumed", 4, 90, 240, "ray", "deepspeed", "simpy", *MODEL),
+            _check("rollout", "vLLM by itself: log-probs, decode, sleep", 5, 90, 150, "vllm", *MODEL),
+            _check("measure", "micro-benchmarks of this machine", 8, 150, 400, "torch", "pydantic"),
+        ),
+        key=lambda check: -check.value / check.usual_s,
+    )
 )
+"""By value per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,39 +97,68 @@ class Answer:
 
     name: str
     title: str
-    outcome: Outcome
-    seconds: float
+    small: bool
+    """On a CPU, in small."""
+    outcome: Outcome = "cut off"
+    seconds: float = 0.0
     reason: str = ""
     rows: tuple[dict[str, Any], ...] = ()
     """what, unit, seen; expected or None; `tolerance` of the ratio seen / expected."""
 
 
 def run(
-    checks: Iterable[Check], *, budget_s: float, small: bool, heard: Callable[[list[Answer]], None]
-) -> list[Answer]:
-    """All checks in order, as far as the budget goes; `heard` gets the answers so far after each."""
-    end, answers = time.monotonic() + budget_s, list[Answer]()
+    checks: Iterable[Check], *, budget_s: float, small: bool, stream: Path, heard: Callable[[Answer], None]
+) -> None:
+    """All checks in order, as far as the budget goes; what each sees is in `stream` at once."""
+    end = time.monotonic() + budget_s
     for check in checks:
-        answers.append(one(check, min(check.limit_s, end - time.monotonic()), small=small))
-        heard(answers)
-    return answers
+        heard(one(check, min(check.limit_s, end - time.monotonic()), small=small, stream=stream))
 
 
-def one(check: Check, limit_s: float, *, small: bool) -> Answer:
-    """A check in its own process."""
+def one(check: Check, limit_s: float, *, small: bool, stream: Path) -> Answer:
+    """A check in its own process, which appends its rows to the stream."""
     begun = time.monotonic()
+    append(stream, {"check": check.name, "small": small})
+    outcome: Outcome = "skipped"
     reason = _skipped(check, limit_s, small=small)
-    if reason:
-        return Answer(name=check.name, title=check.title, outcome="skipped", seconds=0.0, reason=reason)
-    with TemporaryDirectory(prefix="first-contact-") as folder:
-        file = Path(folder) / "rows.json"
-        command = check.command or ("-m", "lab.first_contact.probes", check.name, str(file), str(int(small)))
-        outcome, reason = _process(command, limit_s, Path(folder) / "output")
-        rows = json.loads(file.read_text()) if file.exists() else []
-    seconds = time.monotonic() - begun
-    return Answer(
-        name=check.name, title=check.title, outcome=outcome, seconds=seconds, reason=reason, rows=tuple(rows)
-    )
+    if not reason:
+        command = check.command or (
+            "-m",
+            "lab.first_contact.probes",
+            check.name,
+            str(stream),
+            str(int(small)),
+        )
+        with TemporaryDirectory(prefix="first-contact-") as folder:
+            outcome, reason = _process(command, limit_s, Path(folder) / "output")
+    ended = {"outcome": outcome, "seconds": time.monotonic() - begun, "reason": reason}
+    append(stream, {"check": check.name, **ended})
+    return next(answer for answer in answers(stream) if answer.name == check.name)
+
+
+def append(stream: Path, entry: Mapping[str, Any]) -> None:
+    """One line, on the disk when this returns; what was cut off before it stays a line of its own."""
+    with stream.open("a", encoding="utf-8") as file:
+        file.write(f"\n{json.dumps(entry)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def answers(stream: Path) -> list[Answer]:
+    """What a stream holds, the last run of each check; a line that was cut off is left out."""
+    found: dict[str, Answer] = {}
+    titles = {check.name: check.title for check in CHECKS}
+    for line in stream.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            entry = json.loads(line)
+            name = entry.pop("check")
+            if "small" in entry:
+                found[name] = Answer(name=name, title=titles.get(name, name), **entry)
+            elif "row" in entry:
+                found[name] = replace(found[name], rows=(*found[name].rows, entry["row"]))
+            else:
+                found[name] = replace(found[name], **entry)
+    return list(found.values())
 
 
 def _skipped(check: Check, left_s: float, *, small: bool) -> str:
@@ -146,7 +174,9 @@ def _skipped(check: Check, left_s: float, *, small: bool) -> str:
 
 def _process(command: tuple[str, ...], limit_s: float, log: Path) -> tuple[Outcome, str]:
     """Run to the end or to the limit, with everything that it started; the reason is its last line."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(SITE), os.environ.get("PYTHONPATH", "")])
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *command],
@@ -166,8 +196,3 @@ def _process(command: tuple[str, ...], limit_s: float, log: Path) -> tuple[Outco
         return "ran", ""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return "failed", lines[-1][:300] if lines else f"exit status {status}"
-
-
-def as_json(answers: list[Answer]) -> str:
-    """Everything, for machines."""
-    return json.dumps([asdict(answer) for answer in answers], indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""What runs in the process of a check: `python -m lab.first_contact.probes NAME ROWS.json SMALL`.
+"""What runs in the process of a check: `python -m lab.first_contact.probes NAME STREAM SMALL`.
 
 Each function yields rows (what, unit, seen, expected); rows are written as they come, so that what was seen
 before a failure is kept. Imports stand inside: a machine may lack any package.
@@ -6,7 +6,6 @@ before a failure is kept. Imports stand inside: a machine may lack any package.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from lab.first_contact.checks import append
 
 Row = dict[str, Any]
 GIB = 2**30
@@ -218,6 +219,27 @@ def rollout(small: bool) -> Iterator[Row]:
     yield from rollout_engine(small)
 
 
+def measure(small: bool) -> Iterator[Row]:
+    """The micro-benchmarks of `rlhfsim profile measure --quick`, each as soon as it is done."""
+    from dataclasses import asdict
+
+    from executor.microbench.probes import PROBES as BENCHMARKS
+    from executor.microbench.run import measure as run
+
+    class Silent:
+        def started(self, *_: object) -> None: ...
+        def ended(self, *_: object) -> None: ...
+
+    for benchmark in BENCHMARKS[:1] if small else BENCHMARKS:
+        session = run([benchmark], Silent(), quick=True)
+        yield {"what": benchmark.name, "seen": "measured", "machine": asdict(session.machine)}
+        for m in session.measured:
+            at = " ".join(f"{x:g}" for x in m.at)
+            yield {"what": f"{m.name} {at}".strip(), "unit": m.unit, "seen": m.value, "measured": asdict(m)}
+        for absent in session.missing:
+            yield _fact(f"{absent.probe}, not measured", absent.reason)
+
+
 def _timed(work: Callable[[], object], device: str) -> tuple[float, int]:
     """Fastest of three after one; peak bytes beside what stood (0 on a CPU)."""
     import torch
@@ -248,16 +270,14 @@ def _fact(what: str, seen: str) -> Row:
 
 PROBES: dict[str, Callable[[bool], Iterator[Row]]] = {
     probe.__name__: probe
-    for probe in (machine, ledger, attention, copies, ipc, cpu_adam, deepspeed, fsdp2, dpo, rollout)
+    for probe in (machine, ledger, attention, copies, ipc, cpu_adam, deepspeed, fsdp2, dpo, rollout, measure)
 }
 
 
 def main(name: str, file: Path, *, small: bool) -> None:
     """Run a probe and keep every row as it comes."""
-    rows: list[Row] = []
     for row in PROBES[name](small):
-        rows.append(row)
-        file.write_text(json.dumps(rows))
+        append(file, {"check": name, "row": row})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from rlhfsim.validation.rows import Row
 class Trainer:
     """Facts of one trainer, read in its source."""
 
-    head: Head = UNFUSED
+    head: Head | None = UNFUSED
+    """None: log-probs in chunks of tokens, as our own engines take them."""
     compiled: bool = False
     """Its layers run through torch.compile."""
     base_bytes: float = 2.0
@@ -63,6 +64,8 @@ VOCABULARY_CHUNKS = Head(
 def trainer(row: Row) -> Trainer:
     """The facts of the row's framework; of an unknown one the defaults."""
     framework, notes = (row.text("framework") or "").lower(), (row.text("notes") or "").lower()
+    if "rlhfsim" in framework:
+        return Trainer(head=None)
     if "titan" in framework:
         compiled = "torch.compile" in notes or "fp8" in (row.text("precision") or "")
         if "202412" in row.source or not compiled:
