@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 98710,
     "rlhfsim/kernels": 11900,
     "rlhfsim/memory": 17440,
-    "rlhfsim/present": 87700,
+    "rlhfsim/present": 87750,
     "rlhfsim/rollout": 15900,
     "rlhfsim/search": 50850,
     "rlhfsim/simulation": 25170,

@@ -387,7 +387,7 @@ def _workload(
             found[name] = tuple(seconds / plan.workload.num_sequences for seconds in phases[name])
     if plan.workload.environment is not None:
         both = [[_number(row, f"environment/{n}_mean") for row in rows] for n in ("turns", "seconds")]
-        whole = [(t, s) for t, s in zip(*both, strict=True) if t and s is not None]
+        whole = [(t, s) for t, s in zip(*both, strict=True) if t and t > 0 and s is not None and s >= 0]
         found |= {TURNS: tuple(t for t, _ in whole), ANSWER: tuple(s / t for t, s in whole)}
     return {name: values for name, values in found.items() if values}
 

@@ -145,6 +145,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
             given["pairs"],
             before.settings if before else None,
             model=given["model"] or (str(tiny_folder(out)) if scale else None),
+            reward_head="drawn" if scale and not given["model"] else None,  # the tiny model has none
             iterations=given["iterations"],
         )
     options = LaunchOptions(

@@ -60,7 +60,7 @@ def with_measured(workload: Workload, cluster: Cluster) -> Workload:
 def spread_of(name: str, value: float, cluster: Cluster | None) -> tuple[float, float] | None:
     """P10 and P90 over the value of a field that was measured in runs; None: it was not."""
     for of in _measured(cluster):
-        if of.name == name and of.measured.value == value:
+        if of.name == name and of.measured.value == value > 0:
             return of.measured.low / value, of.measured.high / value
     return None
 

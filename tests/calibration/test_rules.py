@@ -20,7 +20,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
-from rlhfsim.specs.workload.measurable import RULES
+from rlhfsim.specs.workload.measurable import ANSWER, RULES, TURNS
 from rlhfsim.specs.workload.workload import Environment, OwnParts, Rules, Workload
 from rlhfsim.step import rule_rewards
 from rlhfsim.step.framework_overhead import MEASURED_PARTS
@@ -149,3 +149,26 @@ def test_planted_seconds_of_an_environment_and_of_own_parts_reach_the_next_plan(
     assert phase.seconds == pytest.approx(512 * FILTER_S, rel=0.02)
     other = estimate(made.placement, TURNED, Cluster(node_groups=(node_group(ours, 8),)))
     assert other.workload.custom == OwnParts()
+
+
+def test_answers_that_cannot_be_are_not_counted() -> None:
+    made = replace(plan(), workload=TURNED)
+    trace = planted_trace(made, load_profile(GPU), {}, np.random.default_rng(3))
+    pairs = [(None, 1.0), (2.0, 1.0), (-3.0, 1.0), (2.0, -1.0), (0.0, 1.0), (2.0, float("nan"))]
+    rows = [
+        {"step": step, "environment/turns_mean": turns, "environment/seconds_mean": seconds}
+        for step, (turns, seconds) in zip(range(trace.steps), pairs * trace.steps, strict=False)
+    ]
+    run = observe(made, trace, name="spoiled", rows=rows)
+    assert set(run.workload[ANSWER]) == {0.5}
+    assert set(run.workload[TURNS]) == {2.0}
+
+
+def test_a_profile_whose_measured_seconds_are_zero_prices_a_workload_that_states_zero(first: Profile) -> None:
+    nothing = replace(first.workload[0].measured, value=0.0, low=0.0)
+    free = replace(first, workload=(replace(first.workload[0], stated=0.0, measured=nothing),))
+    made = plan()
+    planned = estimate(
+        made.placement, with_rules(made.workload, 0.0), Cluster(node_groups=(node_group(free, 8),))
+    )
+    assert planned.prediction.step_s > 0

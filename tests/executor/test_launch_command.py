@@ -13,6 +13,7 @@ from executor.settings import Settings
 from rlhfsim.api import estimate_file
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.calibration.observation import phase_seconds
+from rlhfsim.cli import launch as launch_module
 from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
@@ -144,6 +145,17 @@ def test_small_values_are_not_shown_as_zero() -> None:
     assert launch_view._cell(3.2e-7, 3).strip() == "3.2e-07"
     assert launch_view._cell(0.0, 2).strip() == "0.00"
     assert launch_view._cell(None, 2).strip() == "-"
+
+
+def test_a_shrunk_system_with_a_reward_model_is_scored_by_a_drawn_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(launch_module, "run", lambda plan, settings, options, **how: seen.append(settings))
+    monkeypatch.chdir(tmp_path)
+    launch_module.launch.main(["openrlhf", "--scale", "2"], standalone_mode=False)
+    launch_module.launch.main(["openrlhf", "--scale", "2", "--model", "mine"], standalone_mode=False)
+    assert [settings.reward_head for settings in seen] == ["drawn", "trained"]
 
 
 def test_a_dry_run_sets_what_own_parts_took_against_what_was_planned() -> None:

@@ -141,3 +141,27 @@ def test_the_planners_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if line.split()[1] in ("design", "memory", "estimate") and "ours.yaml" not in line:
             rlhfsim(line.partition(" > ")[0])
     rlhfsim("rlhfsim launch plan.json --dry-run --assume-cluster 2x8xh100")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_executors_lines_run(place: Path, ray_address: str) -> None:
+    """Those that engineers.md does not have: its launches are above, with `FOLDER` and a plan of two ranks."""
+    page = [line for name, line in COMMAND_LINES if name == "executor.md"]
+    local = [line for line in page if line.split()[1] in ("check-machine", "demo", "sync")]
+    dry = [line for line in page if line.endswith("--dry-run")]
+    known = [line for line in page if "--scale" in line]
+    assert (len(local), len(dry), len(known)) == (3, 1, 1)
+    for line in local:
+        rlhfsim(line, rc=(0, 1) if "check-machine" in line else (0,))
+    rlhfsim(f"{dry[0]} --address {ray_address}")
+    assert "replaced" in rlhfsim(f"{known[0]} --iterations 1 --address {ray_address}")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_lines_of_the_environments_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    design, launch = [line for name, line in COMMAND_LINES if name == "environments.md"]
+    rlhfsim(design.replace(" ... ", " --gpus 16 --gpu h100 --model 8b --algorithm grpo --time-limit 10s "))
+    rlhfsim(f"{launch} --dry-run --assume-cluster 2x8xh100")
