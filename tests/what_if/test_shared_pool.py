@@ -167,6 +167,23 @@ def test_jobs_whose_states_do_not_fit_into_host_memory_must_not_share() -> None:
     assert sharing(ALONE, replace(ALONE, host_bytes=1.95e12)).refusal is not None
 
 
+@pytest.mark.parametrize(("factor", "busy"), [(1.4, 0.704), (1.6, 0.615), (1.84, 0.533)])
+def test_two_jobs_reach_published_factors_where_their_gpus_idle_enough(factor: float, busy: float) -> None:
+    """docs/published_behaviour.md: handovers of 2 % of a step; llm-d, PlexRL, RollMux."""
+    job = replace(ALONE, busy_s=(100 * busy,), any_s=100 * busy, out_s=0.5, in_s=0.5)
+    assert sharing(job, job).gain == pytest.approx(factor, rel=0.01)
+
+
+def test_no_two_jobs_do_the_work_of_three() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        one, other = (
+            replace(ALONE, step_s=t, busy_s=(t * share,), any_s=t * share, out_s=0.1, in_s=0.1)
+            for t, share in zip(rng.uniform(10, 500, 2), rng.uniform(0, 1, 2), strict=True)
+        )
+        assert sharing(one, other).gain < 2
+
+
 def test_a_pair_is_done_when_the_slower_one_is_which_then_runs_alone() -> None:
     # in turn each runs at 100 / 110 of its speed: 5 h take 5.5 h; of the other's 8 h 3 h are left then
     [pair] = [m for m in modes([option("a", 8, 5, shape=WAITS), option("b", 8, 8, shape=WAITS)]) if m.sharing]
