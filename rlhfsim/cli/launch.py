@@ -212,6 +212,7 @@ def launched(
     for line in machine_view.remedies(machine) if machine else ():
         screen.print(line)
     outcome = start(plan, settings, options, listener)
+    plan = read_plan(outcome.files.plan)  # with what own parts declare
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
     if machine:
         report |= {"machine": machine_view.node_data(machine)}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import runs
 
+from executor.coordination.run_folder import RunFiles
+from executor.launch import LaunchOptions
 from executor.settings import Settings
 from rlhfsim.api import estimate_file
 from rlhfsim.calibration.comparison.phases import rows, warm
@@ -17,6 +21,7 @@ from rlhfsim.cli import launch as launch_module
 from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import Span, Trace
@@ -156,6 +161,26 @@ def test_a_shrunk_system_with_a_reward_model_is_scored_by_a_drawn_head(
     launch_module.launch.main(["openrlhf", "--scale", "2"], standalone_mode=False)
     launch_module.launch.main(["openrlhf", "--scale", "2", "--model", "mine"], standalone_mode=False)
     assert [settings.reward_head for settings in seen] == ["drawn", "trained"]
+
+
+def test_a_run_is_compared_with_the_plan_of_its_folder_which_has_own_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from executor.tasks import tiny
+
+    given = runs.plan("naive", "grpo", tiny.config(tmp_path / "m", layers=2))
+    more = replace(given.prediction.phases[0], name="custom.filter", seconds=7.0, low_s=7.0, high_s=7.0)
+    prediction = replace(given.prediction, phases=(*given.prediction.phases, more))
+    write_plan(tmp_path / "plan.json", replace(given, prediction=prediction))
+    trace = Trace(source="measured", rlhfsim_version="0", plan_hash="", steps=1, spans=())
+    ended = SimpleNamespace(trace=trace, rows=(), evaluations={})
+    outcome = SimpleNamespace(ended=ended, files=RunFiles(tmp_path), restarts=(), overhead=None)
+    monkeypatch.setattr("executor.launch.launch", lambda *of: outcome)
+    monkeypatch.setattr(launch_module, "look", lambda *of: [])
+    options = LaunchOptions(out=tmp_path, dry_run=True)
+    launch_module.launched(given, Settings(), options, as_json=True)
+    phases = {row["name"]: row for row in json.loads(capsys.readouterr().out)["phases"]}
+    assert phases["custom.filter"]["predicted_s"] == 7.0
 
 
 def test_a_dry_run_sets_what_own_parts_took_against_what_was_planned() -> None:
