@@ -101,6 +101,18 @@ def old_logprobs(when: str = "") -> Instead:
     )
 
 
+def generated_as_batch(plan: Plan) -> Iterator[Unsaid]:
+    """A generation batch of another size than the batch, where dynamic sampling has no key for it."""
+    work, sampling = plan.workload, plan.workload.dynamic_sampling
+    if sampling is not None and sampling.prompts_of(work.prompts) != work.prompts:
+        yield Unsaid(
+            what=f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
+            instead=f"{work.prompts}, as the batch's",
+            nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=None)),
+            of=("workload.dynamic_sampling",),
+        )
+
+
 def long_samples(longest: int, pack: int | None, shown: int | None = None) -> Iterator[Unsaid]:
     """Samples that are longer than the packs of a plan."""
     if pack is not None and pack < longest:

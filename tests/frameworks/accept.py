@@ -84,7 +84,8 @@ def openrlhf(arguments: list[str]) -> Derived:
     modules = {"openrlhf": package, "openrlhf.utils": utils, **{name: MagicMock() for name in RECORDED}}
     with patch.dict(sys.modules, modules), patch.object(sys, "argv", ["train_ppo_ray", *arguments]):
         runpy.run_path(f"{root}/cli/train_ppo_ray.py", run_name="__main__")
-    return dict
+    [asked] = utils.get_strategy.call_args.args  # type: ignore[attr-defined]
+    return lambda: importlib.import_module("tests.frameworks.set_up.openrlhf").derived(asked)
 
 
 def trl(arguments: list[str]) -> Derived:

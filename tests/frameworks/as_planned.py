@@ -79,6 +79,8 @@ def differences(plan: Plan, name: str, derived: dict[str, Any]) -> Iterator[str]
 
 DERIVED = {"verl": {"layout.dp", "layout.cp", "train_pack_tokens", "updates", "rank_samples"}}
 """Framework -> quantities of the policy that its set-up must give."""
+SLOW = ("openrlhf",)
+"""Those whose set-up imports for seconds what its parser does not: in long tests alone."""
 
 
 def wrong(plan: Plan, name: str, found: dict[str, Any]) -> list[str]:

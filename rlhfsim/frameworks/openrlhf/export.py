@@ -15,7 +15,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.instead import Instead, instead, long_samples
+from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, long_samples
 from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
@@ -61,6 +61,8 @@ def write(plan: Plan) -> Written:
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     yield from instead(plan, *ROWS)
+    if not plan.placement.schedule.asynchronous:
+        yield from generated_as_batch(plan)
     actor = plan.placement.actor.layout
     for name, role in trained(plan)[1:]:
         for field in SHARED:

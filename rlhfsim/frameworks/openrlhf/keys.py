@@ -306,7 +306,9 @@ _BATCH = (
     Key("workload.prompts", "--rollout.batch_size", 1024, why="prompts"),
     Key("workload.samples", "--rollout.n_samples_per_prompt", 1),
     FixedKey("--algo.dynamic_filtering_enable", True, "workload.dynamic_sampling", kept),
-    Key("generated", "--rollout.vllm_generate_batch_size", read=False),
+    Key(
+        "generated", "--rollout.vllm_generate_batch_size", when="schedule.asynchronous", read=False
+    ),  # its flags refuse more than a batch where nothing buffers the rest
     Key("samples_of_update", "--train.batch_size", 128, whole(1), why="samples of one optimizer step"),
     Key("workload.epochs", "--train.max_epochs", 1),
     Key("limit.total", "--data.max_len", why="prompt and response", read=False),

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response
-from rlhfsim.frameworks.instead import Instead, instead, long_samples
-from rlhfsim.frameworks.nearest import with_roles, with_rollout, with_workload
+from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, long_samples
+from rlhfsim.frameworks.nearest import with_roles, with_rollout
 from rlhfsim.frameworks.predictions import call
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -159,13 +159,7 @@ def _schedule(plan: Plan) -> Iterator[Unsaid]:
             instead=f"once an update; once in a step: {call(plan, 'actor.sync')}",
             of=("workload.prompts", "workload.mini_batches"),
         )
-    sampling = work.dynamic_sampling
-    if sampling is not None and sampling.prompts_of(work.prompts) != work.prompts:
-        yield Unsaid(
-            what=f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
-            instead=f"{work.prompts}, as the batch's",
-            nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=None)),
-        )
+    yield from generated_as_batch(plan)
 
 
 def _micro_batches(plan: Plan) -> Iterator[Unsaid]:
