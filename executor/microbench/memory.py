@@ -100,7 +100,7 @@ def _copier(barrier: Barrier, results: Any, size: int, rounds: int) -> None:
 
 
 def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:
-    """Pinned copies both ways, pageable ones, and the start of a copy; not run so far (no GPU at hand)."""
+    """Pinned copies both ways, pageable ones, and the start of a copy; run over fakes alone."""
     on_gpu = torch.ones(size // 4, device="cuda")
     pinned, plain = torch.ones(size // 4).pin_memory(), torch.ones(size // 4)
     few, n = torch.ones(16).pin_memory(), setup.repeats(20, 8)
