@@ -17,6 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 os.environ["COLUMNS"] = "100"
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: where others compute too, its threads spin and wait
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

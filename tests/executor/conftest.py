@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SLOTS = 8
+FORKED_WORKER = str(Path(__file__).with_name("fork_server.py"))
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: other tests would starve the engines
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a process from which ranks and Ray workers are forked."""
+    import fork_server
+
+    address = str(tmp_path_factory.mktemp("forks") / "socket")
+    command = [sys.executable, fork_server.__file__, address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        os.environ[fork_server.VARIABLE] = address
+        yield address
+        server.communicate()
+
+
+@pytest.fixture(scope="session")
+def ray_address(fork_server: str) -> Iterator[str]:
     """A cluster of one node with slots; more than there are cores, so they are shared."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
@@ -23,6 +41,7 @@ def ray_address() -> Iterator[str]:
         "resources": {"slot": SLOTS},
         "object_store_memory": 256 * 2**20,
         "include_dashboard": False,
+        "setup_worker_path": FORKED_WORKER,
     }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address

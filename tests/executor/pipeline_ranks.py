@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,7 @@ def worker(rank: int, folder: Path, port: int) -> None:
     found: dict[str, Any] = {name: run_case(rank, folder, name) for name in CASES}
     torch.save(found | {"scores": scored(folder)}, folder / f"found-{rank}.pt")
     training.stop()
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), Path(sys.argv[3]), int(sys.argv[2]))

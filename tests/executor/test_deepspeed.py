@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 FULL_PRECISION = ("zero0", "zero1 packed", "zero2 recompute", "zero3", "zero3 packed recompute")
 FP32_SUMS = tuple(f"bf16 zero{stage} fp32 sums" for stage in (1, 2, 3))
 HALF_PRECISION = ("bf16 zero0", "bf16 zero2 offload", "bf16 zero3 offload", *FP32_SUMS)
@@ -45,35 +41,11 @@ def write_models(folder: Path) -> None:
     hf.LlamaForCausalLM(hf.LlamaConfig(**large)).save_pretrained(folder / "large")
 
 
-def ranks(part: str, folder: Path, program: str = "deepspeed_ranks.py", world: int = 2) -> dict[str, Any]:
+def ranks(
+    server: str, part: str, folder: Path, program: str = "deepspeed_ranks.py", world: int = 2
+) -> dict[str, Any]:
     """All ranks of one part, each a process of its own; what rank 0 found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "DS_ACCELERATOR": "cpu",
-        "RANKS": str(world),
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / program), str(rank), port, part, str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=400)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, text in zip(started, said, strict=True):
-        assert process.returncode == 0, text[-4000:]
+    fork_server.run_ranks(server, program, world, part, str(folder), RANKS=str(world))
     found: dict[str, Any] = json.loads((folder / f"{part}.json").read_text())
     return found
 
@@ -86,13 +58,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(folder: Path) -> dict[str, Any]:
-    return ranks("first", folder)
+def first(fork_server: str, folder: Path) -> dict[str, Any]:
+    return ranks(fork_server, "first", folder)
 
 
 @pytest.fixture(scope="module")
-def second(folder: Path, first: dict[str, Any]) -> dict[str, Any]:
-    return ranks("second", folder)
+def second(fork_server: str, folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+    return ranks(fork_server, "second", folder)
 
 
 @pytest.mark.parametrize("name", FULL_PRECISION)
@@ -118,9 +90,11 @@ def test_resumed_training_is_bit_identical(first: dict[str, Any], second: dict[s
 
 
 @pytest.fixture(scope="module", params=[1, 4])
-def resharded(request: pytest.FixtureRequest, folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+def resharded(
+    request: pytest.FixtureRequest, fork_server: str, folder: Path, first: dict[str, Any]
+) -> dict[str, Any]:
     """What two ranks saved goes on with one and with four."""
-    return ranks("resharded", folder, world=request.param)
+    return ranks(fork_server, "resharded", folder, world=request.param)
 
 
 @pytest.mark.parametrize("name", FULL_PRECISION)

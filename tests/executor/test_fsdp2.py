@@ -30,23 +30,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(folder: Path) -> dict[str, Any]:
-    return ranks("first", folder, "fsdp2_ranks.py")
+def first(fork_server: str, folder: Path) -> dict[str, Any]:
+    return ranks(fork_server, "first", folder, "fsdp2_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def second(folder: Path, first: dict[str, Any]) -> dict[str, Any]:
-    return ranks("second", folder, "fsdp2_ranks.py")
+def second(fork_server: str, folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+    return ranks(fork_server, "second", folder, "fsdp2_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def on_four(folder: Path) -> dict[str, Any]:
-    return ranks("compared", folder, "fsdp2_ranks.py", world=4)
+def on_four(fork_server: str, folder: Path) -> dict[str, Any]:
+    return ranks(fork_server, "compared", folder, "fsdp2_ranks.py", world=4)
 
 
 @pytest.fixture(scope="module")
-def hybrid(folder: Path) -> dict[str, Any]:
-    return ranks("hybrid", folder, "fsdp2_ranks.py", world=4)
+def hybrid(fork_server: str, folder: Path) -> dict[str, Any]:
+    return ranks(fork_server, "hybrid", folder, "fsdp2_ranks.py", world=4)
 
 
 @slow
@@ -84,9 +84,11 @@ def test_resumed_training_is_bit_identical(first: dict[str, Any], second: dict[s
 
 
 @pytest.fixture(scope="module", params=[1, 4])
-def resharded(request: pytest.FixtureRequest, folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+def resharded(
+    request: pytest.FixtureRequest, fork_server: str, folder: Path, first: dict[str, Any]
+) -> dict[str, Any]:
     """What two ranks saved goes on with one and with four."""
-    return ranks("resharded", folder, "fsdp2_ranks.py", world=request.param)
+    return ranks(fork_server, "resharded", folder, "fsdp2_ranks.py", world=request.param)
 
 
 @slow

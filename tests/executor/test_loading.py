@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 WORLD = 4
 
 
@@ -48,38 +45,13 @@ def write_model(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Most bytes of any rank, by layout."""
+    server = request.getfixturevalue("fork_server")
     folder = tmp_path_factory.mktemp("loading")
     size = write_model(folder / "model")
     assert 1.0e9 < size < 1.02e9
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    program = str(Path(__file__).parent / "loading_ranks.py")
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, program, str(rank), port, str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        said = [process.communicate(timeout=300)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, text in zip(started, said, strict=True):
-        assert process.returncode == 0, text[-4000:]
+    fork_server.run_ranks(server, "loading_ranks.py", WORLD, str(folder))
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
     most = {name: {key: max(r[name][key] for r in ranks) for key in ("peak", "kept")} for name in ranks[0]}
     for name, bytes_ in most.items():

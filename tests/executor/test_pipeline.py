@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import multiprocessing
+from fork_server import run_ranks
 
 from executor.algorithms.losses import collate, compute
 from executor.engines.mesh import coordinates
@@ -28,7 +27,6 @@ from tests.executor.pipeline_ranks import (
     WORLD,
     make_samples,
     shares,
-    worker,
 )
 
 pytestmark = pytest.mark.slow
@@ -44,14 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, dict[str, Any]]]:
+def found(fork_server: str, folder: Path) -> list[dict[str, dict[str, Any]]]:
     """What each rank found, by case."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        multiprocessing.spawn(worker, (folder, port), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    run_ranks(fork_server, "pipeline_ranks.py", WORLD, str(folder))
     return [torch.load(folder / f"found-{rank}.pt", weights_only=False) for rank in range(WORLD)]
 
 

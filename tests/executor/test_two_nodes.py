@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import fork_server
 import pytest
 import runs
 
@@ -32,7 +33,7 @@ def nodes_with(slots: int) -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster as RayCluster
 
-    small = {"object_store_memory": 128 * 2**20}
+    small = {"object_store_memory": 128 * 2**20, "setup_worker_path": fork_server.__file__}
     cluster = RayCluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small}
     )
@@ -45,7 +46,7 @@ def nodes_with(slots: int) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
+def two_nodes(fork_server: str) -> Iterator[str]:
     """Two slots a node."""
     with nodes_with(2) as address:
         yield address
@@ -79,6 +80,7 @@ def test_the_readmes_plan_runs_on_two_nodes(
     }
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_a_rollout_replica_runs_on_two_nodes(tiny_model: Path, tmp_path: Path) -> None:
     grpo = Workload(algorithm="grpo", model="70b", reward=Reward(rules=Rules()), reference="none")
     workload = replace(scaled_workload(grpo, str(tiny_model / "config.json")), samples=2)
