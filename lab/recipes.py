@@ -2,6 +2,7 @@
 
     python -m lab.recipes                     # writes reports/recipes.md
     python -m lab.recipes verl-grpo-qwen3-8b  # only these, on the screen
+    python -m lab.recipes --check             # whether the page has the seconds of today; no searches
 
 `scenarios/recipes/*.yaml` say what each recipe runs and where that is written. The question is the recipe's
 workload on its GPUs, its framework and training backend; what it allows itself (stale samples, FP8 rollouts,
@@ -11,6 +12,7 @@ log-probs of the rollout) the plan may use too.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -237,6 +239,13 @@ def report(priced: Sequence[Priced]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stale(page: str, priced: Sequence[Priced]) -> list[str]:
+    """Recipes that the page has with other seconds than they have now, or has not; searches are not repeated."""
+    rows = {line.split(" | ")[0]: line.split(" | ")[:4] for line in page.splitlines()}
+    now = [_line(p).split(" | ")[:4] for p in priced]
+    return [row[0].strip("| []") for row in now if rows.get(row[0]) != row]
+
+
 def _line(priced: Priced) -> str:
     gpus, seconds, span, best, times = "", "", "", "", ""
     if priced.recipe is not None:
@@ -260,7 +269,11 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="only these, on the screen")
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds of one search")
+    parser.add_argument("--check", action="store_true", help="fail where the page has other seconds")
     given = parser.parse_args()
+    if given.check:
+        old = stale(REPORT.read_text(), [price(name, search=False) for name in given.names or names()])
+        sys.exit(f"{REPORT}: {len(old)} recipes are priced otherwise now: {', '.join(old)}" if old else 0)
     priced: list[Priced] = []
     for name in given.names or names():
         begun = time.monotonic()

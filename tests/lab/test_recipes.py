@@ -78,3 +78,14 @@ def test_the_committed_page_has_every_recipe_and_none_beats_a_plan_called_proven
     assert f"{len(PRICED)} recipes: 0 refused" in page
     assert "0 predicted faster than" in " ".join(page.split())
     assert all(f"**{name}**" in page for name in PRICED)
+
+
+def test_a_page_with_other_seconds_of_a_recipe_is_stale() -> None:
+    priced = list(PRICED.values())
+    page = recipes.report(priced)
+    assert recipes.stale(page, priced) == []
+    name, first = priced[0].name, priced[0].recipe
+    assert first is not None
+    later = replace(first, prediction=replace(first.prediction, step_s=2 * first.prediction.step_s))
+    assert recipes.stale(page, [replace(priced[0], recipe=later), *priced[1:]]) == [name]
+    assert recipes.stale(page.replace(f"[{name}]", "[gone]"), priced) == [name]

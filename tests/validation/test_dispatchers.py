@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from statistics import geometric_mean, median
 from typing import NamedTuple
 
 import pytest
@@ -25,6 +26,11 @@ EP32, EP16 = Layout(tp=8, pp=2, ep=32, dp=4), Layout(tp=8, pp=4, ep=16, dp=2)
 
 
 ONCE = "efa_once_efficiency"
+
+
+LARGE = {("deepep", True): 3.8, ("alltoall", True): 6.0, ("deepep", False): 6.3, ("alltoall", False): 9.8}
+"""Dispatcher and overlap -> seconds of DeepSeek-V3 and Kimi-K2 on 256 B300 over EFA, TP8 PP8 EP32; second hand and
+without its batch, so compared up to one factor."""
 
 
 class Step(NamedTuple):
@@ -99,3 +105,19 @@ def test_the_interval_of_an_unknown_dispatcher_holds_the_others() -> None:
     for name in TRAINS_WITH:
         assert low < predicted(FITTED._replace(dispatcher=name))[0] < high
     assert high > 3 * low
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "kimi-k2"])
+def test_256_gpus_over_efa_come_in_the_published_order_and_ratio(model: str) -> None:
+    """Nothing is fitted on them; four sequences a micro-batch, as in the steps above."""
+    device = device_of(node_group("b300", 256, fabric="efa"))
+    layout, batch = Layout(tp=8, pp=8, ep=32, dp=4, micro_batch=4), uniform(256, 4096.0)
+    taken = []
+    for dispatcher, overlap in LARGE:
+        asked = replace(layout, dispatcher=dispatcher, ep_overlap=overlap)
+        taken.append(train(device, preset(model), asked, batch, backend="megatron").seconds)
+    assert sorted(taken) == taken
+    ratios = [one / other for one, other in zip(taken, LARGE.values(), strict=True)]
+    off = sorted(abs(ratio / geometric_mean(ratios) - 1) for ratio in ratios)
+    assert median(off) < 0.15
+    assert off[-1] < 0.20
