@@ -155,7 +155,8 @@ def test_the_executors_lines_run(place: Path, ray_address: str) -> None:
     for line in local:
         rlhfsim(line, rc=(0, 1) if "check-machine" in line else (0,))
     rlhfsim(f"{dry[0]} --address {ray_address}")
-    assert "replaced" in rlhfsim(f"{known[0]} --iterations 1 --address {ray_address}")
+    shrunk = rlhfsim(f"{known[0]} --iterations 1 --out runs/shrunk --address {ray_address}")
+    assert "sizes shrink to this machine" in shrunk
 
 
 @pytest.mark.slow
