@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from lab import recipes
 from rlhfsim.specs.scenario import load_scenario
 
-PRICED = {name: recipes.price(name, search=False) for name in recipes.names()}
 MOST_THAT_DO_NOT_FIT = 2
 """Recipes that run elsewhere and are predicted to run out of memory here; see reports/recipes.md."""
 
 
+@cache
+def priced() -> dict[str, recipes.Priced]:
+    """Once, and not while tests are collected."""
+    return {name: recipes.price(name, search=False) for name in recipes.names()}
+
+
 def test_at_least_forty_recipes_of_eight_frameworks_are_shipped() -> None:
-    assert len(PRICED) >= 40
-    frameworks = {re.match(r"nemo-rl|prime-rl|[a-z]+", name)[0] for name in PRICED}  # type: ignore[index]
+    assert len(priced()) >= 40
+    frameworks = {re.match(r"nemo-rl|prime-rl|[a-z]+", name)[0] for name in priced()}  # type: ignore[index]
     assert len(frameworks) >= 8
 
 
-@pytest.mark.parametrize("name", PRICED)
+@pytest.mark.parametrize("name", recipes.names())
 def test_a_recipe_says_where_it_stands_and_what_was_assumed(name: str) -> None:
     source = load_scenario(recipes.FOLDER / f"{name}.yaml").source
     assert re.match(r"[\w.-]+/[\w.-]+@\S+.*\(commit [0-9a-f]{7,}\)", source)
@@ -29,11 +35,11 @@ def test_a_recipe_says_where_it_stands_and_what_was_assumed(name: str) -> None:
 
 
 def test_no_recipe_is_refused() -> None:
-    assert {p.name: p.refused for p in PRICED.values() if p.refused} == {}
+    assert {p.name: p.refused for p in priced().values() if p.refused} == {}
 
 
 def test_few_recipes_are_said_not_to_fit() -> None:
-    wrong = [p.name for p in PRICED.values() if not p.fits]
+    wrong = [p.name for p in priced().values() if not p.fits]
     assert len(wrong) <= MOST_THAT_DO_NOT_FIT, wrong
 
 
@@ -46,7 +52,7 @@ def test_a_recipe_is_asked_with_what_it_allows_itself() -> None:
 
 
 def test_a_large_claim_names_phases_terms_and_settings() -> None:
-    slow, fast = PRICED["skyrl-dapo-7b"], PRICED["verl-grpo-qwen3-8b"]
+    slow, fast = priced()["skyrl-dapo-7b"], priced()["verl-grpo-qwen3-8b"]
     told = recipes.told(replace(slow, plan=fast.recipe, proven=True))
     assert re.search(r"x\d+\.\d\d: actor\.\w+ [\d,.]+ -> [\d,.]+ s, [\d,.]+ s of it ", told)
     assert "CUDA graphs" in told
@@ -55,37 +61,37 @@ def test_a_large_claim_names_phases_terms_and_settings() -> None:
 
 
 def test_a_recipe_faster_than_a_proven_plan_is_said() -> None:
-    one, other = PRICED["verl-grpo-qwen3-8b"], PRICED["skyrl-dapo-7b"]
-    priced = replace(one, plan=other.recipe, proven=True)
-    assert recipes.verdict(priced) == "faster than a plan called proven"
-    assert "The space lacks something" in recipes.told(priced)
+    one, other = priced()["verl-grpo-qwen3-8b"], priced()["skyrl-dapo-7b"]
+    proven = replace(one, plan=other.recipe, proven=True)
+    assert recipes.verdict(proven) == "faster than a plan called proven"
+    assert "The space lacks something" in recipes.told(proven)
 
 
 def test_a_recipe_that_does_not_fit_says_what_fills_the_gpu() -> None:
-    told = recipes.told(PRICED["openrlhf-reinforce-qwen3-4b"])
+    told = recipes.told(priced()["openrlhf-reinforce-qwen3-4b"])
     assert "actor.train holds 133 of 85 GB, rollout kv cache 53, actor logits 39" in told
 
 
 def test_the_page_counts_and_shows_every_recipe_in_readable_lines() -> None:
-    page = recipes.report(list(PRICED.values()))
-    assert f"{len(PRICED)} recipes: 0 refused" in page
-    assert all(f"../scenarios/recipes/{name}.yaml" in page for name in PRICED)
+    page = recipes.report(list(priced().values()))
+    assert f"{len(priced())} recipes: 0 refused" in page
+    assert all(f"../scenarios/recipes/{name}.yaml" in page for name in priced())
     assert all(len(line) <= 120 for line in page.splitlines())
 
 
 def test_the_committed_page_has_every_recipe_and_none_beats_a_plan_called_proven() -> None:
     page = recipes.REPORT.read_text()
-    assert f"{len(PRICED)} recipes: 0 refused" in page
+    assert f"{len(priced())} recipes: 0 refused" in page
     assert "0 predicted faster than" in " ".join(page.split())
-    assert all(f"**{name}**" in page for name in PRICED)
+    assert all(f"**{name}**" in page for name in priced())
 
 
 def test_a_page_with_other_seconds_of_a_recipe_is_stale() -> None:
-    priced = list(PRICED.values())
-    page = recipes.report(priced)
-    assert recipes.stale(page, priced) == []
-    name, first = priced[0].name, priced[0].recipe
+    every = list(priced().values())
+    page = recipes.report(every)
+    assert recipes.stale(page, every) == []
+    name, first = every[0].name, every[0].recipe
     assert first is not None
     later = replace(first, prediction=replace(first.prediction, step_s=2 * first.prediction.step_s))
-    assert recipes.stale(page, [replace(priced[0], recipe=later), *priced[1:]]) == [name]
-    assert recipes.stale(page.replace(f"[{name}]", "[gone]"), priced) == [name]
+    assert recipes.stale(page, [replace(every[0], recipe=later), *every[1:]]) == [name]
+    assert recipes.stale(page.replace(f"[{name}]", "[gone]"), every) == [name]
