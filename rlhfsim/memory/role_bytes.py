@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, reduce
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -278,20 +279,21 @@ class _Standing(NamedTuple):
     """Gradients before reduction."""
     step: Size
     """Of the optimizer step alone."""
-    communicators: Size
     layers: Size
     """Of this stage."""
+    communicators: Size = 0
 
 
+Cut: TypeAlias = tuple[Any, ...]
+"""Fields `memory.states.CUT` of a layout."""
 _PP = memory.CUT.index("pp")
+_parted = itemgetter(*map(memory.CUT.index, memory.PARTED))
 
 
-@lru_cache(maxsize=16384)
-def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
-    """States and buffers of a role under every layout with these fields."""
+def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
+    """States and buffers of a role on GPUs with the elements of `part`, under layouts that are alike
+    (`_alike`)."""
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
-    layout = Layout(**dict(zip(memory.CUT, cut, strict=True)))
-    part = memory.shard(model, layout, backend, stage)
     trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
     if kind.trained and lora is not None:
         base, own = memory.lora_states(
@@ -331,19 +333,36 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
             trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
         ),
         step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
-        communicators=memory.communicators(layout),
         layers=part.num_layers,
     )
 
 
-def _stood(kind: RoleKind, cuts: Sequence[tuple[Any, ...]], stage: Stage) -> _Standing:
-    """The same of many layouts, each with these fields."""
-    numbers: dict[tuple[Any, ...], int] = {}
+def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
+    """The same of many layouts, each with the fields of a cut: arrays."""
+    numbers: dict[Cut, int] = {}
     places = [numbers.setdefault(cut, len(numbers)) for cut in cuts]
-    held = [_standing(kind, cut, stage if cut[_PP] > 1 else "only") for cut in numbers]
-    columns: Any = np.array([(*one.states, *one[1:]) for one in held])[places].T
-    count = len(States._fields)
-    return _Standing(States(*columns[:count]), *columns[count:])
+    groups: dict[object, list[int]] = defaultdict(list)
+    for cut, i in numbers.items():
+        groups[_alike(kind, *cut)].append(i)
+    distinct, sizes = list(numbers), np.zeros((len(States._fields) + 4, len(numbers)))
+    for rows in groups.values():
+        like = [distinct[i] for i in rows]
+        parts = [
+            memory.shard_of(kind.model, kind.backend, stage if cut[_PP] > 1 else "only", *_parted(cut))
+            for cut in like
+        ]
+        layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
+        held = _standing(kind, layout, memory.stacked(parts))
+        for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
+            row[rows] = size
+    *states, gathered, buffers, step, layers = sizes[:, places]
+    communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
+    return _Standing(States(*states), gathered, buffers, step, layers, communicators)
+
+
+def _alike(kind: RoleKind, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int, *rest: Any) -> object:
+    """What of a cut decides, besides the elements of a GPU, what stands there; tp and pp cut adapters too."""
+    return rest, dp * cp == 1, kind.lora is not None and (tp, pp)
 
 
 def _training(kind: RoleKind, standing: _Standing, backward: Activations, waste: float) -> Extra:

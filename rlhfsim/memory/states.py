@@ -10,10 +10,13 @@ that a framework keeps by mistake, and parameters that a hybrid state-space laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from rlhfsim.kernels.layers import layer_expert_params, layer_params
 from rlhfsim.specs.model.mixers import LayerKind
@@ -23,6 +26,8 @@ from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Lora
 
+Size: TypeAlias = Any
+"""A number, or an array with an entry a layout."""
 Stage = Literal["first", "last", "only"]
 """Pipeline stages that can be the fullest; `only` without pipeline parallelism."""
 Optimizer = Literal["adam", "adam8bit"]
@@ -39,7 +44,10 @@ VOCAB_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Parameter elements on one GPU of a pipeline stage, before data-parallel sharding."""
+    """Parameter elements on one GPU of a pipeline stage, before data-parallel sharding.
+
+    Functions over it take arrays in place of numbers too, of layouts alike in ZeRO stage and offload.
+    """
 
     dense: float
     """Elements that follow the dense data-parallel group, embedding and head included."""
@@ -95,6 +103,9 @@ cut = attrgetter(*CUT)
 PASSED = tuple(field.name for field in fields(Layout) if not field.name.startswith("offload"))
 """Those that decide passes, their activations and seconds: all but what lies on the host."""
 passed = attrgetter(*PASSED)
+PARTED = ("tp", "pp", "dp", "cp", "ep", "etp", "shards")
+"""Those that decide which elements a GPU has."""
+parted = attrgetter(*PARTED)
 
 
 def stages(layout: Layout) -> tuple[Stage, ...]:
@@ -102,15 +113,36 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
     return ("only",) if layout.pp == 1 else ("first", "last")
 
 
-@lru_cache(maxsize=4096)
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
-    t, ranks = layout.tp, layout.shards or layout.dp * layout.cp
-    kinds = stage_layers(model, layout.pp, stage)
-    held = [(kind, layer_params(model, t, kind=kind)) for kind in kinds]
+    return shard_of(model, backend, stage, *parted(layout))
+
+
+@lru_cache(maxsize=65536)
+def shard_of(
+    model: ModelSpec,
+    backend: Backend,
+    stage: Stage,
+    tp: int,
+    pp: int,
+    dp: int,
+    cp: int,
+    ep: int,
+    etp: int,
+    shards: int | None,
+) -> Shard:
+    """The same of every layout with these fields (`PARTED`)."""
+    ranks = shards or dp * cp
+    kinds = stage_layers(model, pp, stage)
+    held = [(kind, layer_params(model, tp, kind=kind)) for kind in kinds]
     moe_layers = sum(kind.layers for kind in kinds if kind.ffn == "experts")
-    experts, expert_ranks = _expert_shard(model, layout, ranks, whole=backend == "megatron")
-    root = root_params(model, t, stage)
+    # Megatron splits experts over ep x etp and nothing else; without expert parallelism the other backends
+    # split each expert over tp like a dense MLP
+    if ep == 1 and etp == 1 and backend != "megatron":
+        experts, expert_ranks = layer_expert_params(model, 1, tp), ranks
+    else:
+        experts, expert_ranks = layer_expert_params(model, ep, etp), max(1, tp * ranks // (ep * etp))
+    root = root_params(model, tp, stage)
     return Shard(
         dense=root + sum(kind.layers * each for kind, each in held),
         expert=moe_layers * experts,
@@ -120,6 +152,13 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
         root=root,
         num_layers=sum(kind.layers for kind in kinds),
     )
+
+
+def stacked(parts: Sequence[Shard]) -> Shard:
+    """The same of many layouts: arrays, one entry a layout."""
+    names = [field.name for field in fields(Shard)]
+    columns: Any = np.array([[getattr(part, name) for name in names] for part in parts]).T
+    return Shard(**dict(zip(names, columns, strict=True)))
 
 
 @lru_cache(maxsize=4096)
@@ -145,18 +184,6 @@ def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[LayerKind, ..
     return tuple(kind for kind in reversed(dealt) if kind.layers)
 
 
-def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, *, whole: bool) -> tuple[int, int]:
-    """Elements of one layer's experts on a GPU and the ranks that hold the same ones.
-
-    Megatron splits experts over ep x etp and nothing else (`whole`); without expert parallelism the
-    other backends split each expert over tp like a dense MLP.
-    """
-    t, ep, etp = layout.tp, layout.ep, layout.etp
-    if ep == 1 and etp == 1 and not whole:
-        return layer_expert_params(model, 1, t), ranks
-    return layer_expert_params(model, ep, etp), max(1, t * ranks // (ep * etp))
-
-
 @lru_cache(maxsize=65536)
 def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
     """Elements outside the layers on one GPU of `stage`: embedding, head, norms, vision tower.
@@ -176,7 +203,6 @@ def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
     return table + positions + model.params_vision + norm + (0 if tied else head)
 
 
-@lru_cache(maxsize=4096)
 def bytes_per_element(
     backend: Backend,
     zero: int,
@@ -324,7 +350,7 @@ def lora_states(
     return base, trained_states(adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes)
 
 
-def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> Size:
     """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
 
     DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches some. FSDP2 holds the running layer
@@ -335,22 +361,22 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     Source: torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out.
     """
     if backend == "fsdp2":
-        running, written = part.root + part.layer, max(part.root, 2 * part.layer)
+        running, written = part.root + part.layer, np.maximum(part.root, 2 * part.layer)
         if layout.zero < 3:
             return BF16 * part.elements
         if layout.dp * layout.cp == 1:
-            return BF16 * min(part.elements, running + part.layer)
-        return BF16 * (min(part.elements, running) + min(part.elements, written))
+            return BF16 * np.minimum(part.elements, running + part.layer)
+        return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements, written))
     if layout.zero == 3:
-        return BF16 * (min(part.elements, DEEPSPEED.live) + min(part.layer, DEEPSPEED.prefetch))
+        return BF16 * (np.minimum(part.elements, DEEPSPEED.live) + np.minimum(part.layer, DEEPSPEED.prefetch))
     if layout.offload_params != "none":
-        return BF16 * min(part.elements, 2 * part.layer)
+        return BF16 * np.minimum(part.elements, 2 * part.layer)
     return 0.0
 
 
 def gradient_buffer_bytes(
     part: Shard, layout: Layout, backend: Backend, *, overlap: bool = True, fp32_sums: bool = False
-) -> float:
+) -> Size:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
     DeepSpeed allocates whole buckets at any number of ranks, of `DEEPSPEED.reduce_bucket` elements or, where
@@ -364,13 +390,13 @@ def gradient_buffer_bytes(
     """
     if backend == "deepspeed":
         buckets = (0, 0 if fp32_sums else 1, 2 if overlap else 1, 2)[layout.zero]
-        return BF16 * buckets * min(part.elements, DEEPSPEED.reduce_bucket)
+        return BF16 * buckets * np.minimum(part.elements, DEEPSPEED.reduce_bucket)
     if backend == "megatron" or layout.dp * layout.cp == 1:
         return 0.0
     return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
 
 
-def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> float:
+def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:
     """What the optimizer step itself needs: FP32 gradients (DeepSpeed), intermediates (FSDP2).
 
     FP32 sums serve as they are, but ZeRO-1 reduces them whole, from a copy in BF16.
@@ -385,11 +411,12 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool
     if fp32_sums and layout.zero < 3:
         return BF16 * part.elements if layout.zero == 1 else 0.0
     if backend == "deepspeed" and layout.zero == 3:
-        owned = min(owned, DEEPSPEED.sub_group)
+        owned = np.minimum(owned, DEEPSPEED.sub_group)
     return FP32 * owned * (1 if layout.offload_optimizer == "none" else 1 - layout.offload_fraction)
 
 
-def communicators(layout: Layout) -> int:
-    """NCCL communicator sets of one process: one for each parallel dimension above 1."""
-    dims = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep, layout.shards or 1)
-    return sum(degree > 1 for degree in dims)
+def communicators(
+    tp: int, pp: int, dp: int, cp: int, ep: int, etp: int = 1, shards: int | None = None
+) -> int:
+    """NCCL communicator sets of one process: one for each parallel dimension above 1 (`PARTED`)."""
+    return sum(degree > 1 for degree in (tp, pp, dp * cp, ep, shards or 1))

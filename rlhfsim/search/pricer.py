@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.states import cut
+from rlhfsim.memory.states import cut, passed
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
-from rlhfsim.search.columns import OptionTimes
+from rlhfsim.search.columns import Floats, OptionTimes
 from rlhfsim.search.fitting_options import fitting_options
 from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.options import (
@@ -58,7 +59,10 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
 
-scored = attrgetter("tp", "pp", "cp", "dp", "ep", "shards", "micro_batch", "offload_params")
+scored = attrgetter(
+    *("tp", "pp", "cp", "dp", "ep", "etp", "dispatcher", "ep_overlap", "sequence_parallel"),
+    *("shards", "micro_batch", "offload_params"),
+)
 """With `zero` and the packs: what a forward pass reads of a layout."""
 ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)
 
@@ -256,41 +260,49 @@ class Pricer:
         setting, model = self.setting(key), self.models.of(key.role)
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
+        alike = [(layout, len(list(of))) for layout, of in groupby(role.layout for role in roles)]
+        counts, layouts = [count for _, count in alike], [layout for layout, _ in alike]
+        apart = [i for i, r in enumerate(roles) if r.residency != "resident" or r.offload_between]
+        moves_of = [(roles[i].residency, roles[i].offload_between, cut(roles[i].layout)) for i in apart]
         for call in self.calls_of(key.role):
             train = call.kind == "train"
             load, run, unload = times.of_call(train=train)
+            run[:] = np.repeat(self._seconds(key, call, layouts), counts)
             moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
-            seconds_of = self._seconds(key, call)
-            layout, seconds = None, 0.0
-            for i, role in enumerate(roles):
-                if role.layout is not layout:  # those of one layout stand together
-                    layout, seconds = role.layout, seconds_of(role.layout)
-                run[i] = seconds
-                if role.residency != "resident" or role.offload_between:
-                    name = role.residency, role.offload_between, cut(role.layout)
-                    if name not in moved:
-                        costs = moves(device, model, role, call, self.request.workload, setting.placement)
-                        moved[name] = costs[0].seconds, costs[1].seconds
-                    load[i], unload[i] = moved[name]
+            for i, name in zip(apart, moves_of, strict=True):
+                if name not in moved:
+                    costs = moves(device, model, roles[i], call, self.request.workload, setting.placement)
+                    moved[name] = costs[0].seconds, costs[1].seconds
+                load[i], unload[i] = moved[name]
         return times
 
-    def _seconds(self, key: PriceKey, call: Call) -> Callable[[Layout], float]:
-        """Of a call, for any layout; a forward pass is the same whatever the backward does."""
+    def _seconds(self, key: PriceKey, call: Call, layouts: Sequence[Layout]) -> Floats:
+        """Of a call in each layout; what layouts share is priced once.
+
+        A forward pass is the same whatever the backward does, a backward wherever the optimizer lies, an
+        update whatever the micro-batches.
+        """
         setting, model, train = self.setting(key), self.models.of(key.role), call.kind == "train"
-        of, placed = call.role, setting.placement.actor
-        cost = trainer(setting, of, placed) if train else scorer(setting, call, placed)
+        placed = setting.placement.actor
         factor = bias_of(setting, call.name, ALONE)
         known = self._runs.setdefault(
             (key.hardware, call.name if train else (model, call.kind == "logprob", factor)), {}
         )
 
-        def seconds(layout: Layout) -> float:
-            name = layout if train else (scored(layout), layout.zero == 3, layout.pack(scoring=True))
-            if name not in known:
-                known[name] = cost(layout).seconds
-            return known[name]
+        def priced(name_of: Callable[[Layout], object], cost: Callable[[Layout], Cost]) -> Floats:
+            names = list(map(name_of, layouts))
+            for name, layout in zip(names, layouts, strict=True):
+                if name not in known:
+                    known[name] = cost(layout).seconds
+            return np.array([known[name] for name in names])
 
-        return seconds
+        if not train:
+            return priced(
+                lambda x: (scored(x), x.zero == 3, x.pack(scoring=True)), scorer(setting, call, placed).passes
+            )
+        pricing = trainer(setting, call.role, placed)
+        passes = priced(lambda x: (passed(x), x.offload_params), pricing.passes)
+        return passes if pricing.updates is None else passes + priced(cut, pricing.updates)
 
     def calls_of(self, role: str) -> list[Call]:
         """Forward calls and training of a role."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +48,7 @@ from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import pack_len, sequences_of
-from rlhfsim.training.training import micro_batches, train
+from rlhfsim.training.training import TrainedModel, micro_batches
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
@@ -254,44 +255,65 @@ def train_cost(setting: CallSetting, role: str, placed: RolePlacement) -> Cost:
     return trainer(setting, role, placed)(placed.layout)
 
 
-def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Callable[[Layout], Cost]:
+class Pricing(NamedTuple):
+    """What prices a call of a role under any layout in its pool."""
+
+    passes: Callable[[Layout], Cost]
+    """With what a framework adds; the same wherever an optimizer lies."""
+    updates: Callable[[Layout], Cost] | None = None
+    """Of the optimizer, where the call trains; see `TrainedModel.updates`."""
+
+    def __call__(self, layout: Layout) -> Cost:
+        """The whole call."""
+        return self.passes(layout) if self.updates is None else self.passes(layout) + self.updates(layout)
+
+
+def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     """What prices all epochs of a trained role under any layout in the pool of `placed`.
 
     One that learns from pairs alone runs as in pre-training.
     """
-    workload, sequences = setting.workload, sequences_of(setting.workload, setting.trained)
-    prices = [
-        partial(
-            train,
+    workload, model = setting.workload, setting.models.of(role)
+    if role == "critic" and not model.value_head:
+        model = replace(model, value_head=True)
+    both = [
+        TrainedModel(
             device=setting.device(placed),
-            model=setting.models.of(role),
-            sequences=sequences,
+            model=model,
+            sequences=sequences_of(workload, setting.trained),
             backend=setting.placement.backend,
-            optimizer_steps=workload.mini_batches,
+            steps=workload.mini_batches,
             optimizer=workload.optimizer,
             lora=workload.lora if role == "actor" else None,
             software=_software(setting, sharded=sharded),
-            value_head=role == "critic",
             precision=workload.train_precision,
         )
         for sharded in (False, True)
     ]
-    priced = _caller(setting, f"{role}.train", placed, lambda x: prices[x.shards is not None])
+    factor = workload.epochs * bias_of(setting, f"{role}.train", placed.pool)
+
+    def passes(layout: Layout, packs: float | None) -> Cost:
+        return both[layout.shards is not None].passes(layout, packs)
+
+    def updates(layout: Layout) -> Cost:
+        return both[layout.shards is not None].updates(layout).scaled(factor)
+
+    priced = _caller(setting, f"{role}.train", placed, passes)
     each = workload.custom.loss * workload.epochs if role == "actor" else 0.0
     if not each:
-        return priced
+        return Pricing(priced, updates)
 
     def with_own_loss(layout: Layout) -> Cost:
         seconds = each * workload.num_sequences / layout.dp
-        return Cost(parts=(*priced(layout).parts, part("compute", seconds, OWN_PARTS)))
+        return priced(layout) + Cost(parts=(part("compute", seconds, OWN_PARTS),))
 
-    return with_own_loss
+    return Pricing(with_own_loss, updates)
 
 
 def _caller(
-    setting: CallSetting, name: str, placed: RolePlacement, price_of: Callable[[Layout], Callable[..., Cost]]
+    setting: CallSetting, name: str, placed: RolePlacement, price: Callable[[Layout, float | None], Cost]
 ) -> Callable[[Layout], Cost]:
-    """The same with what a framework adds, and the bias of its phase."""
+    """The same with what a framework adds, and the bias of its phase; `price`: of a layout and its packs."""
     workload, drawn, device = setting.workload, setting.trained, setting.device(placed)
     role, trained = name.split(".")[0], name.endswith(".train")
     sequences, layers = sequences_of(workload, drawn), round(setting.models.of(role).launched_layers)
@@ -300,7 +322,7 @@ def _caller(
 
     def cost(layout: Layout) -> Cost:
         packs = pack_len(workload, layout, drawn, scoring=not trained)
-        priced = price_of(layout)(layout=layout, pack_len=packs)
+        priced = price(layout, packs)
         if workload.generates:
             count = steps * micro_batches(layout, sequences, steps, packs)[1]
             priced = framework_call(device, priced, launched_layers(layout, layers, count, trained=trained))
@@ -332,7 +354,7 @@ def forward_cost(setting: CallSetting, call: Call, placed: RolePlacement) -> Cos
     return scorer(setting, call, placed)(placed.layout)
 
 
-def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Callable[[Layout], Cost]:
+def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
     """What prices one scoring forward over the whole batch under any layout in the pool of `placed`."""
     assert call.kind in ("logprob", "value", "score"), call.name
     workload = setting.workload
@@ -347,7 +369,7 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Callable[
         lora=workload.lora if call.role == "actor" else None,
         software=stack_of(setting),
     )
-    return _caller(setting, call.name, placed, lambda _: price)
+    return Pricing(_caller(setting, call.name, placed, lambda x, packs: price(layout=x, pack_len=packs)))
 
 
 def controller_cost(setting: CallSetting) -> Cost:

@@ -7,6 +7,7 @@ e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -34,24 +35,43 @@ HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "
 """Beginnings of profile names of GPUs whose tables hold attention kernels newer than FlashAttention-2."""
 
 
-class _TrainedModel(NamedTuple):
-    """What is trained, whatever the layout."""
+class TrainedModel(NamedTuple):
+    """What is trained, whatever the layout; a call is its `passes` and its `updates`."""
 
     device: Device
     model: ModelSpec
     sequences: Sequences
+    """Of one pass over the data."""
     backend: Backend
     steps: int
+    """Optimizer steps."""
+    optimizer: Optimizer
     lora: Lora | None
     precision: str
-    pack_len: float | None
     software: Software
+
+    def passes(self, layout: Layout, pack_len: float | None) -> Cost:
+        """All optimizer steps without their updates: the same of layouts that differ in `offload_optimizer`
+        and `offload_fraction` alone; `pack_len`: see `train`."""
+        parts, count = _passed(self, passed(layout), pack_len)
+        return _times([*parts, *_from_elsewhere(self, layout, count)], self.steps)
+
+    def updates(self, layout: Layout) -> Cost:
+        """The updates of all optimizer steps: the same of layouts that agree in `memory.states.CUT`."""
+        share = adapter_share(self.model, self.lora)
+        return _times(
+            exchange.updated(self.device, self.model, cut(layout), self.optimizer, share), self.steps
+        )
+
+
+def _times(parts: Iterable[Part], steps: int) -> Cost:
+    return Cost(parts=tuple([x for x in parts if x.seconds > 0])).scaled(steps)
 
 
 class _Step(NamedTuple):
     """One optimizer step before its update."""
 
-    asked: _TrainedModel
+    asked: TrainedModel
     layout: Layout
     work: Work
     micro_batches: int
@@ -82,34 +102,27 @@ def train(
     """
     if value_head and not model.value_head:
         model = replace(model, value_head=True)
-    asked = _TrainedModel(
+    asked = TrainedModel(
         device,
         model,
         sequences,
         backend,
         optimizer_steps,
+        optimizer,
         lora,
         precision,
-        pack_len,
         software or default_software(backend),
     )
-    through, count = _passed(asked, passed(layout))
-    parts = (*through, *_update(asked, layout, optimizer, count))
-    cost = Cost(parts=tuple([x for x in parts if x.seconds > 0]))
-    return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
+    return asked.passes(layout, pack_len) + asked.updates(layout)
 
 
 @lru_cache(maxsize=8192)
-def _passed(asked: _TrainedModel, fields: tuple[Any, ...]) -> tuple[tuple[Part, ...], int]:
+def _passed(
+    asked: TrainedModel, fields: tuple[Any, ...], packs: float | None
+) -> tuple[tuple[Part, ...], int]:
     """One optimizer step before its update, and its micro-batches: the same wherever states lie."""
     layout = Layout(**dict(zip(PASSED, fields, strict=True)))
-    device, model, lengths, steps, packs = (
-        asked.device,
-        asked.model,
-        asked.sequences,
-        asked.steps,
-        asked.pack_len,
-    )
+    device, model, lengths, steps = asked.device, asked.model, asked.sequences, asked.steps
     size, count = micro_batches(layout, lengths, steps, packs)
     work = work_of(device, layout, lengths, size, asked.precision, asked.software, model)
     frozen = asked.lora is not None
@@ -317,11 +330,9 @@ def _exchange(step: _Step) -> list[Part]:
     return exchanged
 
 
-def _update(asked: _TrainedModel, layout: Layout, optimizer: Optimizer, micro_batches: int) -> list[Part]:
-    """The optimizer, 4-bit weights dequantised and parameters fetched from the host."""
-    device, model, lora = asked.device, asked.model, asked.lora
-    share = adapter_share(model, lora)
-    parts = [*exchange.updated(device, model, cut(layout), optimizer, share)]
+def _from_elsewhere(asked: TrainedModel, layout: Layout, micro_batches: int) -> list[Part]:
+    """4-bit weights dequantised and parameters fetched from the host, in one optimizer step."""
+    device, model, lora, parts = asked.device, asked.model, asked.lora, list[Part]()
     if lora is not None and lora.base == "nf4":
         rounds = micro_batches * (3 if layout.recompute == "full" else 2)
         parts.append(exchange.dequantised(device, model, layout, rounds))

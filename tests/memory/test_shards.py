@@ -140,10 +140,10 @@ def test_bytes_of_the_optimizer_step_by_hand() -> None:
 
 
 def test_a_communicator_for_each_dimension_above_one() -> None:
-    assert states.communicators(Layout(dp=1)) == 0
-    assert states.communicators(Layout(tp=2, pp=2, dp=2, ep=2)) == 4
-    assert states.communicators(Layout(dp=1, cp=2)) == 1
-    assert states.communicators(Layout(dp=4, zero=3, shards=2)) == 2
+    assert states.communicators(*states.parted(Layout(dp=1))) == 0
+    assert states.communicators(*states.parted(Layout(tp=2, pp=2, dp=2, ep=2))) == 4
+    assert states.communicators(*states.parted(Layout(dp=1, cp=2))) == 1
+    assert states.communicators(*states.parted(Layout(dp=4, zero=3, shards=2))) == 2
 
 
 def test_tables_of_the_ends_by_hand() -> None:
