@@ -10,6 +10,7 @@ from operator import mul
 
 import numpy as np
 
+from rlhfsim.search import clock
 from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
 from rlhfsim.search.least import Least
@@ -177,12 +178,11 @@ def totals(branches: Sequence[Branch]) -> tuple[int, int]:
 
 
 def fit_alone(subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> bool:
-    """Whether every role has an option somewhere; roles are priced, on most GPUs first, until one has, or
-    time is up."""
-    pricer = subproblems.pricer
+    """Whether every role has an option somewhere; looked for on most GPUs first, until one is found, or time
+    is up."""
     keys = sorted(subproblems.keys(wanted, sizes), key=lambda key: -key.gpus)
     for role in sorted({key.role for key in keys}, key=MERGE.index):
         of_role = (key for key in keys if key.role == role)
-        if not any(pricer.prepare([key]) and len(pricer.table(key)) for key in of_role):
+        if not any(subproblems.pricer.fits(key) for key in of_role if not clock.over()):
             return False
     return True

@@ -45,7 +45,8 @@ def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> In
 def distinct(columns: Floats) -> Floats:
     """The columns in which rows differ, equal ones once: the same rows are dominated."""
     varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(columns) else columns
-    return np.unique(varied, axis=1) if varied.size else columns[:, :1]
+    first = {column.tobytes(): i for i, column in reversed([*enumerate(np.ascontiguousarray(varied.T))])}
+    return varied[:, sorted(first.values())] if varied.size else columns[:, :1]
 
 
 def _fronts(columns: Floats, members: Ints) -> Bools:

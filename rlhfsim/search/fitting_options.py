@@ -29,7 +29,7 @@ def fitting_options(
     doubt: float,
 ) -> tuple[tuple[RolePlacement, ...], Rows, Floats]:
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
-    pool, memory = request.cluster.node_groups[key.hardware], _memory(request, models, key)
+    pool, memory = request.cluster.node_groups[key.hardware], memory_of(request, models, key)
     usable = pool.profile.usable_memory.value
     rows, roles = _rows(memory, space, variants_of, usable if key.role in TRAINED else np.inf)
     host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
@@ -40,7 +40,8 @@ def fitting_options(
     return tuple(roles[i] for i in np.flatnonzero(fits)), rows[fits], host[fits]
 
 
-def _memory(request: Request, models: Models, key: PriceKey) -> RoleMemory:
+def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
+    """What decides the bytes of a role."""
     framework, packing = request.cluster.framework, request.workload.packing
     return role_memory(
         models,

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.flop import forward_flop
+from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.search.fitting_options import memory_of
+from rlhfsim.search.layouts import CutShapes
 from rlhfsim.search.least import Floor
 from rlhfsim.search.options import ALONE, PriceKey
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.step.calls import CallSetting, bias_of, stack_of
-from rlhfsim.step.speed_of_light import limit_of
-from rlhfsim.training.passes import kernel_rates
+from rlhfsim.step.framework_overhead import launched_layers
+from rlhfsim.step.speed_of_light import limit_of, peak
+from rlhfsim.training.packing import pack_len, sequences_of
+from rlhfsim.training.passes import host_time, kernel_rates
+from rlhfsim.training.training import micro_batches
+
+SMALL = 64
+"""GPUs of a pool up to which its options are so few that floors need not be close."""
 
 
 def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
-    """The FLOP of the calls of a role at the speed that kernels keep, and what its framework adds to each
-    call; nothing for a rollout.
+    """What the calls of a role take at least in any of its layouts; nothing for a rollout.
 
     What was measured of a phase scales it, as it scales the price.
     """
@@ -27,15 +41,98 @@ def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
     setting = pricer.setting(key)
     roles: dict[str, Any] = {} if key.role == "rollout" else {key.role: alone}
     setting = replace(setting, placement=replace(setting.placement, **roles))
-    device, workload = setting.device(alone), setting.workload
-    own = device["rl_call_time"] if workload.generates else 0.0
+    device = setting.device(alone)
+    blocks = pricer.blocks(key) if key.gpus > SMALL and key.role != "rollout" else ()
+    fits = cache(lambda i: _holds(pricer, key, blocks[i]))
     for call in pricer.calls_of(key.role):
-        limit = (limit_of(setting, call, None) or 0.0) / kept_speed(setting, device)
-        kind, times = ("train", workload.epochs) if call.kind == "train" else ("forward", 1)
-        seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * (limit + times * own)
+        floor, kind = _CallFloor.of(setting, call, device), "train" if call.kind == "train" else "forward"
+        least = [floor.of_block(block) for block in blocks]
+        best_first = sorted(range(len(blocks)), key=least.__getitem__)
+        one = max(floor.of_any(), next((least[i] for i in best_first if fits(i)), 0.0))
+        seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * one
     return Floor(
         key=key, options=lambda: pricer.legal(key), ready=seconds["forward"], training=seconds["train"]
     )
+
+
+def _holds(pricer: Pricer, key: PriceKey, block: CutShapes) -> bool:
+    """Whether what a role holds in one of these shapes, whatever its micro-batch, fits into a GPU."""
+    memory = memory_of(pricer.request, pricer.models, key)
+    if memory.borrowed or key.beside_actor:  # the actor's weights, or its place
+        return True
+    cuts = [shape.cut for shape in block.filled]
+    usable = pricer.hardware(key).profile.usable_memory.value
+    return bool(cuts) and bool(np.min(memory.standing_bytes(cuts)) <= usable)
+
+
+class _CallFloor(NamedTuple):
+    """What a call of a role takes at least, and a pass over its data."""
+
+    setting: CallSetting
+    call: Call
+    device: Device
+    sequences: Sequences
+    steps: int
+    epochs: int
+    flop_s: float
+    """Of the FLOP of one optimizer step, or of a forward, at the speed that kernels keep."""
+    again_s: float
+    """Of the forward of one optimizer step."""
+    host_s: float
+    """In which a host launches one direction of all layers."""
+    layers: int
+
+    @classmethod
+    def of(cls, setting: CallSetting, call: Call, device: Device) -> _CallFloor:
+        """Of a call in a setting that places its role on all GPUs of a pool."""
+        work, model, train = setting.workload, setting.models.of(call.role), call.kind == "train"
+        steps, epochs = (work.mini_batches, work.epochs) if train else (1, 1)
+        kept, gpus = kept_speed(setting, device), setting.placement.roles[call.role].layout.gpus
+        frozen = work.lora is not None and call.role == "actor"
+        graphs = stack_of(setting).graphs
+        launches = sum(kind.layers * host_time(device, graphs, kind=kind) for kind in model.kinds)
+        ahead = forward_flop(model, sequences_of(replace(work, packing=True)))
+        return cls(
+            setting,
+            call,
+            device,
+            sequences_of(work, setting.trained),
+            steps,
+            epochs,
+            (limit_of(setting, call, None) or 0.0) / kept / epochs / steps,
+            ahead / (gpus * peak(device, work.train_precision)) / kept / steps,
+            launches * (2 if frozen else 1),
+            round(model.launched_layers),
+        )
+
+    def of_any(self) -> float:
+        """In any layout: its FLOP, and what its framework adds to the call."""
+        own = self.device["rl_call_time"] if self.setting.workload.generates else 0.0
+        return self.epochs * (self.steps * self.flop_s + own)
+
+    def of_block(self, block: CutShapes) -> float:
+        """In any layout of a cut; inf where there is none.
+
+            T >= n max(F, m H / p) (1 + (p - 1) / (v m)) + c + n m h
+
+        n optimizer steps of m micro-batches, p stages of v chunks, F seconds of the FLOP of a step, H and h
+        of a host that launches all layers, alone and inside an RL framework, c of one that calls. Source:
+        `pipeline.makespan`, whose slowest stage is no faster than the mean one; `framework_call`.
+        """
+        train, work = self.call.kind == "train", self.setting.workload
+        again, seconds = train and block.shapes.recomputed, inf
+        flop = self.flop_s + (self.again_s if again else 0.0)
+        chunks = max((vp for vp, *_ in block.shapes.homes), default=1) if train else 1
+        for layout in block.outlines:
+            packs = pack_len(work, layout, self.setting.trained, scoring=not train)
+            count = micro_batches(layout, self.sequences, self.steps, packs)[1]
+            host = count * self.host_s * (2 + again if train else 1) / layout.pp
+            one = self.steps * max(flop, host) * (1 + (layout.pp - 1) / (chunks * count))
+            if work.generates:
+                launched = launched_layers(layout, self.layers, self.steps * count, trained=train)
+                one += self.device["rl_call_time"] + launched * self.device["rl_layer_time"]
+            seconds = min(seconds, self.epochs * one)
+        return seconds
 
 
 def kept_speed(setting: CallSetting, device: Device) -> float:

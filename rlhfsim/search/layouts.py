@@ -82,6 +82,8 @@ class Shapes:
     """Why others are never run -> how many."""
     homes: Counter[tuple[int, Offload, Offload]]
     """Virtual stages, where optimizer states and parameters lie -> how many."""
+    recomputed: bool
+    """Whether all of them run the whole forward again."""
 
 
 class LayoutShape(NamedTuple):
@@ -110,6 +112,25 @@ class CutShapes(NamedTuple):
     sizes: Mapping[int, Sequence[Fields]]
     """Virtual stages -> sizes of a micro-batch that have work."""
 
+    @property
+    def filled(self) -> Iterator[LayoutShape]:
+        """All shapes with a layout."""
+        for fields in self.shapes.fields:
+            if sizes := self.sizes[fields["vp"]]:
+                yield LayoutShape({**fields, "dp": self.dp}, sizes)
+
+    @property
+    def outlines(self) -> Iterator[Layout]:
+        """The cut and recomputation with every size of a micro-batch that has work in one of the shapes."""
+        if not self.shapes.fields:
+            return
+        one = self.shapes.fields[0]
+        cut = {name: one[name] for name in ("tp", "pp", "cp")} | {"dp": self.dp}
+        recompute: Recompute = "full" if self.shapes.recomputed else "none"
+        sizes = {tuple(size.items()): size for sizes in self.sizes.values() for size in sizes}
+        for size in sizes.values():
+            yield Layout(**cut, **size, recompute=recompute)
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -122,10 +143,7 @@ class Space:
     @property
     def shapes(self) -> Iterator[LayoutShape]:
         """All shapes with a layout."""
-        for block in self.blocks:
-            for fields in block.shapes.fields:
-                if sizes := block.sizes[fields["vp"]]:
-                    yield LayoutShape({**fields, "dp": block.dp}, sizes)
+        return chain.from_iterable(block.filled for block in self.blocks)
 
     @property
     def layouts(self) -> Iterator[Layout]:
@@ -205,7 +223,8 @@ def _runnable(
         else:
             runs.append(fields)
             homes[fields["vp"], fields["offload_optimizer"], fields["offload_params"]] += 1
-    return Shapes(tuple(runs), refused, homes)
+    recomputed = all(fields["recompute"] == "full" for fields in runs)
+    return Shapes(tuple(runs), refused, homes, recomputed)
 
 
 @dataclass(frozen=True, slots=True)

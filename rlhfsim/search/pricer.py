@@ -23,7 +23,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import Floats, OptionTimes
 from rlhfsim.search.fitting_options import fitting_options
-from rlhfsim.search.layouts import rollout_layouts
+from rlhfsim.search.layouts import CutShapes, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
     AnyRolePlacement,
@@ -138,11 +138,21 @@ class Pricer:
         """Whether a role is priced, or takes its prices from another pricer, which has it."""
         return key in self._tables or (self._whole is not None and self._whole[0].has(key))
 
+    def fits(self, key: PriceKey) -> bool:
+        """Whether a role has an option that fits alone; those of a trained or scoring role are not timed."""
+        if self._whole or key.role == "rollout" or key in self._tables:
+            return self.prepare([key]) and len(self.table(key)) > 0
+        return len(self._fitting(key)) > 0
+
     def legal(self, key: PriceKey) -> int:
         """Options of a role in the space, priced or not."""
         if key.role == "rollout":
             return len(self.every(key))
         return self._options(key).legal
+
+    def blocks(self, key: PriceKey) -> Sequence[CutShapes]:
+        """The layouts of a trained or scoring role in the space, by their cut."""
+        return self._options(key).space.blocks
 
     def prepare(self, keys: Iterable[PriceKey]) -> bool:
         """Prices many roles, the roles of one pool size on one core, while there is time; whether it was
@@ -188,10 +198,13 @@ class Pricer:
 
     # --- trained and scoring roles ----------------------------------------------------------------
 
-    def _role(self, key: PriceKey) -> OptionTable:
+    def _fitting(self, key: PriceKey) -> OptionTable:
         if key not in self._shared.fitting:
             self._shared.fitting[key] = self._fit(key)
-        table = self._shared.fitting[key]
+        return self._shared.fitting[key]
+
+    def _role(self, key: PriceKey) -> OptionTable:
+        table = self._fitting(key)
         roles = [role for role in table.options if isinstance(role, RolePlacement)]
         return _sorted(replace(table, times=self._times(key, roles)))
 
