@@ -297,10 +297,9 @@ class Pricer:
         """
         setting, model, train = self.setting(key), self.models.of(key.role), call.kind == "train"
         placed = setting.placement.actor
-        factor = bias_of(setting, call.name, ALONE)
-        known = self._runs.setdefault(
-            (key.hardware, call.name if train else (model, call.kind == "logprob", factor)), {}
-        )
+        adapted = call.role == "actor" and self.request.workload.lora is not None
+        forward = model, call.kind == "logprob", bias_of(setting, call.name, ALONE), adapted
+        known = self._runs.setdefault((key.hardware, call.name if train else forward), {})
 
         def priced(name_of: Callable[[Layout], object], cost: Callable[[Layout], Cost]) -> Floats:
             names = list(map(name_of, layouts))

@@ -23,12 +23,13 @@ from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.floors import floor_of
 from rlhfsim.search.options import PriceKey
+from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, heard_by
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Skeleton
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.what_if import design
 
 TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
@@ -129,6 +130,39 @@ def test_no_option_of_a_role_is_faster_than_its_floor(questions: Any) -> None:
                 assert floor.ready <= table.times.ready.min()
                 assert floor.training <= table.times.training.min()
     assert compared > 10
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "fixed"),
+    [
+        ("qwen3-30b-a3b", "megatron", {"tp": 2, "vp": 1, "ep": 8}),
+        ("8b", "fsdp2", {}),
+        ("70b", "deepspeed", {}),
+    ],
+)
+def test_no_option_of_a_large_pool_is_faster_than_its_floor_which_knows_more_than_flop(model, backend, fixed):
+    gpus, workload = 128, Workload(model=model, algorithm="ppo", prompts=256, epochs=2, mini_batches=2)
+    fix = dict.fromkeys(("actor", "reference"), fixed)
+    asked = Request(cluster=parse_cluster(gpus, "h100"), workload=workload, backend=backend, fix=fix)
+    pricer = Search(asked, models_of(workload)).pricer
+    for role in ("actor", "reference"):
+        key = PriceKey(hardware=0, gpus=gpus, role=role)
+        floor, times = floor_of(pricer, key), pricer.table(key).times
+        assert 0.3 * times.ready.min() < floor.ready <= times.ready.min()
+        assert 0.2 * times.training.min() * (role == "actor") <= floor.training <= times.training.min()
+
+
+def test_log_probs_of_adapters_are_priced_apart_from_those_of_the_reference_without():
+    workload = Workload(model="8b", algorithm="grpo", lora=Lora(rank=16))
+    asked = Request(cluster=parse_cluster(8, "h100"), workload=workload, backend="fsdp2")
+    keys = [PriceKey(hardware=0, gpus=8, role=role) for role in ("reference", "actor")]
+    forwards, backwards = (
+        {key.role: pricer.table(key).times.run.min() for key in order}
+        for order in (keys, keys[::-1])
+        for pricer in (Pricer(asked, models_of(workload), SearchCache()),)
+    )
+    assert forwards == backwards
+    assert forwards["actor"] > forwards["reference"]
 
 
 def test_a_floor_holds_what_the_framework_adds_to_each_call() -> None:
