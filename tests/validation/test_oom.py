@@ -146,7 +146,9 @@ def test_extreme_risks_are_said_only_of_frameworks_whose_cases_bore_them_out():
         side[1] += 1
     said = {name: [[s.right, s.of] for s in sides] for name, sides in certainty.SCORED.items()}
     assert said == counted
-    assert certainty.said(1e-10, "nemo-rl") == 0.01
+    assert certainty.ExtremeAnswers(57, 60).supports
+    assert not certainty.ExtremeAnswers(56, 59).supports
+    assert certainty.said(1e-10, "nemo-rl") == 0.05
     assert certainty.said(1e-10, "openrlhf") == 0.05
     assert certainty.said(1.0, "nemo-rl") == 0.95
     assert certainty.said(0.3, "verl") == 0.3
