@@ -39,7 +39,7 @@ def changed(table: Table, plan: Plan) -> Iterator[str]:
     reading = table.read(FrameworkSettings({**values, NAMED_MODEL: plan.workload.model}, "written"))
     said = reading.all()
     for key in table.keys:
-        if not sayable(key, given):
+        if not sayable(key, given) or shared(table, key, given):
             continue
         if key.read or key.field in said:
             value, again = given[key.field], said.get(key.field)
@@ -54,6 +54,12 @@ def sayable(key: Key, given: PlanFields) -> bool:
     """Whether the row says the field of this plan."""
     value = given[key.field] if holds(key.when, given) else None
     return value is not None and (key.codec.values is None or value in key.codec.values)
+
+
+def shared(table: Table, key: Key, given: PlanFields) -> bool:
+    """Whether the key says another field, with another value: the export names what it cannot say then."""
+    first = next(row for row in table.keys if row.key == key.key and holds(row.when, given))
+    return first.field != key.field and given[first.field] != given[key.field]
 
 
 @pytest.mark.parametrize("name", exporters())

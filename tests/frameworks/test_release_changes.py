@@ -25,7 +25,9 @@ VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2
 def changed_keys(name: str) -> Iterator[str]:
     """`verl 0.9.1 actor_rollout_ref.rollout.max_num_seqs: 1024 -> 256`, of keys that are read or written."""
     table, keys = table_of(name), key_table(name)
-    known = sorted({bare(n) for key in table.keys for n in table.names(key.field)} & keys.keys.keys())
+    known = sorted(
+        {bare(n) for key in table.keys for n in table.named(key.key, *key.also)} & keys.keys.keys()
+    )
     for i, release in enumerate(keys.releases[1:], start=1):
         for key in known:
             before, now = (shown(keys.at(key, place)) for place in (i - 1, i))

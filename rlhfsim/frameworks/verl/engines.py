@@ -342,7 +342,7 @@ CRITIC_MICRO_BATCHES = given_that(
         "critic.forward_max_token_len_per_gpu",
         like("critic.train_tokens"),
         whole(floor=1),
-        when="critic.packs",
+        when="critic.packs !critic.by_engine",
     ),
 )
 
