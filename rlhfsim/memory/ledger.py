@@ -118,8 +118,8 @@ class Ledger:
 
         The worst of them: their errors are the same, so they do not add up.
         """
-        looked_at = (*self.phases, *self.other_stages)
-        worst = max((p.probability_out_of_memory for p in looked_at), default=0.0)
+        looked_at = {(id(p.entries), p.pool): p for p in (*self.phases, *self.other_stages)}
+        worst = max((p.probability_out_of_memory for p in looked_at.values()), default=0.0)
         return max(worst, self.engine.probability_of_no_start if self.engine else 0.0)
 
     @property
@@ -173,13 +173,17 @@ def ledger(
     pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name) for p in placement.pools}
     phases: list[LedgerPhase] = []
     others: list[LedgerPhase] = []
+    alike: dict[object, list[tuple[MemoryEntry, ...]]] = {}
+    """The entries of moments that differ in nothing but their name."""
     for moment in plan_moments(placement, workload):
         for pool, held in pools.items():
             if pool in moment.pools:
                 capacity = held.profile.usable_memory.value
+                state = pool, replace(moment, name="")
+                alike[state] = alike.get(state) or entries(held, moment)
                 stages = [
                     LedgerPhase(name=moment.name, pool=pool, entries=every, capacity=capacity, doubt=doubt)
-                    for every in entries(held, moment)
+                    for every in alike[state]
                 ]
                 fullest = max(stages, key=lambda p: p.bytes)
                 phases.append(fullest)

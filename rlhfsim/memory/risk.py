@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ CERTAIN = 1e-12
 """Relative variance below which a sum counts as exact."""
 NEVER = 1e-15
 """Smallest probability that is told from none."""
+NORMAL = NormalDist()
 
 
 class Item(NamedTuple):
@@ -28,6 +30,7 @@ class Item(NamedTuple):
     """P90."""
 
 
+@lru_cache(maxsize=4096)
 def moments(item: Item) -> tuple[float, float]:
     """Mean and variance of a log-normal item.
 
@@ -59,7 +62,7 @@ def probability_above(items: Iterable[Item], limit: float, doubt: float = 1.0) -
     if s2 < CERTAIN:
         return float(mean > limit)
     mu = math.log(mean) - s2 / 2
-    return 1.0 - NormalDist().cdf((math.log(limit) - mu) / math.sqrt(s2))
+    return 1.0 - NORMAL.cdf((math.log(limit) - mu) / math.sqrt(s2))
 
 
 def risky(
@@ -78,7 +81,7 @@ def risky(
     s = np.sqrt(np.maximum(s2, CERTAIN))
     mu = np.log(mean) - s2 / 2
     accepted = min(max(probability, NEVER), 1 - NEVER)
-    above = math.log(limit) - mu < NormalDist().inv_cdf(1 - accepted) * s
+    above = math.log(limit) - mu < NORMAL.inv_cdf(1 - accepted) * s
     return np.asarray(np.where(s2 < CERTAIN, mean > limit, above))
 
 

@@ -180,10 +180,14 @@ def _designed(
     first, prices = met[0], _prices(request, met[0].workload, searches)
     best = _plan(request, first)
 
-    def others() -> Sequence[Rival]:
-        return _proven(request, searches, first) if explain and rivals else met[1:]
-
     proven = found.certificate.proven
+
+    def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...]]:
+        behind = _proven(request, searches, first) if explain and rivals else met[1:]
+        if not (explain and proven) or clock.over():
+            return behind, ()
+        same_work = [r.candidate for r in (first, *behind) if r.workload == first.workload]
+        return behind, tuple(break_evens(prices.request, same_work))
 
     def recommended() -> _Recommended:
         close = simple and proven and not clock.over()
@@ -206,9 +210,14 @@ def _designed(
             else None,
         )
 
-    behind, ours = in_parallel(others, recommended) if explain and rivals else (others(), recommended())
+    (behind, crossings), ours = (
+        in_parallel(others, recommended) if explain and rivals else (others(), recommended())
+    )
     found = replace(
-        found, best=best, whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead)
+        found,
+        best=best,
+        break_evens=crossings,
+        whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
     )
     return _compared(found, ours, [first, *behind], prices.request, explain=explain)
 
@@ -263,7 +272,6 @@ def _compared(
     request, best, shown = found.request, found.best, ranked[1 : RUNNERS_UP + 1]
     assert best is not None
     chosen, plans = ours.chosen or best, [best, *(_plan(request, rival) for rival in shown)]
-    same_work = [rival.candidate for rival in ranked if rival.workload == variant.workload]
     why = _reasons(variant, request.workload, chosen, plans, close=ours.close) if explain else ()
     return replace(
         found,
@@ -272,9 +280,6 @@ def _compared(
         gaps=tuple(rival.gap for rival in shown),
         confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
         reasons=tuple(why),
-        break_evens=tuple(break_evens(variant, same_work))
-        if explain and found.certificate.proven and not clock.over()
-        else (),
         gains=ours.gains,
         elsewhere=ours.elsewhere,
         other_side=ours.other_side,

@@ -68,17 +68,26 @@ def show_first(
     goals += list(_meeting(extras))
     others = unlisted(answer)
     rest = [labelled({"others": others})] if others else []
+    says = {
+        short: labelled({k: text for k, text in verdict.items() if not (k == "measured" and short)})
+        for short in (False, True)
+    }
+    sides = list(_side(answer, extras, width))
+    tables = {
+        decoded: [
+            *sides,
+            first.roles(plan, width, decoded=decoded),
+            first.phases(plan, width, decoded=decoded, tiny=first.TINY),
+        ]
+        for decoded in (False, True)
+    }
+    heights: dict[int, int] = {}
     for leaner in LEANER:
-        says = labelled(
-            {k: text for k, text in verdict.items() if not (k == "measured" and "short" in leaner)}
-        )
-        decoded = "bare" not in leaner
-        tables = [*_side(answer, extras, width)]
-        tables.append(first.roles(plan, width, decoded=decoded))
-        tables.append(first.phases(plan, width, decoded=decoded, tiny=first.TINY))
         blank: list[RenderableType] = [""] * ("tight" not in leaner)
-        parts = [*head, says, *goals, *chain.from_iterable((*blank, x) for x in tables), *rest]
-        if first.lines(console, parts) + len(following) <= first.MOST:
+        below = chain.from_iterable((*blank, x) for x in tables["bare" not in leaner])
+        parts = [*head, says["short" in leaner], *goals, *below, *rest]
+        heights |= {id(x): first.lines(console, [x]) for x in parts if id(x) not in heights}
+        if sum(heights[id(x)] for x in parts) + len(following) <= first.MOST:
             break
     for part in parts:
         console.print(part, highlight=False)
