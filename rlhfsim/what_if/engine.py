@@ -120,6 +120,11 @@ class Prices:
         changed = {role for role in FIXABLE_ROLES if _narrowed(base, role) != _narrowed(other, role)}
         return pricer.again(other, models_of(other.workload), touched | changed)
 
+    def again(self, request: Request) -> Prices:
+        """The prices for many questions about another request: what they find out of options is kept."""
+        pricer = self.kept(request)
+        return self if pricer is None else replace(self, request=request, pricer=pricer)
+
 
 def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tuple[Limit, ...]]:
     """What a request says about the layouts of a role."""

@@ -157,7 +157,7 @@ def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> t
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
         narrower = replace(request, max_oom=risk)
         question = replace(asked, request=narrower, below=math.nextafter(seconds, math.inf))
-        if plan := _simplified(best, question, prices):
+        if plan := _simplified(best, question, prices.again(narrower)):
             return plan, request.workload
     return best, request.workload
 

@@ -60,6 +60,18 @@ def test_roles_that_a_change_leaves_alone_keep_their_prices() -> None:
     assert prices.kept(setting("", {"request.backend": "fsdp2"}).apply(QUESTION).request) is None
 
 
+def test_many_questions_about_one_narrower_request_share_its_tables() -> None:
+    found = answer(QUESTION)
+    narrower = replace(QUESTION.request, max_oom=QUESTION.request.max_oom / 2)
+    prices = Prices(request=QUESTION.request, pricer=found.pricer).again(narrower)
+    one, other = prices.kept(narrower), prices.kept(narrower)
+    assert one is not None
+    assert other is not None
+    assert one.tables("actor") != []
+    assert all(a is b for a, b in zip(one.tables("actor"), other.tables("actor"), strict=True))
+    assert prices.again(replace(narrower, backend="fsdp2")) is prices  # nothing of it is priced yet
+
+
 def test_the_first_change_with_an_answer_is_named() -> None:
     changes = [setting(f"{gpus}", {"request.cluster.node_groups.*.gpus": gpus}) for gpus in (1, 4, 8)]
 
