@@ -56,6 +56,19 @@ def sayable(key: Key, given: PlanFields) -> bool:
     return value is not None and (key.codec.values is None or value in key.codec.values)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "estimators"),
+    [
+        ("verl", "algorithm.adv_estimator", ("gpg", "opo", "gdpo", "grpo_passk")),
+        ("skyrl", "trainer.algorithm.advantage_estimator", ("grpo", "maxrl")),
+    ],
+)
+def test_estimators_over_groups_are_read_as_grpo_whose_cost_is_theirs(name, key, estimators) -> None:
+    for word in estimators:
+        said = table_of(name).read(FrameworkSettings({key: word, NAMED_MODEL: "qwen2.5-7b"}, "given")).all()
+        assert said["workload.algorithm"] == "grpo", word
+
+
 def shared(table: Table, key: Key, given: PlanFields) -> bool:
     """Whether the key says another field, with another value: the export names what it cannot say then."""
     first = next(row for row in table.keys if row.key == key.key and holds(row.when, given))

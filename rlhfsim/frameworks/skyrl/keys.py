@@ -46,6 +46,8 @@ ESTIMATORS: dict[Algorithm, str] = {
     "rloo": "rloo",
     "reinforce++": "reinforce++",
 }
+OTHERS: dict[str, Algorithm] = {"maxrl": "grpo"}
+"""Estimators that are read, beside those that are written: of the same cost."""
 PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
 ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
 MEGATRON = f"{POLICY}.megatron_config"
@@ -65,6 +67,7 @@ def _algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the advantage estimator and the norm of its loss."""
     key = f"{ALGORITHM}.advantage_estimator"
     name, known = s.text(key, default="grpo"), {word: name for name, word in ESTIMATORS.items()}
+    known |= OTHERS
     if name not in known:
         names = ", ".join(dict.fromkeys(ESTIMATORS.values()))
         raise RlhfsimError(

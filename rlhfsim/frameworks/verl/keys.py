@@ -88,8 +88,13 @@ READ: dict[str, Algorithm] = {
     "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++",
     "grpo_passk": "grpo",
+    "opo": "grpo",
+    "gpg": "grpo",
+    "gdpo": "grpo",
 }
-"""algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here."""
+"""algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here: one of the
+same cost. Not read: ReMax generates a greedy response more a prompt, optimal baselines sum over the
+vocabulary once more."""
 MODEL, CRITIC = "actor_rollout_ref.model.path", "critic.model.path"
 ESTIMATOR, BY_DEVIATION = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
 LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"

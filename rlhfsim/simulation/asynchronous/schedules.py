@@ -72,7 +72,9 @@ class OneStepOff:
 class Async:
     """Replicas that take requests all the time, beside the trainer."""
 
-    def __init__(self, run: LearnerRun, pool: RolloutPool, switches: tuple[float, float] | None) -> None:
+    def __init__(
+        self, run: LearnerRun, pool: RolloutPool, switches: tuple[float, float] | None = None
+    ) -> None:
         """`switches`: seconds until the trainer's GPUs generate, and until they train again; None: never."""
         self.run = run
         self.env = run.simulator.env
