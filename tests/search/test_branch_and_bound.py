@@ -88,7 +88,12 @@ def wide_question(framework: str, **limits: Any) -> Request:
         fix={"actor": {"tp": 2, "pp": 1, "micro_batch": 4, "recompute": "full"}},
         forbid=frozenset({"streaming", "host", "disk", "naive", "smart", "partial-offload"}),
         limits=(
-            Limit(role="actor", field="residency", relation="=", value="resident"),
+            Limit(
+                role="actor",
+                field="residency",
+                relation="=",
+                value="offloaded" if framework == "nemo-rl" else "resident",  # whose weights leave a refit
+            ),
             Limit(role="actor", field="offload_optimizer", relation="=", value="none"),
             Limit(role="rollout", field="sleep", relation="!=", value=1),
             Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),

@@ -36,11 +36,13 @@ def test_bounds_leave_room_for_the_best_plan_and_for_none_below_them() -> None:
     assert _search(_request()).may_stay(math.inf)
 
 
-def test_where_the_actor_fits_nowhere_no_other_role_is_priced() -> None:
+def test_where_the_actor_fits_nowhere_no_other_role_is_asked_and_none_is_priced() -> None:
     search = _search(_request(1, replace(WORK, model="llama-3.1-70b")))
+    asked, fits = set(), search.pricer.fits
+    search.pricer.fits = lambda key: asked.add(key.role) or fits(key)
     assert not search.may_stay(math.inf)
-    assert search.pricer.tables("actor") != []
-    assert search.pricer.tables("rollout") == search.pricer.tables("reference") == []
+    assert asked == {"actor"}
+    assert not any(search.pricer.tables(role) for role in ("actor", "rollout", "reference"))
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.05])
