@@ -70,7 +70,7 @@ class Bounds:
         self.raise_up_to(inf)
 
     def update(self, priced: Collection[PriceKey]) -> None:
-        """Notes which bounds may rise."""
+        """Notes which bounds may rise, with roles that are priced now or have closer floors."""
         for pool in self.pools:
             self._stale |= pool.update(priced)
 

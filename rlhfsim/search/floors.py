@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from math import inf
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ import numpy as np
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import forward_flop
 from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.memory.states import CUT
 from rlhfsim.search.fitting_options import memory_of
-from rlhfsim.search.layouts import CutShapes
+from rlhfsim.search.layouts import LayoutShape, Shapes
 from rlhfsim.search.least import Floor
 from rlhfsim.search.options import ALONE, PriceKey
 from rlhfsim.search.pricer import Pricer
@@ -27,12 +28,12 @@ from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.passes import host_time, kernel_rates
 from rlhfsim.training.training import micro_batches
 
-SMALL = 64
-"""GPUs of a pool up to which its options are so few that floors need not be close."""
 
-
-def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
+def floor_of(pricer: Pricer, key: PriceKey, *, close: bool = False) -> Floor:
     """What the calls of a role take at least in any of its layouts; nothing for a rollout.
+
+    The FLOP, and what its framework adds to each call; `close`: also the bubble of its pipeline and what its
+    host launches, in the best cut whose weights fit.
 
     What was measured of a phase scales it, as it scales the price.
     """
@@ -42,27 +43,28 @@ def floor_of(pricer: Pricer, key: PriceKey) -> Floor:
     roles: dict[str, Any] = {} if key.role == "rollout" else {key.role: alone}
     setting = replace(setting, placement=replace(setting.placement, **roles))
     device = setting.device(alone)
-    blocks = pricer.blocks(key) if key.gpus > SMALL and key.role != "rollout" else ()
-    fits = cache(lambda i: _holds(pricer, key, blocks[i]))
+    blocks = _held(pricer, key) if close and key.role != "rollout" else []
     for call in pricer.calls_of(key.role):
         floor, kind = _CallFloor.of(setting, call, device), "train" if call.kind == "train" else "forward"
-        least = [floor.of_block(block) for block in blocks]
-        best_first = sorted(range(len(blocks)), key=least.__getitem__)
-        one = max(floor.of_any(), next((least[i] for i in best_first if fits(i)), 0.0))
-        seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * one
+        one = max(floor.of_any(), min((floor.of_cut(*block) for block in blocks), default=0.0))
+        seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * (one if one < inf else floor.of_any())
     return Floor(
         key=key, options=lambda: pricer.legal(key), ready=seconds["forward"], training=seconds["train"]
     )
 
 
-def _holds(pricer: Pricer, key: PriceKey, block: CutShapes) -> bool:
-    """Whether what a role holds in one of these shapes, whatever its micro-batch, fits into a GPU."""
-    memory = memory_of(pricer.request, pricer.models, key)
-    if memory.borrowed or key.beside_actor:  # the actor's weights, or its place
-        return True
-    cuts = [shape.cut for shape in block.filled]
-    usable = pricer.hardware(key).profile.usable_memory.value
-    return bool(cuts) and bool(np.min(memory.standing_bytes(cuts)) <= usable)
+def _held(pricer: Pricer, key: PriceKey) -> list[tuple[Shapes, tuple[Layout, ...]]]:
+    """Cuts of a role, the leanest shape of which fits into a GPU whatever its micro-batch, with that of every
+    size."""
+    memory, profile = memory_of(pricer.request, pricer.models, key), pricer.hardware(key).profile
+    blocks = [block for block in pricer.blocks(key) if block.shapes.fields]
+    if blocks and not memory.borrowed and not key.beside_actor:  # else the actor's weights, or its place
+        cuts = [LayoutShape({**block.shapes.leanest, "dp": block.dp}, ()).cut for block in blocks]
+        usable = (
+            profile.usable_memory.value + len(CUT) * profile["nccl_bytes"]
+        )  # others may have fewer groups
+        blocks = [blocks[i] for i in np.flatnonzero(memory.standing_bytes(cuts) <= usable)]
+    return [(block.shapes, tuple(block.outlines)) for block in blocks]
 
 
 class _CallFloor(NamedTuple):
@@ -110,8 +112,8 @@ class _CallFloor(NamedTuple):
         own = self.device["rl_call_time"] if self.setting.workload.generates else 0.0
         return self.epochs * (self.steps * self.flop_s + own)
 
-    def of_block(self, block: CutShapes) -> float:
-        """In any layout of a cut; inf where there is none.
+    def of_cut(self, shapes: Shapes, outlines: Sequence[Layout]) -> float:
+        """In any layout of a cut, of which there are `outlines`; inf where there is none.
 
             T >= n max(F, m H / p) (1 + (p - 1) / (v m)) + c + n m h
 
@@ -120,10 +122,10 @@ class _CallFloor(NamedTuple):
         `pipeline.makespan`, whose slowest stage is no faster than the mean one; `framework_call`.
         """
         train, work = self.call.kind == "train", self.setting.workload
-        again, seconds = train and block.shapes.recomputed, inf
+        again, seconds = train and shapes.recomputed, inf
         flop = self.flop_s + (self.again_s if again else 0.0)
-        chunks = max((vp for vp, *_ in block.shapes.homes), default=1) if train else 1
-        for layout in block.outlines:
+        chunks = max((vp for vp, *_ in shapes.homes), default=1) if train else 1
+        for layout in outlines:
             packs = pack_len(work, layout, self.setting.trained, scoring=not train)
             count = micro_batches(layout, self.sequences, self.steps, packs)[1]
             host = count * self.host_s * (2 + again if train else 1) / layout.pp

@@ -7,7 +7,7 @@ priced at: the order is that of a search that prices everything first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -57,8 +57,14 @@ class Frontier:
                 branch.bounds.raise_up_to(inf)
 
     def price_more(self, entries: Sequence[Entry]) -> bool:
-        """Prices one role more of each skeleton that has some left; whether there was one, and time."""
+        """Prices one role more of each skeleton that has some left, after their floors were raised once.
+
+        Whether there was one, and time.
+        """
         left = [e.branch.bounds.unpriced(e.row) for e in entries if not e.priced]
+        if loose := self.subproblems.tightened(key for of in left[:AHEAD] for key in of):
+            self._update(loose)
+            return not clock.over()
         keys = {min(of, key=lambda key: CHEAPEST.index(key.role)) for of in left[:AHEAD]}
         with serial():  # tables that are sent between processes cost as much time as they save, and memory
             return bool(keys) and not clock.over() and self._price(sorted(keys))
@@ -66,10 +72,13 @@ class Frontier:
     def _price(self, keys: Sequence[PriceKey]) -> bool:
         """Whether there was time for all."""
         enough = self.subproblems.pricer.prepare(keys)
-        priced = {key for key in keys if self.subproblems.pricer.has(key)}
-        for bounds in {id(b.bounds): b.bounds for b in self.branches}.values():
-            bounds.update(priced)
+        self._update({key for key in keys if self.subproblems.pricer.has(key)})
         return enough
+
+    def _update(self, keys: Collection[PriceKey]) -> None:
+        """Bounds may rise where these roles are."""
+        for bounds in {id(b.bounds): b.bounds for b in self.branches}.values():
+            bounds.update(keys)
 
     def promising(self, branches: Sequence[Branch], limit: float, count: int) -> list[Entry]:
         """The best skeletons with bounds up to `limit`, at most `count` of a branch and twice as many in all;

@@ -85,6 +85,16 @@ class Shapes:
     recomputed: bool
     """Whether all of them run the whole forward again."""
 
+    @property
+    def leanest(self) -> Fields:
+        """The one that holds least on a GPU between its passes."""
+        return max(self.fields, key=_leanness)
+
+
+def _leanness(fields: Fields) -> tuple[object, ...]:
+    away = fields["offload_params"] != "none", fields["offload_optimizer"] != "none"
+    return fields["shards"] is None, *away, fields["zero"], fields["ep"], fields["offload_fraction"]
+
 
 class LayoutShape(NamedTuple):
     """Layouts that differ in the micro-batch alone, smallest first; objects are made when they are needed."""

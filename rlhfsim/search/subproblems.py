@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf, prod
@@ -53,6 +53,8 @@ class Subproblems:
         self.request, self.models, self.pricer = request, models, pricer
         self._least: dict[tuple[object, ...], Least] = {}
         self._floors: dict[PriceKey, Floor] = {}
+        self._close: set[PriceKey] = set()
+        """Roles whose floors are as high as they get."""
         self._pools: dict[tuple[object, ...], PoolTable] = {}
         self._lean: dict[tuple[object, ...], OptionTable] = {}
         self._open = _Open()
@@ -62,6 +64,7 @@ class Subproblems:
         """The same for a request that differs in the architectures that compete, with what is known."""
         other = Subproblems(request, self.models, self.pricer)
         other._least, other._floors, other._pools = self._least, self._floors, self._pools
+        other._close = self._close
         other._lean, other.paths = self._lean, self.paths
         return other
 
@@ -120,6 +123,15 @@ class Subproblems:
         if key not in self._floors:
             self._floors[key] = floor_of(self.pricer, key)
         return self._floors[key]
+
+    def tightened(self, keys: Iterable[PriceKey]) -> set[PriceKey]:
+        """Those whose floors were not close yet; they are now."""
+        loose = set(keys) - self._close
+        self._floors |= {
+            key: floor_of(self.pricer, key, close=True) for key in loose if key.role != "rollout"
+        }
+        self._close |= loose
+        return loose
 
     def fitting_alone(self, skeleton: Skeleton) -> int:
         """Plans of a skeleton whose roles fit by themselves; one that is not priced keeps all options."""

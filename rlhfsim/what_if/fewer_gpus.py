@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
+from rlhfsim.what_if.gains import pools_of
 from rlhfsim.what_if.remedies import sized
 from rlhfsim.what_if.verdict import refusal
 
@@ -37,16 +38,18 @@ def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
         return None
     knee: FewerGpus | None = None
     for _ in range(HALVINGS):
-        half = None if gpus < 2 else _good_on(request, gpus // 2)
+        half = None if gpus < 2 else _good_on(request, best, gpus // 2)
         if half is None or step_s * gpus <= DEARER * half.step_s * half.gpus:
             break
         knee, gpus, step_s = half, half.gpus, half.step_s
     return knee
 
 
-def _good_on(request: Request, gpus: int) -> FewerGpus | None:
+def _good_on(request: Request, like: Candidate, gpus: int) -> FewerGpus | None:
+    """A good plan whose roles share pools as those of another one do."""
     group = request.cluster.node_group
     cluster = replace(request.cluster, node_groups=(sized(group, gpus, group.gpus_per_node),))
     asked = replace(request, cluster=cluster)
-    met = None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK))
+    only, _ = pools_of(like.placement)
+    met = None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK, only=only))
     return None if met is None else FewerGpus(gpus=gpus, step_s=met.seconds)

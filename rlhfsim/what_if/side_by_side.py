@@ -20,8 +20,10 @@ from rlhfsim.what_if.gains import pools_of
 from rlhfsim.what_if.verdict import put_to, refusal
 
 LARGE_DENSE = 100e9
-"""Parameters of a dense policy above which a production framework leads: DeepSpeed plans of that size are
-plans that nobody runs (all published RL steps above 72B train by Megatron-Core: measured_runs.csv)."""
+"""Parameters of a dense policy above which a production framework leads."""
+TRAINS_LARGE = "megatron"
+"""What a production framework trains a large model by: plans of other backends are plans that nobody runs at
+that size (all published RL steps above 72B: measured_runs.csv)."""
 LARGE_MOE = 60e9
 """The same for a mixture of experts: our executor has no expert parallelism, so that each GPU gathers all
 experts of a layer."""
@@ -39,14 +41,14 @@ def measured_frameworks() -> tuple[Runs, ...]:
 
 
 def leader(request: Request) -> Request | None:
-    """The question for the production framework with which a good plan is fastest; None where none runs it.
+    """The question of a large model for the production framework with which a good plan is fastest.
 
-    A framework of which fewer runs were compared leads only by more than the model's error. Where time is
-    up, those that were not asked do not lead.
+    None where none runs it. It trains by `TRAINS_LARGE` where it can. A framework of which fewer runs were
+    compared leads only by more than the model's error. Where time is up, those not asked do not lead.
     """
     best, below = None, inf
     timed = request.objective != "memory"  # else bounds are bytes
-    for asked in _production(request):
+    for asked in _of_size(request):
         if best is not None and clock.over():
             break
         found = good(Question(request=asked, rivals=False, below=below if timed else inf))
@@ -73,6 +75,12 @@ def beside(request: Request, like: Placement) -> Plan | None:
             asked = question.request
             return plan_of(found, asked.workload, question.models, asked.cluster, asked.price)
     return None
+
+
+def _of_size(request: Request) -> Iterator[Request]:
+    for runs in measured_frameworks():
+        every = list(_of(request, runs))
+        yield from [asked for asked in every if asked.backend == TRAINS_LARGE] or every
 
 
 def _production(request: Request) -> Iterator[Request]:

@@ -123,7 +123,8 @@ def test_no_option_of_a_role_is_faster_than_its_floor(questions: Any) -> None:
         search = Search(case.request, case.models, pricer)
         search._branches()
         for key, table in pricer._tables.items():
-            floor = floor_of(pricer, key)
+            floor, far = floor_of(pricer, key, close=True), floor_of(pricer, key)
+            assert (far.ready, far.training) <= (floor.ready, floor.training)
             assert floor.legal == table.legal
             if len(table):
                 compared += floor.ready + floor.training > 0
@@ -147,7 +148,7 @@ def test_no_option_of_a_large_pool_is_faster_than_its_floor_which_knows_more_tha
     pricer = Search(asked, models_of(workload)).pricer
     for role in ("actor", "reference"):
         key = PriceKey(hardware=0, gpus=gpus, role=role)
-        floor, times = floor_of(pricer, key), pricer.table(key).times
+        floor, times = floor_of(pricer, key, close=True), pricer.table(key).times
         assert 0.3 * times.ready.min() < floor.ready <= times.ready.min()
         assert 0.2 * times.training.min() * (role == "actor") <= floor.training <= times.training.min()
 
