@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 17860,
     "rlhfsim/present": 87810,
     "rlhfsim/rollout": 15900,
-    "rlhfsim/search": 52460,
+    "rlhfsim/search": 52620,
     "rlhfsim/simulation": 25170,
     "rlhfsim/specs": 39480,
     "rlhfsim/step": 14560,

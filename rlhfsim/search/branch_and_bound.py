@@ -17,7 +17,7 @@ import numpy as np
 
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
-from rlhfsim.search.branches import Branch, bounded, fit_alone, least_of, totals
+from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, Steps, judged, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
@@ -293,7 +293,7 @@ class Search:
                 if closed is None:
                     rest = [*later, entry, *(queue.rest(self.threshold) if factors is rounds[0] else order)]
                     rest = [e for e in rest if e.bound <= self.threshold]
-                    left = sum(e.branch.fitting_in(e.row) for e in rest)
+                    left = _fitting(rest)
                     least = min((e.bound for e in rest), default=self.limit)
                     return left, _gap(least, self.limit) if self.best else 1.0
                 if not closed:
@@ -302,7 +302,7 @@ class Search:
         rest = [
             e for e in later if e.bound * rounds[0][-1] <= self.threshold
         ]  # below that all were looked at
-        left = sum(e.branch.fitting_in(e.row) for e in rest)
+        left = _fitting(rest)
         least = min((e.bound * rounds[0][-1] for e in rest), default=self.limit)
         return left, _gap(least, self.limit) if rest else 0.0
 
@@ -438,6 +438,15 @@ class Search:
         if reached < self.limit or (proves and reached <= self.limit * (1 + EQUAL)):
             self.best = candidate
         return candidate
+
+
+def _fitting(entries: Sequence[Entry]) -> int:
+    """Plans of some skeletons whose roles fit by themselves; those of a branch are counted in one go."""
+    rows: dict[Bounds, list[int]] = {}
+    for entry in entries:
+        rows.setdefault(entry.branch.bounds, []).append(entry.row)
+    counts = {bounds: list(bounds.fitting()) for bounds in rows}
+    return sum(counts[bounds][row] for bounds, of in rows.items() for row in of)
 
 
 def _gap(least: float, best: float) -> float:

@@ -83,6 +83,8 @@ class Pricer:
         self._shared = self.cache.of(request, models)
         self._runs: dict[object, dict[object, float]] = {}
         """Seconds of a call by layout: roles run the same whether they share their GPUs or not."""
+        self._counted: dict[PriceKey, int] = {}
+        """Options of rollouts in the space."""
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], CallSetting] = {}
         self._rollouts: dict[tuple[int, int, object], Generation] = {}
@@ -146,9 +148,11 @@ class Pricer:
 
     def legal(self, key: PriceKey) -> int:
         """Options of a role in the space, priced or not."""
-        if key.role == "rollout":
-            return len(self.every(key))
-        return self._options(key).legal
+        if key.role != "rollout":
+            return self._options(key).legal
+        if key not in self._counted:  # every skeleton that is left over asks
+            self._counted[key] = len(self.every(key))
+        return self._counted[key]
 
     def blocks(self, key: PriceKey) -> Sequence[CutShapes]:
         """The layouts of a trained or scoring role in the space, by their cut."""

@@ -166,6 +166,19 @@ def test_log_probs_of_adapters_are_priced_apart_from_those_of_the_reference_with
     assert forwards["actor"] > forwards["reference"]
 
 
+def test_options_of_a_rollout_that_is_not_priced_are_counted_once(monkeypatch):
+    workload = Workload(model="8b", algorithm="grpo")
+    asked = Request(cluster=parse_cluster(8, "h100"), workload=workload, backend="fsdp2")
+    pricer, key = (
+        Pricer(asked, models_of(workload), SearchCache()),
+        PriceKey(hardware=0, gpus=8, role="rollout"),
+    )
+    counted = floor_of(pricer, key).legal
+    assert counted == len(pricer.every(key)) > 0
+    monkeypatch.setattr(pricer, "every", lambda key: pytest.fail("counted again"))
+    assert floor_of(pricer, key).legal == counted
+
+
 def test_a_floor_holds_what_the_framework_adds_to_each_call() -> None:
     asked = Request(
         cluster=parse_cluster(64, "h100"),
