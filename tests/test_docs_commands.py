@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import serving, written_program
 
 from lab.planted import planted_trace
 from rlhfsim.frameworks.export import Value, exporter
@@ -36,9 +37,18 @@ def blocks(page: str, *, real: bool) -> str:
     return "\n".join(code for mark, code in found if bool(mark) == real)
 
 
-def run(script: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with an `rlhfsim` that does not import again what it needs."""
+    folder, found = tmp_path_factory.mktemp("programs"), Path(sys.executable).with_name("rlhfsim")
+    with serving(str(folder / "socket"), "commands") as address:
+        written_program(folder, found, address)
+        yield folder
+
+
+def run(script: str, folder: Path, programs: Path = Path(sys.executable).parent) -> None:
     """In bash, which stops at the first command that fails."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join((str(programs), str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
@@ -53,24 +63,24 @@ def run(script: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page: str, tmp_path: Path, programs: Path) -> None:
     script = blocks(page, real=False)
     assert "rlhfsim " in script
-    run(script, tmp_path)
+    run(script, tmp_path, programs)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_commands_of_a_frameworks_page_run(framework: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_frameworks_page_run(framework: str, tmp_path: Path, programs: Path) -> None:
     """The first block designs and exports; what a user of the framework has lies there for the others."""
     first, *others = re.findall(
         r"```sh\n(.*?)```", (DOCS / "frameworks" / f"{framework}.md").read_text(), re.DOTALL
     )
-    run(first, tmp_path)
+    run(first, tmp_path, programs)
     plan = read_plan(tmp_path / "plan.json")
     the_users_script(tmp_path)
     if framework in framework_names():
         the_users_logs(framework, plan, tmp_path)
-    run("\n".join(others), tmp_path)
+    run("\n".join(others), tmp_path, programs)
     wanted = re.findall(r"--out (\S+)", "\n".join(others))
     assert wanted
     assert all((tmp_path / name).exists() for name in wanted)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from glob import glob
@@ -20,6 +20,7 @@ import click
 from lab.base_install.commands import documented, on_page, shown
 from lab.base_install.inputs import overlaid, prepare
 from rlhfsim.extras import EXTRAS
+from tests.executor.fork_server import ask, ended, serving
 
 FIRST = "design --gpus 64 --model 70b"
 """The first command of the README, as it is."""
@@ -84,29 +85,25 @@ class Ended:
 class Walk:
     """Commands of one install, each text once."""
 
-    def __init__(self, program: Path, scratch: Path) -> None:
-        """`program`: the script `rlhfsim`; `scratch`: an empty folder."""
+    def __init__(self, program: Path, scratch: Path, server: str, environment: Mapping[str, str]) -> None:
+        """`program`: the script `rlhfsim`, run as a fork of `server`; `scratch`: an empty folder."""
         self._program, self._scratch = program, scratch
+        self._server, self._environment = server, environment
         self._inputs = scratch / "inputs"
         self._inputs.mkdir()
-        (scratch / "home").mkdir()
         self.ended: dict[str, Ended | None] = dict.fromkeys(SKIPPED)
 
     def run(self, command: str, folder: Path) -> Ended:
         """The command there."""
-        home = {"HOME": str(self._scratch / "home"), "COLUMNS": "200", "PATH": os.environ["PATH"]}
-        home["PYTHONWARNINGS"] = ",".join(f"error::{kind}" for kind in SEEN_WARNINGS)
+        words = [str(self._program), *expanded(command, folder)]
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
-            words = ("timeout", str(LIMIT_S), self._program, *expanded(command, folder))
-            started = subprocess.Popen(
-                words, cwd=folder, env=home, stdin=subprocess.DEVNULL, stdout=output, stderr=error
-            )
-            _, status, usage = os.wait4(started.pid, 0)
-            started.returncode = os.waitstatus_to_exitcode(status)  # waited for: nobody else may
+            outputs = (output.fileno(), error.fileno())
+            with ask(self._server, words, self._environment, outputs, folder) as connection:
+                connection.settimeout(LIMIT_S)
+                code, cpu_s = ended(connection)
             texts = [(file.seek(0), file.read())[1] for file in (output, error)]
-        ended = Ended(command, started.returncode, *texts, cpu_s=usage.ru_utime + usage.ru_stime)
-        self.ended[command] = ended
-        return ended
+        self.ended[command] = Ended(command, code, *texts, cpu_s=cpu_s)
+        return self.ended[command]
 
     def prepare(self) -> None:
         """Write the files that commands name."""
@@ -150,25 +147,30 @@ def helps(python: Path) -> int:
 @click.option("--venv", type=click.Path(path_type=Path, exists=True), required=True)
 def main(venv: Path) -> None:
     """Exit code 1 where a command ends as it must not."""
-    with tempfile.TemporaryDirectory(prefix="base-") as folder:
-        walk = Walk(venv.resolve() / "bin" / "rlhfsim", Path(folder))
-        walk.prepare()
-        commands = [FIRST, *documented(*PLACES), *NEED_EXTRAS]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(walk.follow, commands))
-    ended = [found for found in walk.ended.values() if found is not None]
-    faults = [found for found in ended if found.fault is not None]
+    python, program = (venv.resolve() / "bin" / name for name in ("python", "rlhfsim"))
+    with tempfile.TemporaryDirectory(prefix="base-") as folder, tempfile.TemporaryDirectory() as home:
+        environment = {"HOME": home, "COLUMNS": "200", "PATH": os.environ["PATH"]}
+        environment["PYTHONWARNINGS"] = ",".join(f"error::{kind}" for kind in SEEN_WARNINGS)
+        with (
+            serving(f"{home}/socket", "commands", python=str(python), environment=environment) as server,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            walk = Walk(program, Path(folder), server, environment)
+            walk.prepare()
+            list(pool.map(walk.follow, [FIRST, *documented(*PLACES), *NEED_EXTRAS]))
+    answers = [found for found in walk.ended.values() if found is not None]
+    faults = [found for found in answers if found.fault is not None]
     for found in faults:
         print(f"rlhfsim {found.command}\n  {found.fault}\n{found.error[-1500:]}")
-    for found in ended:
+    for found in answers:
         if found.code == 2 and found.fault is None:
             print(f"needs {_EXTRA.search(found.error)[1]}: rlhfsim {found.command}")
-    for found in sorted(ended, key=lambda found: -found.cpu_s)[:COSTLIEST]:
+    for found in sorted(answers, key=lambda found: -found.cpu_s)[:COSTLIEST]:
         print(f"{found.cpu_s:6.1f} s  rlhfsim {found.command}")
-    cpu_s = sum(found.cpu_s for found in ended)
-    codes = {code: sum(found.code == code for found in ended) for code in (0, 1, 2)}
-    print(f"{len(ended)} commands, exit codes {codes}, {len(faults)} faults, {cpu_s:.0f} s of CPU")
-    sys.exit(1 if faults or helps(venv.resolve() / "bin" / "python") else 0)
+    cpu_s = sum(found.cpu_s for found in answers)
+    codes = {code: sum(found.code == code for found in answers) for code in (0, 1, 2)}
+    print(f"{len(answers)} commands, exit codes {codes}, {len(faults)} faults, {cpu_s:.0f} s of CPU")
+    sys.exit(1 if faults or helps(python) else 0)
 
 
 if __name__ == "__main__":

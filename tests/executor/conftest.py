@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +18,9 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a process from which ranks and Ray workers are forked."""
     import fork_server
 
-    address = str(tmp_path_factory.mktemp("forks") / "socket")
-    command = [sys.executable, fork_server.__file__, address]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+    with fork_server.serving(str(tmp_path_factory.mktemp("forks") / "socket")) as address:
         os.environ[fork_server.VARIABLE] = address
         yield address
-        server.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """One process that has imported the engines: ranks and Ray workers of the tests are forked from it.
 
-`fork_server.py SOCKET` serves. Without a word it is what Ray runs in place of its own setup_worker.py: it asks
-the server that FORK_SERVER names for a fork, and lives and ends as that one does.
+`fork_server.py serve SOCKET` serves; with `commands` behind it, `rlhfsim design` is imported in place of the engines.
+Any other words are Ray's: it is what Ray runs in place of its own setup_worker.py: it asks the server that FORK_SERVER names
+for a fork, and lives and ends as that one does.
 A fork runs the program that it would have run, with its arguments, environment, folder and outputs; what it
 does not do again is importing torch, DeepSpeed and vLLM, which takes more CPU than most of the tests.
 """
@@ -18,10 +19,12 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 ENGINES = (
@@ -42,6 +45,8 @@ ENGINES = (
 )
 LOOK_FOR_RAY = ("vllm.v1.executor.ray_utils", "vllm.v1.metrics.ray_wrappers")
 """Imported by each fork for itself: they note whether Ray is there."""
+COMMANDS = "rlhfsim.cli.design"
+"""What most commands import."""
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 """Read while the engines are imported; every test sets the same."""
 VARIABLE = "FORK_SERVER"
@@ -54,12 +59,16 @@ LIMIT_S = 400.0
 
 
 def ask(
-    address: str, words: Sequence[str], environment: Mapping[str, str], outputs: tuple[int, int]
+    address: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    outputs: tuple[int, int],
+    folder: Path | None = None,
 ) -> socket.socket:
     """A fork that runs `words`; the connection gives its exit code, and closing it ends the fork."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    asked = {"words": words, "environment": dict(environment), "folder": os.getcwd()}
+    asked = {"words": words, "environment": dict(environment), "folder": str(folder or os.getcwd())}
     request = json.dumps(asked).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", outputs))]
     connection.sendmsg([len(request).to_bytes(LENGTH_BYTES, "big")], rights)
@@ -67,9 +76,41 @@ def ask(
     return connection
 
 
+def ended(connection: socket.socket) -> tuple[int, float]:
+    """Exit code and CPU seconds of the fork, when it has ended; -1: the server ended before."""
+    code, _, cpu_s = connection.recv(64).decode().partition(" ")
+    return int(code or "-1"), float(cpu_s or "0")
+
+
 def exit_code(connection: socket.socket) -> int:
-    """Of the fork, when it has ended; -1: the server ended before."""
-    return int(connection.recv(16) or "-1")
+    """Exit code of the fork, when it has ended."""
+    return ended(connection)[0]
+
+
+@contextmanager
+def serving(
+    address: str, *words: str, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A server in a process of its own, ready to be asked at `address`."""
+    command = [python, *(["-P"] if words else []), __file__, "serve", address, *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield address
+        server.communicate()
+
+
+def written_program(folder: Path, program: Path, address: str) -> Path:
+    """A program of the same name in `folder` that runs `program` as a fork of the server at `address`."""
+    asks = folder / program.name
+    asks.write_text(
+        f"#!{sys.executable} -SE\nimport os, sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        f"import fork_server\nwords = [{str(program)!r}, *sys.argv[1:]]\n"
+        f"sys.exit(fork_server.exit_code(fork_server.ask({address!r}, words, os.environ, (1, 2))))\n"
+    )
+    asks.chmod(0o755)
+    return asks
 
 
 def run_ranks(address: str, program: str, world: int, *words: str, **variables: str) -> None:
@@ -109,13 +150,12 @@ def set_up_worker() -> NoReturn:
 # --- the serving side -------------------------------------------------------------------------------
 
 
-def serve(address: str) -> None:
+def serve(address: str, *words: str) -> None:
     """Fork at each request, until the process that started this one ends."""
-    os.environ |= ENVIRONMENT
-    from executor.engines.vllm import start
-
-    start.apply(start.environment("cpu"))
-    _import_engines()
+    if words:
+        importlib.import_module(COMMANDS)
+    else:
+        _import_engines()
     gc.collect()
     gc.freeze()  # what all forks share is not collected, so not copied, in any
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as waiting:
@@ -137,6 +177,10 @@ def serve(address: str) -> None:
 
 def _import_engines() -> None:
     """Without Ray, which reads what a raylet says to its worker while it is imported."""
+    os.environ |= ENVIRONMENT
+    from executor.engines.vllm import start
+
+    start.apply(start.environment("cpu"))
     sys.modules["ray"] = None  # type: ignore[assignment]  # its import fails
     for name in ENGINES:
         importlib.import_module(name)
@@ -180,9 +224,10 @@ def _end(key: selectors.SelectorKey, waiting: selectors.BaseSelector) -> None:
     os.close(int(key.fd))
     with suppress(KeyError):
         waiting.unregister(connection)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _, status, usage = os.wait4(child, 0)
     with connection, suppress(OSError):
-        connection.sendall(str(code).encode())
+        cpu_s = usage.ru_utime + usage.ru_stime
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)} {cpu_s:.3f}".encode())
 
 
 def _become(request: dict[str, Any], outputs: array.array[int]) -> NoReturn:
@@ -212,4 +257,4 @@ def _become(request: dict[str, Any], outputs: array.array[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1]) if len(sys.argv) == 2 else set_up_worker()
+    serve(*sys.argv[2:]) if sys.argv[1:2] == ["serve"] else set_up_worker()
