@@ -3,6 +3,7 @@ browser where there is one."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch: where others compute too, its threads spin and wait
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is not looked through again by each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers as hf
@@ -98,6 +97,8 @@ def test_peft_reads_the_adapter_and_gives_the_logits_of_the_trained_model(tmp_pa
     automatic: Any = hf.AutoModelForCausalLM if head == "causal" else hf.AutoModelForSequenceClassification
     options: dict[str, Any] = {"dtype": torch.float32} | ({} if head == "causal" else {"num_labels": 1})
     base = automatic.from_pretrained(source, **options)
+    import peft  # seconds, in every process that collects tests
+
     adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "copy" / checkpoints.ADAPTER))
     merged = automatic.from_pretrained(tmp_path / "copy", **options)
     tokens, index = torch.arange(3, 11)[None], torch.arange(7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,16 @@ from tests.frameworks.test_slime import right
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "tests/data/framework_keys/areal.txt").read_text().splitlines()
 TYPES = dict(line.split() for line in LINES if not line.startswith("#"))
-PLANS = list(for_areal())
+NUMBER_OF_PLANS = 26
+
+
+@cache
+def plans() -> list[Plan]:
+    return list(for_areal())
+
+
+def test_every_plan_is_tried() -> None:
+    assert len(plans()) == NUMBER_OF_PLANS
 
 
 def right_type(kind: str, value: Any) -> bool:
@@ -68,10 +78,10 @@ def wrong(found: Exported, asked: Plan) -> list[str]:
     return said + [name for name, holds in rules.items() if not holds]
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
+@pytest.mark.parametrize("number", range(NUMBER_OF_PLANS))
 def test_a_plan_is_written_in_keys_and_sums_of_areal(number: int) -> None:
-    found = export(PLANS[number], "areal", frozenset())
-    assert wrong(found, PLANS[number]) == []
+    found = export(plans()[number], "areal", frozenset())
+    assert wrong(found, plans()[number]) == []
     written: Any = yaml.safe_load(found.files["config.yaml"])
     for key, value in found.written.values.items():
         at = written
@@ -81,7 +91,7 @@ def test_a_plan_is_written_in_keys_and_sums_of_areal(number: int) -> None:
 
 
 def test_the_checks_notice_what_the_parser_takes() -> None:
-    found = export(PLANS[-1], "areal", frozenset())
+    found = export(plans()[-1], "areal", frozenset())
     first = found.written.sections[0]
     for key, value, name in (
         ("actor.nonsense", 1, "actor.nonsense=1"),
@@ -91,7 +101,7 @@ def test_the_checks_notice_what_the_parser_takes() -> None:
     ):
         section = replace(first, settings=(replace(first.settings[0], key=key, value=value),))
         spoiled = replace(found.written, sections=(*found.written.sections, section))
-        assert name in wrong(replace(found, written=spoiled), PLANS[-1])
+        assert name in wrong(replace(found, written=spoiled), plans()[-1])
 
 
 @pytest.mark.parametrize(
@@ -118,8 +128,8 @@ def test_shared_gpus_take_weights_from_disk_or_are_refused() -> None:
 
 
 def test_micro_batches_are_a_number_and_packs_count_all_context_ranks() -> None:
-    values = [export(p, "areal", frozenset()).written.values for p in PLANS]
-    for asked, v in zip(PLANS, values, strict=True):
+    values = [export(p, "areal", frozenset()).written.values for p in plans()]
+    for asked, v in zip(plans(), values, strict=True):
         layout, work = asked.placement.actor.layout, asked.workload
         if layout.pack_tokens is None:
             samples = work.num_sequences // work.mini_batches
@@ -129,7 +139,7 @@ def test_micro_batches_are_a_number_and_packs_count_all_context_ranks() -> None:
 
 
 def test_a_reference_of_its_own_is_apart() -> None:
-    asked = next(p for p in PLANS if p.placement.reference is not None and p.placement.rollout is not None)
+    asked = next(p for p in plans() if p.placement.reference is not None and p.placement.rollout is not None)
     values = export(asked, "areal", frozenset()).written.values
     assert values["ref.scheduling_strategy.target"] == "actor"
     pools = (*asked.placement.pools, replace(asked.placement.pools[-1], name="own"))
@@ -144,7 +154,7 @@ def named(asked: Plan) -> Iterator[str]:
 
 
 def test_what_areal_cannot_be_told_is_named() -> None:
-    last = PLANS[-1]
+    last = plans()[-1]
     assert "a rollout that ends before every update" in set(named(last))
     queued = replace(last.placement, schedule=Schedule(staleness=2, partial_rollout=True, queue=2))
     assert "a queue of 2 batches" in set(named(replace(last, placement=queued)))
@@ -194,9 +204,9 @@ def same_run(asked: Plan, folder: Path) -> None:
     assert (run.gradients == "bf16") == (work.gradients == "bf16")
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
+@pytest.mark.parametrize("number", range(NUMBER_OF_PLANS))
 def test_what_is_written_is_read_as_the_same_run(number: int, tmp_path: Path) -> None:
-    same_run(PLANS[number], tmp_path)
+    same_run(plans()[number], tmp_path)
 
 
 def test_one_line_for_both_allocations_is_read_and_another_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,17 @@ def drawn() -> Iterator[Plan]:
     yield plan(workload("grpo"), "megatron", {"tp": 2, "dp": 4, "zero": 1} | PACKS, {"tp": 2, "dp": 4}, 8)
 
 
-PLANS = list(drawn())
+NUMBER_OF_PLANS = 25
 PLAIN = {"tp": 2, "dp": 4, "zero": 1} | PACKS
+
+
+@cache
+def plans() -> list[Plan]:
+    return list(drawn())
+
+
+def test_every_plan_is_tried() -> None:
+    assert len(plans()) == NUMBER_OF_PLANS
 
 
 def right(kind: str, value: Value) -> bool:
@@ -116,9 +126,9 @@ def wrong(found: Exported, asked: Plan) -> list[str]:
     return said + [name for name, holds in rules.items() if not holds]
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
+@pytest.mark.parametrize("number", range(NUMBER_OF_PLANS))
 def test_a_drawn_plan_is_written_in_flags_and_sums_of_slime(number: int) -> None:
-    assert wrong(export(PLANS[number], "slime", frozenset()), PLANS[number]) == []
+    assert wrong(export(plans()[number], "slime", frozenset()), plans()[number]) == []
 
 
 def test_every_recipe_of_slime_is_written_so() -> None:
@@ -130,7 +140,7 @@ def test_every_recipe_of_slime_is_written_so() -> None:
 
 
 def test_the_checks_notice_what_the_parser_takes() -> None:
-    found = export(PLANS[0], "slime", frozenset())
+    found = export(plans()[0], "slime", frozenset())
     sections = found.written.sections
     for key, value, name in (
         ("--nonsense", 1, "--nonsense=1"),
@@ -141,7 +151,7 @@ def test_the_checks_notice_what_the_parser_takes() -> None:
     ):
         first = replace(sections[0].settings[0], key=key, value=value)
         spoiled = replace(found.written, sections=(*sections, replace(sections[0], settings=(first,))))
-        assert name in wrong(replace(found, written=spoiled), PLANS[0])
+        assert name in wrong(replace(found, written=spoiled), plans()[0])
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(61, 4), (28, 8), (94, 12), (5, 3), (9, 8), (7, 2), (36, 4)])
@@ -158,18 +168,18 @@ def script(asked: Plan) -> str:
 
 
 def test_the_schedule_names_the_program() -> None:
-    asked = next(p for p in PLANS if p.placement.schedule.staleness == 1)
+    asked = next(p for p in plans() if p.placement.schedule.staleness == 1)
     assert "/train_async.py" in script(asked)
     assert "fully_async" not in script(asked)
-    assert "fully_async" in script(next(p for p in PLANS if p.placement.schedule.staleness > 1))
-    shared = script(PLANS[0])
+    assert "fully_async" in script(next(p for p in plans() if p.placement.schedule.staleness > 1))
+    shared = script(plans()[0])
     assert "/train.py" in shared
     assert "--colocate\n" in shared
 
 
 def test_what_stays_is_said_and_engines_are_counted_whole() -> None:
-    values = [export(p, "slime", frozenset()).written.values for p in PLANS]
-    kept = [p.placement.actor.residency == "resident" for p in PLANS]
+    values = [export(p, "slime", frozenset()).written.values for p in plans()]
+    kept = [p.placement.actor.residency == "resident" for p in plans()]
     apart = ["--colocate" not in v for v in values]
     assert [("--no-offload-train" in v) for v in values] == [
         k and not a for k, a in zip(kept, apart, strict=True)
@@ -181,15 +191,15 @@ def test_what_stays_is_said_and_engines_are_counted_whole() -> None:
 
 def given(**changes: Any) -> Any:
     """What is written of the first drawn plan under a change of its workload."""
-    asked = replace(PLANS[0], workload=replace(PLANS[0].workload, **changes))
+    asked = replace(plans()[0], workload=replace(plans()[0].workload, **changes))
     return export(asked, "slime", frozenset()).written.values
 
 
 def test_disk_oversampling_and_environments_have_flags() -> None:
-    disk = replace(PLANS[0], placement=replace(PLANS[0].placement, weight_path="disk"))
+    disk = replace(plans()[0], placement=replace(plans()[0].placement, weight_path="disk"))
     values = export(disk, "slime", frozenset()).written.values
     assert values["--update-weight-disk-dir"] == "${SYNC_DIR}"
-    apart = next(p for p in PLANS if "--colocate" not in export(p, "slime", frozenset()).written.values)
+    apart = next(p for p in plans() if "--colocate" not in export(p, "slime", frozenset()).written.values)
     changes = replace(apart, placement=replace(apart.placement, weight_path="delta-disk"))
     values |= export(changes, "slime", frozenset()).written.values
     assert values["--update-weight-mode"] == "delta"
@@ -237,15 +247,15 @@ def test_filters_oversampling_gradients_and_turns_are_read() -> None:
     ],
 )
 def test_what_slime_cannot_train_is_refused(changes: dict[str, Any], code: str) -> None:
-    asked = replace(PLANS[0], workload=replace(PLANS[0].workload, **changes))
+    asked = replace(plans()[0], workload=replace(plans()[0].workload, **changes))
     with pytest.raises(RlhfsimError) as error:
         export(asked, "slime", frozenset())
     assert error.value.code == code
 
 
 def test_what_slime_cannot_be_told_is_named() -> None:
-    stale = replace(PLANS[-1].placement, schedule=Schedule(staleness=4, partial_rollout=True, queue=2))
-    unsaid = export(replace(PLANS[-1], placement=stale), "slime", frozenset()).written.unsaid
+    stale = replace(plans()[-1].placement, schedule=Schedule(staleness=4, partial_rollout=True, queue=2))
+    unsaid = export(replace(plans()[-1], placement=stale), "slime", frozenset()).written.unsaid
     assert {"a limit of 4 policy versions", "a queue of 2 batches", "vLLM, whose speed is priced"} <= {
         entry.what for entry in unsaid
     }
@@ -259,9 +269,9 @@ def read_back(asked: Plan, folder: Path) -> RunDescription:
     return configuration.describe(settings, {})
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
+@pytest.mark.parametrize("number", range(NUMBER_OF_PLANS))
 def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
-    asked = PLANS[number]
+    asked = plans()[number]
     found, work, placement = read_back(asked, tmp_path), asked.workload, asked.placement
     assert placement.rollout is not None
     schedule = placement.schedule
@@ -335,7 +345,7 @@ def test_log_probs_in_chunks_are_read_and_written(tmp_path: Path) -> None:
         head_peak(resolve_model("qwen2.5-7b"), Layout(), "megatron", 8192.0, head) for head in (None, CHUNKED)
     )
     assert cut < whole
-    asked = PLANS[0]
+    asked = plans()[0]
     chunked = replace(asked, placement=replace(asked.placement, software=software))
     assert export(chunked, "slime", frozenset()).written.values["--log-probs-chunk-size"] == 1024
     assert read_back(chunked, tmp_path).software == software

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from statistics import median
 
 import pytest
@@ -17,14 +18,19 @@ from rlhfsim.units import GB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import before_first_step
 from rlhfsim.validation.kinds import memory
+from rlhfsim.validation.outcome import Outcome
 from rlhfsim.what_if.estimate import priced_placement
 
 ROWS = [r for r in rows_of("memory") if r.file == "memory.csv"]
-OUTCOMES = marked("memory", ROWS)
+
+
+@cache
+def every() -> list[Outcome]:
+    return marked("memory", ROWS)
 
 
 def _errors(kind: str) -> list[float]:
-    return [abs(o.error) for o in OUTCOMES if o.kind == kind and o.error is not None and o.part == "report"]
+    return [abs(o.error) for o in every() if o.kind == kind and o.error is not None and o.part == "report"]
 
 
 @pytest.mark.parametrize(
@@ -48,25 +54,25 @@ def test_peaks_of_fsdp2_trainers_are_within_a_tenth(name):
 
 
 def test_every_row_of_the_table_is_accounted_for():
-    assert {o.line for o in OUTCOMES} == {row.line for row in ROWS}
+    assert {o.line for o in every()} == {row.line for row in ROWS}
 
 
 def test_formulas_and_rules_of_thumb_are_not_scored():
     for row in ROWS:
         if not (row.text("measured_or_analytic") or "").startswith("measured"):
-            found = [o for o in OUTCOMES if o.line == row.line]
+            found = [o for o in every() if o.line == row.line]
             assert all(o.skipped and "not a measurement" in o.skipped for o in found)
 
 
 def test_rows_that_gave_the_sampler_coefficient_are_shown_but_not_scored():
-    fitted = [o for o in OUTCOMES if o.part == "fit"]
+    fitted = [o for o in every() if o.part == "fit"]
     assert fitted
     assert all(o.kind == "memory.kv_tokens" for o in fitted)
     assert all(o.source.startswith(FIT_SOURCE) for o in fitted)
 
 
 def test_peaks_say_which_peak_they_are():
-    peaks = [o for o in OUTCOMES if o.kind == "memory.training_peak" and o.predicted]
+    peaks = [o for o in every() if o.kind == "memory.training_peak" and o.predicted]
     assert {o.detail["peak"] for o in peaks} == {
         "max allocated",
         "allocated after start, before the first step",
@@ -74,8 +80,8 @@ def test_peaks_say_which_peak_they_are():
 
 
 def test_skipped_rows_have_a_reason_and_no_prediction():
-    assert all(o.predicted is None for o in OUTCOMES if o.skipped)
-    assert all(o.skipped for o in OUTCOMES if o.predicted is None)
+    assert all(o.predicted is None for o in every() if o.skipped)
+    assert all(o.skipped for o in every() if o.predicted is None)
 
 
 def test_four_bit_weights_cost_half_a_byte_and_their_scales():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from lab.scoreboard.rows import rows_of
@@ -10,13 +12,20 @@ from rlhfsim.validation.cases.oom import configuration
 from rlhfsim.validation.cases.oom_pools import pools
 from rlhfsim.validation.cases.oom_settings import FITTED, HELD_OUT, half, ledger_of
 from rlhfsim.validation.kinds import oom
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.statistics import verdicts
 from rlhfsim.what_if.doctor import certainty
 
 ROWS = {row.text("case_id"): row for row in rows_of("oom_cases")}
-OUTCOMES = oom.outcomes(list(ROWS.values()))
-BY_CASE = {row.text("case_id"): o for row, o in zip(ROWS.values(), OUTCOMES, strict=True)}
+
+
+@cache
+def every() -> list[Outcome]:
+    return oom.outcomes(list(ROWS.values()))
+
+
+def by_case() -> dict[str | None, Outcome]:
+    return dict(zip(ROWS, every(), strict=True))
 
 
 def _case(name: str):
@@ -24,7 +33,7 @@ def _case(name: str):
 
 
 def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
-    found = verdicts(o for name, o in BY_CASE.items() if name.startswith("C"))
+    found = verdicts(o for name, o in by_case().items() if name.startswith("C"))
     assert found.recall.of >= 17
     assert found.recall.value >= 0.82
     assert found.false_alarms.of >= 50
@@ -37,7 +46,7 @@ def test_cases_in_a_frameworks_own_keys_are_split_by_a_hash_of_their_source_and_
     assert sum(1 for row in ROWS.values() if row.text("settings")) >= 40
     assert set(halves.values()) == {FITTED, HELD_OUT}
     assert {half(row) for row in ROWS.values() if not row.text("settings")} == {FITTED}
-    fitted, held_out = (verdicts(o for o in OUTCOMES if o.detail["half"] == h) for h in (FITTED, HELD_OUT))
+    fitted, held_out = (verdicts(o for o in every() if o.detail["half"] == h) for h in (FITTED, HELD_OUT))
     assert held_out.recall.of >= 10
     assert held_out.false_alarms.of >= 20
     assert fitted.recall.value >= 0.6
@@ -61,7 +70,7 @@ STATED = {
 
 
 def test_the_phase_is_right_in_most_cases_where_it_is_known():
-    known = [(STATED[r.text("phase")], BY_CASE[n]) for n, r in ROWS.items() if r.text("phase") in STATED]
+    known = [(STATED[r.text("phase")], by_case()[n]) for n, r in ROWS.items() if r.text("phase") in STATED]
     right = [o.detail["breaks_in"] in phases for phases, o in known if o.predicted is not None]
     assert len(right) >= 7
     assert sum(right) / len(right) >= 0.6
@@ -69,8 +78,8 @@ def test_the_phase_is_right_in_most_cases_where_it_is_known():
 
 def test_a_head_that_tensor_parallelism_leaves_whole_holds_all_logits():
     # C083: 2 x 16,384 tokens x 262,208 entries x 10 bytes on every rank of TP 8
-    assert BY_CASE["C083"].predicted > 0.5
-    assert BY_CASE["C083"].detail["breaks_in"] == "reference.logprob"
+    assert by_case()["C083"].predicted > 0.5
+    assert by_case()["C083"].detail["breaks_in"] == "reference.logprob"
 
 
 def test_verl_with_sequence_parallelism_removes_padding_and_0_4_has_no_entropy_in_the_loss():
@@ -80,8 +89,8 @@ def test_verl_with_sequence_parallelism_removes_padding_and_0_4_has_no_entropy_i
 
 
 def test_every_case_is_predicted_or_has_a_reason():
-    assert len(OUTCOMES) == len(ROWS)
-    for outcome in OUTCOMES:
+    assert len(every()) == len(ROWS)
+    for outcome in every():
         assert (outcome.predicted is None) == (outcome.skipped is not None)
         assert outcome.predicted is None or 0 <= outcome.predicted <= 1
 
@@ -99,17 +108,17 @@ def test_every_case_is_predicted_or_has_a_reason():
     ],
 )
 def test_cases_that_test_no_configuration_are_left_out(name, reason):
-    assert reason in (BY_CASE[name].skipped or "")
+    assert reason in (by_case()[name].skipped or "")
 
 
 def test_states_alone_reject_what_the_thread_calculates():
     # C100: 30B x 16 B over 4 GPUs is 120 GB; C032: two 72B models on 16 GPUs are 144 GB
-    assert BY_CASE["C100"].predicted > 0.99
-    assert BY_CASE["C032"].predicted > 0.99
+    assert by_case()["C100"].predicted > 0.99
+    assert by_case()["C032"].predicted > 0.99
 
 
 def test_the_same_job_with_half_the_micro_batch_is_more_likely_to_fit():
-    assert BY_CASE["C016"].predicted > 0.5 > BY_CASE["C017"].predicted
+    assert by_case()["C016"].predicted > 0.5 > by_case()["C017"].predicted
 
 
 def test_roles_of_a_disaggregated_row_sit_in_their_own_pools():
@@ -136,7 +145,7 @@ def test_a_row_without_backend_is_refused_with_the_reason():
 
 def test_extreme_risks_are_said_only_of_frameworks_whose_cases_bore_them_out():
     counted = {name: [[0, 0], [0, 0]] for name in certainty.SCORED}
-    for name, outcome in BY_CASE.items():
+    for name, outcome in by_case().items():
         risk = outcome.predicted
         if risk is None or certainty.EXTREME <= risk <= 1 - certainty.EXTREME:
             continue

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,15 @@ from rlhfsim.validation.rows import Row
 from rlhfsim.what_if.estimate import priced_placement, step_of
 
 ROWS = [r for r in rows_of("training") if r.file == "training.csv"]
-OUTCOMES = marked("training", ROWS)
-SCORED = [o for o in OUTCOMES if o.error is not None and o.part == "report"]
+
+
+@cache
+def every() -> list[Outcome]:
+    return marked("training", ROWS)
+
+
+def scored() -> list[Outcome]:
+    return [o for o in every() if o.error is not None and o.part == "report"]
 
 
 def errors(chosen: list[Outcome]) -> np.ndarray:
@@ -38,21 +46,21 @@ def row(model: str, **cells: str) -> Row:
 
 
 def test_at_least_450_rows_are_predicted_and_400_of_them_scored() -> None:
-    assert sum(o.predicted is not None for o in OUTCOMES) >= 450
-    assert len(SCORED) >= 400
+    assert sum(o.predicted is not None for o in every()) >= 450
+    assert len(scored()) >= 400
 
 
 def test_the_median_error_of_scored_rows_is_at_most_12_percent() -> None:
-    assert np.median(errors(SCORED)) <= 0.12
+    assert np.median(errors(scored())) <= 0.12
 
 
 def test_nine_in_ten_scored_rows_are_within_35_percent() -> None:
-    assert np.percentile(errors(SCORED), 90) <= 0.35
+    assert np.percentile(errors(scored()), 90) <= 0.35
 
 
 def test_the_median_publication_is_within_12_percent() -> None:
-    names = {o.source for o in SCORED}
-    medians = [np.median(errors([o for o in SCORED if o.source == name])) for name in names]
+    names = {o.source for o in scored()}
+    medians = [np.median(errors([o for o in scored() if o.source == name])) for name in names]
     assert np.median(medians) <= 0.12
 
 
@@ -104,8 +112,8 @@ def test_variants_of_one_model_fall_in_one_part() -> None:
 
 
 def test_every_row_is_predicted_or_says_why_not() -> None:
-    assert all((o.predicted is None) == (o.skipped is not None) for o in OUTCOMES)
-    assert all(o.measured and o.measured > 0 for o in OUTCOMES if o.predicted is not None)
+    assert all((o.predicted is None) == (o.skipped is not None) for o in every())
+    assert all(o.measured and o.measured > 0 for o in every() if o.predicted is not None)
 
 
 def test_no_prediction_beats_the_peak_of_its_precision() -> None:
