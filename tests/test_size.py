@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 22750,
     "executor/algorithms": 15050,
     "executor/coordination": 38450,
-    "executor/engines": 39950,
+    "executor/engines": 40050,
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 7000,

@@ -161,7 +161,8 @@ class Storages:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("wb") as file:
             for storage in self._storages:
-                file.write(_memory(storage.cpu()))
+                host = storage.cpu()  # of a GPU a copy, which must outlive the view of its bytes
+                file.write(_memory(host))
 
     def _read(self) -> None:
         if self._file is None:
@@ -266,6 +267,8 @@ def _free(storage: torch.UntypedStorage) -> None:
 def engine_tensors(engine: Any, *, weights: bool = True) -> Iterator[Tensor]:
     """Tensors of a DeepSpeed engine: module, ZeRO optimizer with its buffers, and the optimizer inside it.
 
+    The buckets in which ZeRO sums gradients live from step to step, each in an object of its own.
+
     Without `weights` those that share no storage with the module.
     """
     kept = set()
@@ -275,5 +278,6 @@ def engine_tensors(engine: Any, *, weights: bool = True) -> Iterator[Tensor]:
         kept = {tensor.untyped_storage().data_ptr() for tensor in module_tensors(engine.module)}
     for optimizer in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
         if optimizer is not None:
-            states = [dict(vars(optimizer)), dict(getattr(optimizer, "state", {}))]
+            buckets = [vars(bucket) for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+            states = [dict(vars(optimizer)), dict(getattr(optimizer, "state", {})), buckets]
             yield from (t for t in nested_tensors(states) if t.untyped_storage().data_ptr() not in kept)

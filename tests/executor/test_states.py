@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +123,29 @@ def test_every_move_of_an_engine_uses_the_same_host_memory() -> None:
     engine.reload()
     engine.offload()
     assert engine._hosts is hosts
+
+
+def test_the_host_copy_of_a_gpu_storage_lives_until_its_bytes_are_written(tmp_path: Path) -> None:
+    copies: list[Any] = []
+
+    def cpu() -> torch.UntypedStorage:
+        copies.append(weakref.ref(copy := torch.ones(4).untyped_storage()))
+        return copy
+
+    def write(_: memoryview) -> None:
+        assert copies[-1]() is not None, "what is written is memory of nobody"
+
+    away: Any = object.__new__(states.Storages)
+    away._storages = [SimpleNamespace(cpu=cpu), SimpleNamespace(cpu=cpu)]
+    away._file = SimpleNamespace(parent=tmp_path, open=lambda _: nullcontext(SimpleNamespace(write=write)))
+    away._write()
+    assert len(copies) == 2
+
+
+def test_the_buckets_of_zero_3_leave_memory_with_the_engine() -> None:
+    """They are as large as `reduce_bucket_size` and stay allocated between steps."""
+    buckets = {torch.float32: SimpleNamespace(buffer=torch.ones(5), params=[])}
+    optimizer = SimpleNamespace(ipg_buckets=buckets, master=torch.ones(3))
+    engine = SimpleNamespace(module=torch.nn.Linear(1, 1, bias=False), optimizer=optimizer)
+    for weights, sizes in ((True, [1, 3, 5]), (False, [3, 5])):
+        assert sorted(tensor.numel() for tensor in states.engine_tensors(engine, weights=weights)) == sizes
