@@ -24,6 +24,7 @@ from rlhfsim.errors import unknown_name
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
     FORBIDDABLE,
+    STALE,
     SWITCHES,
     Limit,
     Request,
@@ -164,7 +165,7 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
     """
     fix, limits = constraints(given["fix"])
     wanted = given["architecture"]
-    allow = given["allow"] | ({"async"} if wanted == "async" else set())
+    allow = given["allow"] | ({wanted} & STALE)
     if wanted in given["forbid"]:
         raise bad_option(f"--architecture {wanted} and --forbid {wanted}", "drop one of the two")
     with on_command_line():

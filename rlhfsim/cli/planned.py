@@ -24,7 +24,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import OPTIONS, check_layouts, fixed_layouts, role_options
 from rlhfsim.plan import AskedRun, is_edited, read_plan
-from rlhfsim.search.request import SWITCHES, Request, second_pool_for_rollout
+from rlhfsim.search.request import STALE, SWITCHES, Request, second_pool_for_rollout
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
@@ -138,7 +138,7 @@ def request_of(given: Mapping[str, Any]) -> Request:
     """
     cluster, workload = build_cluster(given), build_workload(given)
     wanted = given["architecture"]
-    allow = given["allow"] | ({"async"} if wanted == "async" else set())
+    allow = given["allow"] | ({wanted} & STALE)
     with on_command_line():
         request = Request(
             cluster=cluster,

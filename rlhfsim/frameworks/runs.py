@@ -63,7 +63,7 @@ PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
 LENDS = "trainer's GPUs lent to the rollout"
-NEVER_CHOSEN = frozenset({"late groups thrown away", "late groups generated again", LENDS})
+NEVER_CHOSEN = frozenset({"late groups thrown away", "late groups generated again"})
 """Features of schedules that are simulated where a plan names them, and that no search chooses."""
 FEATURES: Mapping[str, str] = {
     "one step off": "leave out --allow async",
@@ -71,7 +71,7 @@ FEATURES: Mapping[str, str] = {
     "partial rollouts": "set partial_rollout: false",
     "late groups thrown away": "set schedule.late: wait",
     "late groups generated again": "set schedule.late: wait",
-    LENDS: "set schedule.lend: false",
+    LENDS: "leave out --allow lend, or set schedule.lend: false",
     "weights sent while the next batch is generated": "set overlapped_sync: false",
     "streaming": "use --forbid streaming",
     "double buffering": "set double_buffered: false",

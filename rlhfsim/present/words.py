@@ -166,6 +166,11 @@ ARCHITECTURES = {
         "rollout and training on GPUs of their own, one waits for the other",
         "generation and training have GPUs of their own and take turns",
     ),
+    "lend": (
+        "rollout on GPUs of its own, and on the trainer's while they would wait",
+        "generation and training have GPUs of their own and work at the same time; while training waits for "
+        "samples its GPUs generate too",
+    ),
     "async": (
         "rollout and training on GPUs of their own, working at the same time",
         "generation and training have GPUs of their own and work at the same time",

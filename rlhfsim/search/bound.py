@@ -16,7 +16,9 @@ In a synchronous step without shared links the first form is an equality: the si
 same number. Streamed training may overlap scoring, so there a pool only has its own work,
 end_p >= max(a, R_p + X_p). With staleness the learner needs its own chain for every step, and the
 rollout its work: T >= max(scored' + X_p + S', T_rollout), where scored' starts at 0 and S' is what
-the schedule exposes (`simulation.asynchronous.run` proves T_rollout).
+the schedule exposes (`simulation.asynchronous.run` proves T_rollout). GPUs that are lent generate only
+while the learner waits: with t of them beside the rollout's g, its work of W_g seconds on g alone ends no
+sooner than (g W_g + t L) / (g + t) into a step whose learner takes L.
 """
 
 from __future__ import annotations
@@ -146,6 +148,11 @@ def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbe
     batches = partition.pace == "batches"
     learn = _learner(partition, rules, own, pools)
     generated = pools[rollout].a + (pools[rollout].f if batches else 0.0)
+    if partition.schedule.lend:
+        actor = partition.pool_of("actor")
+        assert actor is not None
+        own, lent = pools[rollout].gpus, pools[actor].gpus
+        generated = (own * generated + lent * learn) / (own + lent)
     if not partition.schedule.overlapped_sync:
         return np.asarray(np.maximum(learn, generated) + sync)
     paired = (generated + learn + sync) / 2 if batches else np.asarray(0.0)

@@ -19,7 +19,7 @@ from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.candidates import Candidate, Steps, judged, streaming_seconds, value
+from rlhfsim.search.candidates import Candidate, Steps, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import Beside, rollout_of
 from rlhfsim.search.frontier import Entry, Frontier, Queue
@@ -383,7 +383,7 @@ class Search:
             learners = self.subproblems.beside(skeleton, pools, rows)
             order = np.lexsort((bounds, learners[:, 0]))
             rows, bounds, learners = rows[order], bounds[order], learners[order]
-        for choice, bound, (learner, sync) in zip(rows, bounds.tolist(), learners.tolist(), strict=True):
+        for choice, bound, (learner, *moves) in zip(rows, bounds.tolist(), learners.tolist(), strict=True):
             if proves and self.limit < inf:
                 clock.check()
             if proves and bound > self.threshold:
@@ -394,11 +394,12 @@ class Search:
             if proves and streaming_seconds(self.request, self.models, placement, prices) > self.threshold:
                 continue
             others = self._continuous.setdefault(rollout_of(placement), []) if continuous else []
-            slower = any(x.beats(learner, sync, self.threshold) for x in others)
+            moves += lent_moves(self.request, self.models, placement)
+            slower = any(x.beats(learner, moves, self.threshold) for x in others)
             if proves and slower and placement not in self._seen:
                 beaten += 1
             elif plan := self._judge(placement, proves=proves):
-                others.append(Beside(learner, sync, value(self.request, plan)))
+                others.append(Beside(learner, moves, value(self.request, plan)))
                 if not proves:
                     break
         return unfit, beaten

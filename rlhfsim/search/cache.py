@@ -115,7 +115,7 @@ class SearchCache:
             shapes=self._table("shapes", *space),
             fitting=self._table(*bytes_),
             roles=self._table(*times),
-            rollouts=self._table(times, "async" in request.switches, request.max_staleness),
+            rollouts=self._table(times, request.stale, request.max_staleness),
             paths=self._table("paths", *synced),
             moves=self._table("moves", work.optimizer, *synced),
         )

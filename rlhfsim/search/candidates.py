@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import least_seconds
+from rlhfsim.simulation.asynchronous.run import least_seconds, switch_seconds
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -130,6 +130,11 @@ def stale_seconds(request: Request, models: Models, placement: Placement) -> flo
     if not placement.schedule.asynchronous or placement.rollout is None:
         return 0.0
     return least_seconds(*_running(request, models, placement))
+
+
+def lent_moves(request: Request, models: Models, placement: Placement) -> tuple[float, ...]:
+    """Seconds until lent GPUs of the trainer generate, and until they train again."""
+    return switch_seconds(*_running(request, models, placement)) if placement.schedule.lend else ()
 
 
 def _running(request: Request, models: Models, placement: Placement) -> tuple[CallSetting, float | None]:

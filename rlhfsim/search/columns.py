@@ -97,7 +97,7 @@ class Numbers(Columns):
     """
 
     __slots__ = ()
-    FIXED = 7
+    FIXED = 8
     a = column(0)
     r = column(1)
     f = column(2)
@@ -107,6 +107,7 @@ class Numbers(Columns):
     peak = column(5)
     """Most bytes on a GPU of the pool."""
     u = column(6)
+    gpus = column(7)
 
     @classmethod
     def of(cls, shape: tuple[int, ...] = (), pieces: Any = (), **columns: Any) -> Numbers:

@@ -57,7 +57,7 @@ def _cuts(placement: Placement) -> frozenset[tuple[int, ...]]:
 def overlaps(schedule: Schedule) -> int:
     """Ways in which calls of a schedule run beside each other."""
     overlaps = schedule.asynchronous, schedule.partial_rollout, schedule.overlapped_sync
-    return sum((*overlaps, schedule.streaming, schedule.double_buffered))
+    return sum((*overlaps, schedule.streaming, schedule.double_buffered, schedule.lend))
 
 
 def cut(role: AnyRolePlacement) -> tuple[int, ...]:

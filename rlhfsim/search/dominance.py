@@ -113,21 +113,23 @@ class Beside:
 
     learner_s: float
     """The learner's chain for one batch."""
-    sync_s: float
+    moves_s: Sequence[float]
+    """The weight sync; where the trainer's GPUs are lent also the way to the rollout and back."""
     step_s: float
     """Simulated."""
 
-    def beats(self, learner_s: float, sync_s: float, limit: float) -> bool:
+    def beats(self, learner_s: float, moves_s: Sequence[float], limit: float) -> bool:
         """Whether a plan with the same rollout is no faster, or slower than `limit`.
 
-        A slower learner shortens no step, and a transfer that is shorter by some seconds none by more.
+        A slower learner shortens no step, and a move that is shorter by some seconds none by more.
         """
-        slower = self.learner_s <= learner_s
-        return slower and (self.sync_s <= sync_s or self.step_s - (self.sync_s - sync_s) > limit)
+        shorter = sum(max(0.0, mine - its) for mine, its in zip(self.moves_s, moves_s, strict=True))
+        return self.learner_s <= learner_s and (not shorter or self.step_s - shorter > limit)
 
 
 def rollout_of(placement: Placement) -> object:
     """What a rollout's pace depends on besides the learner and the sync."""
     assert placement.rollout is not None
     home = placement.pool(placement.rollout.pool)
-    return placement.rollout, home.gpus, home.hardware, placement.schedule
+    lent = placement.lent.rollout if placement.schedule.lend else None
+    return placement.rollout, home.gpus, home.hardware, placement.schedule, lent

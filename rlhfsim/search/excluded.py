@@ -22,10 +22,10 @@ from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
 from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import ALONE, AnyRolePlacement, OptionTable, PriceKey, broken_limit
-from rlhfsim.search.pools import ENDS, Subproblem, compared
+from rlhfsim.search.pools import Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import ROLES, Partition, Skeleton, partitions, roles_of, splits
+from rlhfsim.search.space import ENDS, ROLES, Partition, Skeleton, partitions, roles_of, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
@@ -176,10 +176,10 @@ class _Asked:
         """A role, how an option of it differs that fits and is no worse in anything, the plan with it."""
         for i, group in enumerate(self.skeleton.partition.groups):
             subproblem, table = self.pool(i)
-            (mine,), (my_class,) = compared(subproblem, table.rows, table.numbers)
+            (mine,), (my_class,) = compared(subproblem, table.rows, table.numbers, table.held)
             for role in group:
                 subproblem, table = self.pool(i, role)
-                columns, classes = compared(subproblem, table.rows, table.numbers)
+                columns, classes = compared(subproblem, table.rows, table.numbers, table.held)
                 for row in np.flatnonzero((columns <= mine).all(axis=1) & (classes == my_class)):
                     at, given = group.index(role), self.placement.roles[role]
                     option = replace(table.tables[at].options[table.rows[row, at]], pool=given.pool)

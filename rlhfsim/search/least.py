@@ -65,6 +65,7 @@ def least(
     tables: Sequence[OptionTable],
     workload: Workload,
     *,
+    gpus: int,
     unpriced: Sequence[Floor] = (),
     continuous: bool,
     rules_streamed: bool,
@@ -72,6 +73,7 @@ def least(
     """What a pool of these roles contributes at least, and of others that are `unpriced`."""
     if not all(map(len, tables)):
         nothing = Numbers(np.full(Numbers.FIXED + STREAM_CHUNKS, inf))
+        nothing.gpus[...] = gpus
         return Least(numbers=nothing, tables=tables, unpriced=unpriced)
     others = [t.least for t in tables if t.key.role != "rollout"]
     score = sum(role.ready for role in others) + sum(floor.ready for floor in unpriced)
@@ -79,6 +81,7 @@ def least(
         score += head_seconds(workload)
     numbers = Numbers.of(
         pieces=np.zeros(STREAM_CHUNKS),
+        gpus=gpus,
         r=score,
         f=score,
         x=sum(role.training for role in others) + sum(floor.training for floor in unpriced),

@@ -53,6 +53,8 @@ class PoolTable:
     rows: Ints
     """(n, roles) row of each table."""
     numbers: Numbers
+    held: Floats
+    """(n, moments, views, 3) bytes, see `Subproblem.held_elsewhere`."""
     considered: int
     """Combinations of the tables."""
     bounded: int
@@ -87,6 +89,7 @@ def pool_table(
         originals=subproblem.originals,
         rows=merge.rows,
         numbers=merge.numbers,
+        held=merge.held,
         considered=prod(map(len, each)),
         **{line: merge.counts[line] for line in ("bounded", "infeasible", "dominated")},
         shortfall=float(merge.shortfall),
@@ -136,6 +139,7 @@ class _Merge:
         self.shortfall = np.inf
         self.rows = np.empty((0, len(group)), np.int64)
         self.numbers = numbers_of(subproblem, self.roles[0].sums.only(slice(0, 0)))
+        self.held = subproblem.held_elsewhere(self.roles[0].bytes[:0])
 
     def run(self) -> None:
         """Narrows every role, then merges them."""
@@ -200,10 +204,11 @@ class _Merge:
         numbers.peak[...] = part.bytes[..., 0].max(axis=(1, 2))
         rows = np.concatenate([self.rows, part.rows[:, np.argsort(self.order)]])
         numbers = Numbers(np.concatenate([self.numbers.values, numbers.values]))
+        held = np.concatenate([self.held, self.subproblem.held_elsewhere(part.bytes)])
         tie = numbers.a + numbers.f + numbers.x if self.subproblem.wants_memory else numbers.peak
-        best = undominated(*compared(self.subproblem, rows, numbers), tie)
+        best = undominated(*compared(self.subproblem, rows, numbers, held), tie)
         self.counts["dominated"] += len(rows) - len(best)
-        self.rows, self.numbers = rows[best], numbers.only(best)
+        self.rows, self.numbers, self.held = rows[best], numbers.only(best), held[best]
 
     def _merged(self, part: Combinations, place: int) -> Iterator[Combinations]:
         """With one role more, in batches of about `BATCH`; with a beam, the best alone."""

@@ -19,7 +19,7 @@ from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.model.roles import Models, models_of
 
 SHRINK = 0.9
@@ -60,11 +60,11 @@ def front(request: Request) -> tuple[Point, ...]:
 
 
 def _walks(request: Request) -> Iterator[Request]:
-    yield replace(request, allow=request.allow - {"async"}, objective="time")
-    if "async" in request.switches:
-        yield replace(request, architecture="async", objective="time")
+    yield replace(request, allow=request.allow - STALE, objective="time")
+    for name in sorted(request.switches & STALE):
+        yield replace(request, architecture=name, objective="time")
     if request.max_oom > SAFE:
-        yield replace(request, max_oom=SAFE, allow=request.allow - {"async"}, objective="time")
+        yield replace(request, max_oom=SAFE, allow=request.allow - STALE, objective="time")
 
 
 def _walk(request: Request, models: Models) -> Iterator[Candidate]:

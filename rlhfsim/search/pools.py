@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -27,14 +28,12 @@ from rlhfsim.search.agreement import Agreement, open_classes
 from rlhfsim.search.bound import head_seconds, ruled
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums
 from rlhfsim.search.options import OptionTable
-from rlhfsim.search.space import Group, Pace
+from rlhfsim.search.space import ENDS, Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
-ENDS = ("actor", "rollout")
-"""Roles that the weight sync joins."""
 SCORING = ("logprob", "value", "score")
 """Kinds of calls that pass over finished samples."""
 MANY = 100_000
@@ -77,11 +76,20 @@ class Subproblem:
     whole: bool
     """Whether there is no other pool."""
     agreement: tuple[Agreement, ...] = ()
+    lent: Floats | None = None
+    """(n, moments, views, 3) bytes of the engine of each option on the GPUs of a trainer that lends them;
+    None for a pool that is not lent to."""
+    lends: bool = False
+    """Whether it is the pool of a trainer that lends."""
 
     @property
     def scoring(self) -> list[str]:
         """Roles here that pass over finished samples, in the order of their calls."""
         return [c.role for c in self.calls if c.kind in SCORING and c.role in self.group]
+
+    def held_elsewhere(self, held: Floats) -> Floats:
+        """What dominance compares of bytes (n, moments, views, 3): nothing where all of a pool is known."""
+        return held if self.lends or self.lent is not None else held[:, :0]
 
 
 def alone(subproblem: Subproblem) -> Alone:
@@ -112,12 +120,11 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     states = table.states(
         subproblem.hardware.profile, subproblem.sync, with_actor="actor" in subproblem.group
     )
-    moments = [states[m.of(role)] for m in peak_moments(subproblem.calls, subproblem.group, workload)]
-    return Combinations(
-        rows=np.arange(len(table))[:, None],
-        sums=Sums(np.stack(columns, axis=1)),
-        bytes=np.stack(moments, axis=1),
-    )
+    there = (*subproblem.group, "rollout") if subproblem.lends else subproblem.group
+    held = np.stack([states[m.of(role)] for m in peak_moments(subproblem.calls, there, workload)], axis=1)
+    if subproblem.lent is not None:
+        held = np.concatenate([held, subproblem.lent], axis=1)
+    return Combinations(rows=np.arange(len(table))[:, None], sums=Sums(np.stack(columns, axis=1)), bytes=held)
 
 
 def add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) -> None:
@@ -141,6 +148,7 @@ def numbers_of(subproblem: Subproblem, sums: Sums) -> Numbers:
         x=sums.train,
         u=sums.ruled,
         host=sums.host,
+        gpus=subproblem.gpus,
     )
 
 
@@ -182,11 +190,15 @@ def classes_of(
     return open_classes(subproblem.agreement, subproblem.group, placed, classes)
 
 
-def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floats, Ints]:
-    """(n, columns) what dominance compares of combinations, and (n,) the class within which it does."""
+def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers, held: Floats) -> tuple[Floats, Ints]:
+    """(n, columns) what dominance compares of combinations, and (n,) the class within which it does.
+
+    `held`: (n, moments, views, 3) of those of a schedule that lends, whose bytes meet those of another pool.
+    """
     times = [numbers.a, numbers.r, numbers.f, numbers.x, numbers.u, *numbers.pieces]
     columns = [numbers.peak] if subproblem.wants_memory else times
-    columns += [numbers.host] if subproblem.shares_host else []
+    columns += [numbers.host] if subproblem.shares_host or subproblem.lends else []
+    columns += [*held.reshape(len(held), prod(held.shape[1:])).T]
     if subproblem.pace == "pieces" and not subproblem.wants_memory:
         streamed = _streamed(subproblem, rows)
         columns += [*streamed, numbers.r - streamed[0]]  # last: the whole batch, without the last unload

@@ -376,7 +376,7 @@ class Pricer:
 
     def _continuous(self, key: PriceKey, role: RolloutPlacement, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
-        if "async" not in self.request.switches:
+        if not self.request.stale:
             return 0.0
         name = (key.hardware, key.gpus, key.adapters, role.layout, engine.kv_tokens)
         if name not in self._paces:

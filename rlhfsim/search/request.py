@@ -23,6 +23,7 @@ Objective = Literal["time", "tokens", "cost", "energy", "memory"]
 """tokens, cost and energy are time: the cluster is rented whole and works through the same tokens."""
 SWITCHES: dict[str, str] = {
     "async": "generation and training overlap; samples are up to --max-staleness versions old",
+    "lend": "the trainer's GPUs generate too while they would wait for such samples",
     "lora": "adapters are trained instead of all weights",
     "qlora": "adapters are trained on a base in 4 bit",
     "fp8": "the rollout runs in FP8; its log-probs differ from the trainer's",
@@ -34,6 +35,8 @@ SWITCHES: dict[str, str] = {
     "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
 }
 """Choices that change what is learnt; each competes only when allowed."""
+STALE = frozenset({"async", "lend"})
+"""Switches that are schedules, with samples of older weights, and the architectures of their plans."""
 FP32_SUMS = "fp32-sums"
 """Sums in FP32 where the backend's are BF16: `design` takes them by itself where sums are long."""
 FORBIDDABLE: dict[str, str] = {
@@ -218,6 +221,11 @@ class Request(_Runner):
         """Switches in force."""
         return self.allow - self.forbid
 
+    @property
+    def stale(self) -> bool:
+        """Whether samples may be of older weights."""
+        return bool(self.switches & STALE)
+
 
 def second_pool_for_rollout(request: Request) -> Request:
     """The last kind of hardware serves the rollout alone, the first everything else (`--rollout-gpus`)."""
@@ -250,7 +258,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     FP32_SUMS: {"gradients": "fp32"},
     "rollout-logprobs": {"old_logprobs": "rollout"},
 }
-"""Switch -> fields of the workload; `async` is a schedule."""
+"""Switch -> fields of the workload; those of `STALE` are schedules."""
 
 
 def switches_on(workload: Workload, allowed: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import AskedRun, Plan
-from rlhfsim.search.request import RELATIONS, Request
+from rlhfsim.search.request import RELATIONS, STALE, Request
 from rlhfsim.step.prediction import joules_per_step, usd_per_step
 
 Relation = Literal["<", "<=", ">", ">="]
@@ -204,7 +204,7 @@ def narrowed(request: Request, requirements: Iterable[Requirement]) -> Request:
             request = replace(request, max_oom=min(request.max_oom, limit))
         elif one.quantity == "staleness":
             lag = min(request.max_staleness, limit)
-            allow = request.allow if lag >= 1 else request.allow - {"async"}
+            allow = request.allow if lag >= 1 else request.allow - STALE
             request = replace(request, max_staleness=max(1.0, lag), allow=allow)
     return request
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from rlhfsim.frameworks.runs import OWN
 from rlhfsim.search.columns import Bools, Ints
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath, paths_between
@@ -30,6 +30,8 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightP
 Group = tuple[str, ...]
 """Roles of one pool, in the order of `ROLES`."""
 ROLES = ("actor", "critic", "reference", "reward", "rollout")
+ENDS = ("actor", "rollout")
+"""Roles that the weight sync joins."""
 MAX_UNITS = 32
 """Sizes that a pool may have on a large cluster; half as many on a huge one."""
 HUGE = 512
@@ -75,7 +77,7 @@ class Partition:
     def labels(self) -> frozenset[str]:
         """Architectures that its plans can have; naive against smart depends on the roles."""
         if self.schedule.asynchronous:
-            return frozenset({"async"})
+            return frozenset({"lend" if self.schedule.lend else "async"})
         alone = self.pool_of("rollout") is None
         if not self.joined and not alone:
             return frozenset({"disaggregated"})
@@ -238,7 +240,7 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
                 if not _said(request, shape, schedule):
                     continue
                 partition = replace(shape, path=path, schedule=schedule)
-                if may_carry(request, partition):
+                if may_carry(request, partition) and _may_lend(partition):
                     yield partition
 
 
@@ -262,6 +264,12 @@ def _said(request: Request, shape: Partition, schedule: Schedule) -> bool:
     apart = not shape.joined and shape.pool_of("rollout") is not None
     told = together and runs.says.when(schedule, request.workload, apart=apart)
     return told and not runs.lacks_schedule(schedule)
+
+
+def _may_lend(partition: Partition) -> bool:
+    """Whether the trainer's GPUs can run the rollout's engine, where they are lent (`specs.scenario`)."""
+    ends = {partition.hardware[i] for role in ENDS if (i := partition.pool_of(role)) is not None}
+    return not partition.schedule.lend or (len(ends) == 1 and not partition.adapters_only)
 
 
 def _on_allowed_hardware(request: Request, shape: Partition) -> bool:
@@ -300,19 +308,20 @@ def _carried(request: Request, shape: Partition, path: WeightPath) -> bool:
 def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Schedule]:
     apart = ("rollout",) in shape.groups and len(shape.groups) > 1
     buffered = (False, True) if request.workload.environment else (False,)
-    wanted = request.architecture
-    if wanted != "async":
+    wanted, oldest = request.architecture, request.max_staleness
+    if wanted not in STALE:
         for double in buffered:
             yield Schedule(double_buffered=double)
             if apart and "streaming" not in request.left_out:
                 yield Schedule(streaming=True, double_buffered=double)
     if apart and "async" in request.switches and wanted in (None, "async"):
-        oldest = request.max_staleness
         for overlapped in (False, True):
             yield Schedule(staleness=1, overlapped_sync=overlapped)
             yield Schedule(staleness=oldest, partial_rollout=True, overlapped_sync=overlapped)
             if oldest > 1:
                 yield Schedule(staleness=oldest, overlapped_sync=overlapped)
+    if apart and "lend" in request.switches and wanted in (None, "lend"):
+        yield Schedule(staleness=oldest, partial_rollout=True, lend=True)
 
 
 def may_carry(request: Request, partition: Partition) -> frozenset[str]:

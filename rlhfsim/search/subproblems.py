@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.memory.components import NO_SYNC, SyncBytes
-from rlhfsim.memory.residency import sync_bytes
+from rlhfsim.memory.components import ENGINE, NO_SYNC, SyncBytes, engine_sums
+from rlhfsim.memory.kv_cache import engine_bytes
+from rlhfsim.memory.residency import peak_moments, sync_bytes
+from rlhfsim.memory.risk import fitting
 from rlhfsim.search.agreement import Agreement, agree_apart, agreements
 from rlhfsim.search.bound import learner_seconds, objective_bound, rules_streamed
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers
@@ -20,14 +22,14 @@ from rlhfsim.search.floors import floor_of
 from rlhfsim.search.least import Floor, Least, generating, least
 from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import OptionTable, PriceKey
-from rlhfsim.search.pools import ENDS, Subproblem, alone
+from rlhfsim.search.pools import Subproblem, alone
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
+from rlhfsim.search.space import ENDS, Partition, Skeleton, freeing, roles_of
 from rlhfsim.search.weight_paths import Paths
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
 BEAM = 300
@@ -110,6 +112,7 @@ class Subproblems:
         found = least(
             [self.pricer.table(k) for k, has in zip(keys, priced, strict=True) if has],
             self.request.workload,
+            gpus=gpus,
             unpriced=[self._floor(k) for k, has in zip(keys, priced, strict=True) if not has],
             continuous=continuous,
             rules_streamed=streamed,
@@ -232,6 +235,7 @@ class Subproblems:
                 pieces=pieces * ("rollout" in group and i != index),
                 a=generate * ("rollout" in group and i != index),
                 x=train * ("actor" in group and i != index),
+                gpus=1,
             )
             for i, group in enumerate(skeleton.partition.groups)
         ]
@@ -263,7 +267,7 @@ class Subproblems:
             )
             for k in keys
         )
-        agreement = self._agreement(group)
+        agreement, lend = self._agreement(group), partition.schedule.lend
         joined = [tables[group.index(role)] for role in ENDS if role in group]
         between = self.paths.between(partition, *joined) if len(joined) == len(ENDS) else None
         return Subproblem(
@@ -286,7 +290,25 @@ class Subproblems:
             rules_streamed=rules_streamed(partition, self.request),
             wants_memory=self.request.objective == "memory",
             agreement=agreement,
+            lent=self._lent(skeleton, tables[0]) if lend and group == ("rollout",) else None,
+            lends=lend and "actor" in group,
         )
+
+    def _lent(self, skeleton: Skeleton, table: OptionTable) -> Floats:
+        """(n, moments, views, 3) bytes of the engine of each option on the trainer's GPUs."""
+        partition = skeleton.partition
+        actor = partition.pool_of("actor")
+        assert actor is not None
+        profile, gpus = self.pricer.hardware(table.key).profile, skeleton.sizes[actor]
+        roles = [role for role in table.options if isinstance(role, RolloutPlacement)]
+        engines = [engine_bytes(self.models.actor, x.lent(x.pool, gpus), profile=profile) for x in roles]
+        sync = self._sync_bytes(partition, partition.groups[actor], actor)
+        states = engine_sums(profile, np.array(engines, dtype=ENGINE), sync, with_actor=True)
+        there = (*partition.groups[actor], "rollout")
+        every = peak_moments(self.pricer.calls, there, self.request.workload)
+        held = np.stack([states[m.of("rollout")] for m in every], axis=1)
+        held[np.array([x.layout.replica_gpus > gpus for x in roles], dtype=np.bool_), ..., 0] = inf
+        return held
 
     def _agreement(self, group: Sequence[str]) -> tuple[Agreement, ...]:
         """What one key of the framework says for roles of a pool and for others of the plan."""
@@ -297,7 +319,8 @@ class Subproblems:
             return NO_SYNC
         profile = self.request.cluster.node_groups[partition.hardware[index]].profile
         lora = self.request.workload.lora
-        return sync_bytes(self.models.actor, partition.path, self.request.backend, lora, profile)
+        path = "ipc" if partition.schedule.lend and "actor" in group else partition.path
+        return sync_bytes(self.models.actor, path, self.request.backend, lora, profile)
 
     def _lean_table(
         self, key: PriceKey, sync: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool
@@ -336,6 +359,8 @@ class Subproblems:
         bound = objective_bound(skeleton.partition, self.request, placed, between)
         bound = np.broadcast_to(bound, tuple(len(p) for p in pools))
         possible = np.isfinite(bound) & self._host_fits(skeleton, pools) & self._agree(pools)
+        if skeleton.partition.schedule.lend:
+            possible &= self._lent_fits(skeleton, pools)
         infeasible = int(bound.size - possible.sum())
         flat = np.flatnonzero((possible & (bound < limit)).reshape(-1))
         order = flat[np.argsort(bound.reshape(-1)[flat], kind="stable")]
@@ -380,6 +405,24 @@ class Subproblems:
             total = sum(share * pools[i].numbers.along(i, len(pools)).host for i, share in present)
             fits &= total <= kind.profile.node.host_memory.value
         return fits
+
+    def _lent_fits(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> Bools:
+        """Whether the rollout's engine fits on the trainer's GPUs, asleep and awake."""
+        partition = skeleton.partition
+        actor, rollout = partition.pool_of("actor"), partition.pool_of("rollout")
+        assert actor is not None
+        assert rollout is not None
+        hardware = self.request.cluster.node_groups[partition.hardware[actor]]
+        trainers, usable = pools[actor].held, hardware.profile.usable_memory.value
+        engines = pools[rollout].held[:, -trainers.shape[1] :]
+        fits = [
+            fitting(engines + one, usable, self.request.max_oom, self.pricer.doubt).all(axis=1)
+            for one in trainers
+        ]
+        table = np.array(fits, dtype=np.bool_).reshape(len(trainers), len(engines))
+        shape = [1] * len(pools)
+        shape[actor], shape[rollout] = table.shape
+        return (table if actor < rollout else table.T).reshape(shape)
 
     def _nodes(self, skeleton: Skeleton) -> Iterator[tuple[NodeGroup, list[tuple[int, float]]]]:
         """Nodes that several pools share: index of each, and its part of the pool's fullest node."""

@@ -19,7 +19,7 @@ from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, v
 from rlhfsim.search.options import Wish
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, Limit, Request, switched
+from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, STALE, Limit, Request, switched
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
@@ -111,7 +111,7 @@ class Prices:
         if (base.left_out ^ other.left_out) & {"offload", "partial-offload", "hsdp", "recompute"}:
             return None
         # bounds of a rollout that never drains enter its prices
-        touched = frozenset({"rollout"} if other.architecture == "async" != base.architecture else ())
+        touched = frozenset({"rollout"} if other.stale and not base.stale else ())
         if base.workload != other.workload:
             switches = [n for n in TOUCHED if switched(base.workload, frozenset({n})) == other.workload]
             if not switches:
@@ -153,7 +153,7 @@ def answers(question: Question, prices: Prices | None = None) -> Iterator[tuple[
 
 def variants(request: Request) -> tuple[Workload, ...]:
     """The workload as asked, and with each allowed switch and all of them."""
-    switches = sorted(request.switches - {"async"})
+    switches = sorted(request.switches - STALE)
     sizes = sorted({1, len(switches)}) if switches else []
     chosen = (frozenset(some) for size in sizes for some in combinations(switches, size))
     return tuple(dict.fromkeys([request.workload, *(switched(request.workload, some) for some in chosen)]))

@@ -11,19 +11,21 @@ from rlhfsim.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
-from rlhfsim.search.request import SWITCHES, Request, switched
+from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
+from rlhfsim.simulation.asynchronous.run import WAIT
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.what_if.engine import ASIDE_WORK, Change, Prices, Question, search_of
+from rlhfsim.what_if.lent_trainer import lent
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
 """Share of the step."""
-CHANGES_LEARNING = {"async": 0.15, "fp8": 0.05, "rollout-logprobs": 0.05}
+CHANGES_LEARNING = {"async": 0.15, "lend": 0.15, "fp8": 0.05, "rollout-logprobs": 0.05}
 """Switch that changes what is learnt and trains the same weights -> share of the step that it must save to be
 named unasked; older samples change most."""
-NEED_ROLLOUT = ("async", "fp8", "fp8-kv", "mxfp4", "rollout-logprobs")
+NEED_ROLLOUT = (*STALE, "fp8", "fp8-kv", "mxfp4", "rollout-logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,20 @@ def _other_backends(request: Request) -> list[str]:
 
 
 def learning_gain(prices: Prices, best: Candidate, step_s: float) -> Gain | None:
-    """The switch of `CHANGES_LEARNING` that would save most of a step, if it saves enough; not proven."""
+    """The switch of `CHANGES_LEARNING` that would save most of a step, if it saves enough; not proven.
+
+    To lend the trainer's GPUs is looked at on the layouts of the asynchronous plan.
+    """
     request = prices.request
-    names = [n for n in CHANGES_LEARNING if n not in request.switches | request.forbid]
+    names = [n for n in CHANGES_LEARNING if n not in request.switches | request.forbid | {"lend"}]
     if not request.workload.generates or request.objective == "memory":
         return None
-    below = {name: step_s * (1 - CHANGES_LEARNING[name]) for name in names}
-    found = _gains(names, prices, best, step_s, below=below)
+    below = {name: step_s * (1 - least) for name, least in CHANGES_LEARNING.items()}
+    plans = _plans(names, prices, best, below)
+    if stale := plans.get("async"):
+        waiting_s = sum(x.cost.seconds for x in stale.iteration.phases if x.name == WAIT)
+        plans["lend"] = lent(stale.placement, waiting_s, stale.seconds, request)
+    found = [_gain(name, plan, step_s, request) for name, plan in plans.items()]
     better = [gain for gain in found if gain.seconds is not None and gain.seconds < below[gain.name]]
     return min(better, key=lambda gain: gain.seconds or math.inf, default=None)
 
@@ -96,6 +105,14 @@ def _gains(
     below: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Gain]:
     """Those of some choices; a step whose bound already is not `below` counts as none."""
+    plans = _plans(names, prices, like, below)
+    return [_gain(name, plan, step_s, prices.request) for name, plan in plans.items()]
+
+
+def _plans(
+    names: Sequence[str], prices: Prices, like: Candidate, below: Mapping[str, float]
+) -> dict[str, Candidate | None]:
+    """A good plan with each of some choices, see `_gains`."""
     request = prices.request
 
     def met(change: Change) -> Candidate | None:
@@ -108,7 +125,7 @@ def _gains(
     slowest_first = list(reversed(names))  # so that the cores finish together
     plans = mapped(met, [_change(name, like.placement) for name in slowest_first])
     plan_with = dict(zip(slowest_first, plans, strict=True))
-    return [_gain(name, plan_with[name], step_s, request) for name in names]
+    return {name: plan_with[name] for name in names}
 
 
 def _gain(name: str, best: Candidate | None, step_s: float, request: Request) -> Gain:
@@ -140,8 +157,8 @@ def _change(name: str, like: Placement) -> Change:
 
     def apply(question: Question) -> Question:
         request = question.request
-        if name == "async":
-            request = replace(request, allow=request.allow | {name}, architecture="async")
+        if name in STALE:
+            request = replace(request, allow=request.allow | {name}, architecture=name)
             return replace(question, request=request, only=lambda partition: len(partition.groups) == 2)
         if name in BACKENDS:
             lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})

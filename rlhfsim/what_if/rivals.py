@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import get_args
 
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.workload.workload import Workload
 
 TOLERANCE = 0.01
 """Share by which the best plan of a kind may be better than the one that is shown."""
-ARCHITECTURES = ("naive", "smart", "hybrid", "disaggregated", "async")
+ARCHITECTURES = get_args(Architecture)
 ROLE_PLACEMENTS = ("colocated", "split", "standalone")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, Runs, framework, frameworks
+from rlhfsim.frameworks.runs import LENDS, OWN, Runs, framework, frameworks
 from rlhfsim.plan import Plan
 from rlhfsim.search import clock
 from rlhfsim.search.planning import plan_of
@@ -89,7 +89,12 @@ def _production(request: Request) -> Iterator[Request]:
 
 
 def _of(request: Request, runs: Runs) -> Iterator[Request]:
-    """The question put to a framework, once for each backend with which it does not refuse it."""
+    """The question put to a framework, once for each backend with which it does not refuse it.
+
+    A trainer that may lend its GPUs need not.
+    """
+    if LENDS not in runs.features:
+        request = replace(request, allow=request.allow - {"lend"})
     for backend in runs.trainers:
         try:
             asked = put_to(request, runs.name, backend)

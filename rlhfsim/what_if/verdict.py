@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.refusal import check_runs, not_run
-from rlhfsim.frameworks.runs import ANY, Lacks, frameworks, runs_of
+from rlhfsim.frameworks.runs import ANY, LENDS, Lacks, frameworks, runs_of
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.fixed_layouts import check_layout, pool_sizes
@@ -108,7 +108,8 @@ def _lacks(request: Request, models: Models) -> Lacks | None:
     """The first thing that is asked for and that the framework does not run."""
     assert request.runs is not None
     fixed = (ASKED.get(x.text.removeprefix(f"{x.role}.")) for x in request.limits)
-    found = (lacks for name in fixed if name and (lacks := request.runs.lacks_feature(name)))
+    named = [*filter(None, fixed), *[LENDS] * ("lend" in request.switches)]
+    found = (lacks for name in named if (lacks := request.runs.lacks_feature(name)))
     return (
         next(found, None)
         or request.runs.lacks_workload(request.workload, request.backend)

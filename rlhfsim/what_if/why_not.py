@@ -25,7 +25,7 @@ from rlhfsim.search.excluded import Exclusion, why_excluded
 from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import SWITCHES, Limit, Request, switched
+from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, switched
 from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
@@ -135,7 +135,7 @@ def named_plan(request: Request, text: str, names: Sequence[str], limits: Sequen
 def _chosen(request: Request, name: str) -> Question:
     open_to = request.forbid - {name}
     free = replace(request, forbid=open_to, architecture=None)
-    if name == "async":
+    if name in STALE:
         return Question(request=replace(free, allow=request.allow | {name}, architecture=name))
     if name in SWITCHES:
         work = switched(request.workload, frozenset({name}))

@@ -43,7 +43,7 @@ def question(seed: int) -> Request:
     per_node = draw.choice((8, 8, 4))
     gpus = draw.choice(sizes)
     algorithm = draw.choice(ALGORITHMS)
-    allow = frozenset(draw.sample(sorted(SWITCHES), draw.choice((0, 0, 1, 2))))
+    allow = frozenset(draw.sample(sorted(SWITCHES.keys() - {"lend"}), draw.choice((0, 0, 1, 2))))
     request = Request(
         cluster=parse_cluster(gpus=gpus, gpu=draw.choice(GPUS), gpus_per_node=min(per_node, gpus)),
         workload=_workload(draw, algorithm, model),

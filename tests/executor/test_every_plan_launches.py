@@ -99,7 +99,7 @@ def test_plans_of_drawn_questions_launch() -> None:
 @pytest.mark.parametrize("backend", framework(OWN).trainers)
 def test_what_design_allows_launches_with_every_training_backend(backend: Backend) -> None:
     """Each switch, and drawn pairs of them: a plan that launches, or none where the table says so."""
-    draw, names = random.Random(len(backend)), sorted(SWITCHES)
+    draw, names = random.Random(len(backend)), sorted(SWITCHES.keys() - {"lend"})
     for switches in [*((name,) for name in names), *(draw.sample(names, 2) for _ in range(4))]:
         work = switched(Workload(model="qwen2.5-1.5b", algorithm="grpo", samples=4), frozenset(switches))
         request = Request(

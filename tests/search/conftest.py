@@ -198,6 +198,8 @@ def outcome(case: Case, placement: Placement | None) -> Candidate | None:
     label = placement.architecture
     if label in request.forbid or request.architecture not in (None, label):
         return None
+    if label == "lend" and placement.rollout.layout.replica_gpus > placement.pool(placement.actor.pool).gpus:
+        return None
     memory = ledger(models, placement, request.workload, request.cluster)
     if risk(request, memory):
         return None
@@ -347,8 +349,11 @@ def _restrictions(rng: random.Random, request: Request) -> list[Callable[[Reques
     return found
 
 
-def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) -> Case | None:
-    """The question of a seed; None where no restriction makes its space small enough."""
+def drawn(seed: int, *, stale: str | None = None, least: int = 20, most: int = 80) -> Case | None:
+    """The question of a seed; None where no restriction makes its space small enough.
+
+    `stale`: a switch whose schedules compete; nothing else than plans that lend, of those that are asked for.
+    """
     rng = random.Random(seed)
     workload = _workload(rng)
     backend = rng.choice(("deepspeed", "deepspeed", "fsdp2", "megatron"))
@@ -359,9 +364,10 @@ def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) ->
         cluster=_cluster(rng),
         workload=workload,
         backend=backend,
-        framework=ANY if backend == "megatron" and seed % 4 else None,
+        framework=ANY if stale == "lend" or (backend == "megatron" and seed % 4) else None,
+        architecture="lend" if stale == "lend" else None,
         objective=rng.choice(("time", "time", "time", "memory")),
-        allow=frozenset({"async"}) if stale else frozenset(),
+        allow=frozenset(filter(None, [stale])),
         max_staleness=rng.choice((1, 2)),
     )
     plans = count(request, models)
@@ -369,6 +375,8 @@ def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) ->
         if least <= plans <= most:
             break
         changed = narrower(request)
+        if stale == "lend" != changed.architecture:
+            continue
         left = count(changed, models)
         if left >= least:
             request, plans = changed, left

@@ -98,7 +98,7 @@ def test_the_bound_of_a_streaming_plan_is_below_its_simulation(questions: Any) -
 def test_the_bound_of_an_asynchronous_plan_is_below_its_simulation(questions: Any) -> None:
     seen = 0
     for seed in range(2010, 2026):
-        case = questions.drawn(seed, stale=True, most=4000)
+        case = questions.drawn(seed, stale="async", most=4000)
         if case is None or not case.request.workload.generates:
             continue
         for skeleton, placement, bound in bounded_plans(case, seed, only=lambda f: f.schedule.staleness > 0):

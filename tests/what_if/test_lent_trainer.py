@@ -66,7 +66,7 @@ def test_a_trainer_that_waits_long_is_worth_lending() -> None:
     assert found.saved >= WORTH
     answer: Any = SimpleNamespace(request=question)
     [line] = lending(plan, answer)
-    assert "schedule.lend: true" in line
+    assert line.endswith("--allow lend")
 
 
 def test_nothing_is_said_where_it_is_not_run_or_lent_already() -> None:
@@ -82,3 +82,9 @@ def test_nothing_is_said_where_the_trainer_hardly_waits() -> None:
     plan, question = waiting(1, 7)
     longer = replace(plan.prediction, step_s=plan.prediction.step_s * 20)
     assert lent_trainer(replace(plan, prediction=longer), question) is None
+
+
+def test_nothing_is_said_where_a_search_was_asked_for_it_or_must_not_look() -> None:
+    plan, question = waiting(1, 7)
+    for named in ({"allow": frozenset({"lend"})}, {"forbid": frozenset({"lend"})}):
+        assert lent_trainer(plan, replace(question, **named)) is None

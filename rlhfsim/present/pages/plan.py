@@ -21,6 +21,7 @@ from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.present.terminal.odds import quantiles, together
 from rlhfsim.search.explain import best_name
+from rlhfsim.search.request import STALE
 from rlhfsim.search.requirements import meets_all
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed
@@ -121,7 +122,7 @@ def _chosen(choice: Choice) -> Iterator[str]:
         )
     else:
         up_to = "; among asynchronous plans up to dominance by bounds, not by simulated steps"
-        limit = up_to if "async" in choice.asked.allow else ""
+        limit = up_to if STALE.intersection(choice.asked.allow) else ""
         yield f"Proven: none of {words.count(c.space)} possible plans {aim}{limit}."
     if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
         yield (

@@ -79,7 +79,7 @@ def _verdict(seconds: float, chosen: float) -> str:
 def _proof(other: WhyNot) -> str:
     if not other.certificate.proven:
         return "best that was found in time"
-    stale = other.plan is not None and other.plan.architecture == "async"
+    stale = other.plan is not None and other.plan.placement.schedule.asynchronous
     return "best of this choice, up to dominance by bounds" if stale else "proven best of this choice"
 
 

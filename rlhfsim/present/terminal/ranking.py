@@ -118,7 +118,7 @@ def considered(answer: Design) -> Text:
         "everything by another,",
         f"  {rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]
-    if c.proven and "async" in answer.request.switches:
+    if c.proven and answer.request.stale:
         lines.append(
             "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
         )

@@ -89,7 +89,8 @@ def allowed(answer: Design) -> Iterator[str]:
     if (gain := answer.learning_gain) is None or gain.seconds is None:
         return
     lag = f"{answer.request.max_staleness:g} step{'s' * (answer.request.max_staleness != 1)} old"
-    meaning = {"async": f"samples up to {lag}", **CHANGED}[gain.name]
+    old = f"samples up to {lag}"
+    meaning = {"async": old, "lend": f"{old}, an engine asleep where training runs", **CHANGED}[gain.name]
     saved = signed(-(gain.saved or 0.0))
     yield f"{gain.name}: {format(gain.seconds, 's')}, {saved}; {meaning}: {gain.option}"
 
@@ -106,9 +107,9 @@ def changes_only(plan: Plan, answer: Design) -> Iterator[str]:
 
 
 def lending(plan: Plan, answer: Design) -> Iterator[str]:
-    """`733 s (-28 %), if the trainer's GPUs generate while they wait: schedule.lend: true`."""
+    """`733 s (-28 %), if the trainer's GPUs generate while they wait: --allow async,lend`."""
     if (found := lent_trainer(plan, answer.request)) is not None:
         yield (
             f"{format(found.step_s, 's')} ({signed(-found.saved)}), if the trainer's GPUs generate "
-            "while they wait for samples: schedule.lend: true in the plan"
+            f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
         )

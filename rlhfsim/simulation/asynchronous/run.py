@@ -78,7 +78,7 @@ def simulate(
     where the run is shorter without.
     """
 
-    def ran(*, lends: bool) -> Simulated:
+    def ran(*, lends: bool, cutoff: float | None = cutoff) -> Simulated:
         return _ran(
             setting,
             kv_tokens,
@@ -96,7 +96,9 @@ def simulate(
 
     if not setting.placement.schedule.lend:
         return ran(lends=False)
-    return min(ran(lends=True), ran(lends=False), key=lambda found: found.seconds)
+    lent = ran(lends=True)
+    longest = lent.seconds if cutoff is None else min(cutoff, lent.seconds)
+    return min(lent, ran(lends=False, cutoff=longest), key=lambda found: found.seconds)
 
 
 def _ran(
@@ -300,10 +302,16 @@ def continuous_bound(setting: CallSetting, kv_tokens: float | None) -> float:
 
 
 def least_seconds(setting: CallSetting, kv_tokens: float | None) -> float:
-    """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work."""
+    """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work.
+
+    Replicas on the trainer's GPUs work while its calls do not (`search.bound`).
+    """
     calls, _ = timetable(learner_steps(program(setting, kv_tokens)), PLAIN)
-    work = continuous_bound(setting, kv_tokens) if setting.placement.schedule.continuous else 0.0
-    return max(work, *(call.end for call in calls))
+    learned = max(call.end for call in calls)
+    if not setting.placement.schedule.continuous:
+        return learned
+    floor, replicas = floor_and_replicas(setting, kv_tokens)
+    return max(learned, (floor.work + lent_replicas(setting.placement) * learned) / replicas)
 
 
 def floor_and_replicas(setting: CallSetting, kv_tokens: float | None) -> tuple[ReplicaFloor, int]:

@@ -16,7 +16,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
-Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "async"]
+Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "lend", "async"]
 RolePlacementLabel = Literal["colocated", "split", "standalone"]
 Residency = Literal["resident", "offloaded", "recreated", "swapped"]
 """Between its calls a role stays in GPU memory, moves to host memory, or is destroyed and created again. A
@@ -77,6 +77,11 @@ class RolloutPlacement:
     def sleep_level(self) -> int:
         """The level that is meant: an engine that is offloaded sleeps."""
         return max(self.sleep, 1) if self.residency == "offloaded" else self.sleep
+
+    def lent(self, pool: str, gpus: int) -> RolloutPlacement:
+        """The same engine in replicas on the GPUs of a trainer, asleep but while it lends them."""
+        replicas = max(1, gpus // self.layout.replica_gpus)
+        return replace(self, pool=pool, layout=replace(self.layout, dp=replicas), sleep=2)
 
 
 @checked
@@ -228,16 +233,14 @@ class Placement:
     def lent(self) -> Placement:
         """The same roles with the engine on the trainer's GPUs, as it is while they are lent."""
         assert self.rollout is not None, "only a rollout is lent to"
-        layout = self.rollout.layout
-        replicas = self.pool(self.actor.pool).gpus // layout.replica_gpus
-        rollout = replace(self.rollout, pool=self.actor.pool, layout=replace(layout, dp=replicas), sleep=2)
+        rollout = self.rollout.lent(self.actor.pool, self.pool(self.actor.pool).gpus)
         return replace(self, rollout=rollout, weight_path="ipc", schedule=Schedule())
 
     @property
     def architecture(self) -> Architecture:
         """The label of actor.generate against actor.train (docs/architecture.md, "One idea")."""
         if self.schedule.asynchronous:
-            return "async"
+            return "lend" if self.schedule.lend else "async"
         if self.rollout is None or self.rollout.pool == self.actor.pool:
             if self.rollout is not None and WEIGHT_PATHS[self.weight_path].gpu_memory:
                 return "hybrid"

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import reduce
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
+from rlhfsim.search.request import STALE, Limit, Request, second_pool_for_rollout
 from rlhfsim.search.role_fields import bound
 from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -45,8 +45,8 @@ def request_of(base: Base, cluster: Cluster, source: Source) -> Request:
     open_choices = {
         f.name: getattr(text, f.name) for f in fields(text) if f.name not in ("fix", "second_pool")
     }
-    if text.architecture == "async":
-        open_choices["allow"] = text.allow | {"async"}
+    if text.architecture in STALE:
+        open_choices["allow"] = text.allow | {text.architecture}
     try:
         request = Request(cluster=cluster, workload=base.workload, **open_choices)
     except RlhfsimError as error:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
-from rlhfsim.search.request import CHANGES, Request, switches_on
+from rlhfsim.search.request import CHANGES, STALE, Request, switches_on
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -128,8 +128,8 @@ def _search_notes(case: PointQuestion, designed: DesignResult, plan: Plan) -> It
 
 def _unused(request: Request, plan: Plan) -> list[str]:
     """Allowed switches that a plan does not use, in words."""
-    used = {*switches_on(plan.workload, request.allow), *["async"] * plan.placement.schedule.asynchronous}
-    return [name for name in sorted(request.allow - used) if name in CHANGES or name == "async"]
+    used = {*switches_on(plan.workload, request.allow), *STALE & {plan.architecture}}
+    return [name for name in sorted(request.allow - used) if name in CHANGES or name in STALE]
 
 
 # --- steps ------------------------------------------------------------------------------------------
