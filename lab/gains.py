@@ -257,7 +257,7 @@ def _deepspeed_chat(model: str, gpus: int) -> float:
         weight_path="reshard",
         backend="deepspeed",
     )
-    return _step(placement, _ppo(model, padded=True), "a800", None)
+    return _step(placement, _ppo(model, padded=True), "a800", "deepspeed-chat")
 
 
 @cache

@@ -206,8 +206,8 @@ def step_table(
 
     With speculation a step over the tokens that it gives: the time per token of a sequence.
 
-    With LoRA `adapters` the host launches two more products beside every one of a layer, which bounds
-    the step from below (`adapter_layer_time`).
+    With LoRA `adapters` the host launches two more products beside every one of L layers and handles n
+    sequences one by one, which bounds the step: at least L `adapter_layer_time` + n `adapter_sequence_time`.
     """
     top = 1.0
     while top < most:
@@ -242,7 +242,7 @@ def _table(
             device, model, layout, layout.speculation, per_rank, c[None, :], engine=engine
         )
     if adapters:
-        launch = device["adapter_layer_time"] * model.num_layers
+        launch = device["adapter_layer_time"] * model.num_layers + device["adapter_sequence_time"] * per_rank
         step = step + on("overhead", np.maximum(0.0, launch - step.seconds))
     if worker:
         step = step + on("overhead", device[WORKER_STEP])

@@ -48,6 +48,7 @@ PLANTED = {
     "prefill_efficiency": 0.6,
     "prompt_reuse": 0.9,
     "adapter_layer_time": 1e-3,
+    "adapter_sequence_time": 1e-4,
     "rollout_step_overhead": 4e-3,
     "sampling_passes": 6.0,
 }
@@ -494,7 +495,7 @@ def test_steps_of_a_table_by_hand(device: Device) -> None:
     worker = generation.step_table(device, LLAMA, layout, 100.0, 1000.0, worker=True)
     assert worker.seconds[5, row, -1] == pytest.approx(own + 4e-3)
     lora = generation.step_table(device, LLAMA, layout, 100.0, 1000.0, adapters=True)
-    assert lora.seconds[5, row, -1] == pytest.approx(max(own, 32e-3))
+    assert lora.seconds[5, row, -1] == pytest.approx(max(own, 32e-3 + 48e-4))
     tiny = generation.step_table(device, LLAMA, layout, 1.0, 10.0)
     assert (tiny.sequences.tolist(), tiny.context[1], tiny.context[-1]) == ([1, 2], 8, 16)
     drafts = Speculation(method="ngram", draft_tokens=3, acceptance=0.5)

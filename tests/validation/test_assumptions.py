@@ -89,3 +89,9 @@ def test_the_recipe_of_a_release_gives_the_gpu_split_of_an_async_row() -> None:
     (it,) = [r for r in rows_of("rlhf") if (r.file, r.line) == ("rlhf.csv", 7)]
     filled, _ = assumptions.apply("rlhf", it)
     assert (filled.integer("gpus_train"), filled.integer("gpus_gen")) == (128, 64)
+
+
+@pytest.mark.parametrize(("line", "share"), [(6, 0.3), (9, 0.4), (10, 0.6), (12, 0.6), (24, 0.6)])
+def test_recipes_of_gb200_have_shares_of_their_own(line: int, share: float) -> None:
+    (it,) = [r for r in rows_of("rlhf") if (r.file, r.line) == ("rlhf_nemo_rl.csv", line)]
+    assert assumptions.apply("rlhf", it)[0].number("gpu_memory_utilization") == share

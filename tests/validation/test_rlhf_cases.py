@@ -6,6 +6,7 @@ import pytest
 
 from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal, stats
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
@@ -202,3 +203,12 @@ def test_stale_rows_are_simulated_in_steady_state_and_give_the_same_figure_each_
 def test_a_synchronous_row_is_its_chain_of_phases() -> None:
     one = step(9)
     assert one.seconds == pytest.approx(sum(one.phases[i].cost.seconds for i in one.critical))
+
+
+def test_deepspeed_chat_decodes_with_kernels_of_its_own() -> None:
+    asked = specs_of(filled(49))  # OPT-13B on 8 A100
+    assert asked.cluster.framework == "deepspeed-chat"
+    own = device_on(asked.cluster, 0, "deepspeed")["eager_decode_layer_time"]
+    assert (
+        own < device_on(replace(asked.cluster, framework="verl"), 0, "deepspeed")["eager_decode_layer_time"]
+    )

@@ -13,7 +13,10 @@ COSTS = Costs(
         "rl_layer_time": Coefficient(value=0.562e-3, low=0.0, high=2.69e-3, source=_LOGS, dimension="s"),
         "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.802, source=_LOGS, dimension="s"),
         "adapter_layer_time": Coefficient(
-            value=2.55e-3, low=1.97e-3, high=2.76e-3, source=_LOGS, dimension="s"
+            value=2.06e-3, low=1.65e-3, high=2.2e-3, source=_LOGS, dimension="s"
+        ),
+        "adapter_sequence_time": Coefficient(
+            value=0.112e-3, low=0.0, high=0.17e-3, source=_LOGS, dimension="s"
         ),
         "sync_far_latency": Coefficient(
             value=1.4e-3,

@@ -1,0 +1,1 @@
+"""DeepSpeed-Chat, which is only read: published runs of 2023."""
