@@ -178,6 +178,7 @@ def prepare(
     )
     refusals.check(job)
     refusals.check_rewards(job)
+    refusals.check_reference(job)
     refusals.check_environment(job)
     job = replace(job, plan=custom.priced(plan, settings.custom))
     if settings.custom != Custom():

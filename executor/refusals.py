@@ -129,12 +129,34 @@ def check_rewards(job: Job) -> None:
             help="name the folder of a trained one with reward_model, plan with rules alone "
             "(reward: {rules: {}}), or set reward_head: drawn to try it with noise",
         )
+    _check_tokens(job, "reward model", folder)
+
+
+def check_reference(job: Job) -> None:
+    """What is distilled has a teacher, and a reference reads the policy's tokens.
+
+    Raises:
+        RlhfsimError: no teacher is named, or a reference has other tokens.
+    """
+    folder = job.settings.reference_model
+    named = job.plan.workload.distils and job.plan.workload.reference != "same"
+    if folder is None and named and job.fakes is None:
+        raise RlhfsimError(
+            "teacher-missing",
+            f"the plan's teacher is {job.plan.workload.reference}, but the settings name no reference_model",
+            help="set reference_model to the teacher's folder",
+        )
+    if folder is not None and job.fakes is None:
+        _check_tokens(job, "reference", folder)
+
+
+def _check_tokens(job: Job, what: str, folder: str) -> None:
     if folder != job.model and (mine := Text(job.model).vocabulary()) != (its := Text(folder).vocabulary()):
         raise RlhfsimError(
-            "reward-model-tokens",
-            f"the reward model in {folder} has other tokens than the policy in {job.model} "
+            f"{what.replace(' ', '-')}-tokens",
+            f"the {what} in {folder} has other tokens than the policy in {job.model} "
             f"({len(its):,} and {len(mine):,}): it would read noise",
-            help="use a reward model of the policy's family: ids go to it as they are",
+            help=f"use a {what} of the policy's family: ids go to it as they are",
         )
 
 
@@ -171,7 +193,11 @@ def _unused(job: Job) -> Iterator[tuple[str, str, str]]:
         else:
             found, remedy = f"{workload.algorithm} learns from the data alone", "leave rewards out"
         yield "rewards-unused", f"the settings have rewards, but {found}", remedy
-    for key, there in (("reward", workload.has_reward_model), ("critic", workload.has_critic)):
+    for key, there in (
+        ("reward", workload.has_reward_model),
+        ("critic", workload.has_critic),
+        ("reference", workload.has_reference and not workload.base_is_reference),
+    ):
         if getattr(settings, f"{key}_model") and not there:
             yield (
                 f"{key}-model-unused",

@@ -113,6 +113,7 @@ def located(plan: Plan, settings: Settings) -> Settings:
         model=model if Path(model).is_dir() else settings.model,
         critic_model=_whole(settings.critic_model),
         reward_model=_whole(settings.reward_model),
+        reference_model=_whole(settings.reference_model),
         data=replace(settings.data, path=_whole(settings.data.path)),
         evaluation=replace(evaluation, data=own),
     )
@@ -143,7 +144,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
     settings, workload = job.settings, job.plan.workload
     critic = settings.critic_optimizer or settings.optimizer
     optimizer = {"actor": settings.optimizer, "critic": critic}.get(role)
-    folder = {"critic": settings.critic_model, "reward": settings.reward_model}.get(role)
+    folder = getattr(settings, f"{role}_model", None)
     return EngineSpec(
         role=role,
         model=folder or job.model,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Finish = Literal["stop", "length"]
-LossName = Literal["policy", "value", "dpo", "kto", "sft", "reward_model"]
+LossName = Literal["policy", "value", "dpo", "kto", "sft", "reward_model", "distillation"]
 PAIRED: frozenset[LossName] = frozenset({"dpo", "reward_model"})
 """Losses of pairs: both sides stand in one micro-batch."""
 

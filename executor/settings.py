@@ -388,6 +388,8 @@ class Settings:
     """Folder; None: the policy's weights with a new head."""
     reward_model: str | None = None
     """Folder with a trained scalar head; None: the policy's."""
+    reference_model: str | None = None
+    """Folder of the reference, in distillation of the teacher; None: the policy's weights."""
     reward_head: Literal["trained", "drawn"] = "trained"
     """drawn: from the seed where the folder has none, to try the machinery: its rewards are noise."""
     reward_model_weight: Weight = 1.0

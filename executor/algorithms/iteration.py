@@ -263,7 +263,9 @@ class Loop:
         version = self.backend.version
         asked = {sample.group for sample in samples}
         if self.workload.generates:
-            samples = self._with_advantages(self.parts.filtered(samples, step), step)
+            samples = self.parts.filtered(samples, step)
+            if not self.workload.distils:
+                samples = self._with_advantages(samples, step)
             samples = filtered(samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:

@@ -35,12 +35,12 @@ Level = Literal["token", "sequence"]
 def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     """The loss, a scalar with gradient, and the metrics of one micro-batch (see metrics.py for their form).
 
-    Settings are the fields of PolicySettings, or the keyword arguments of value_loss, sft_loss (here),
-    dpo_loss, kto_loss and reward_model_loss (preferences.py). Normaliser of the loss: policy, value and sft
-    by `aggregation` (token: num_tokens; sequence: mean of each sequence, then num_sequences; constant:
-    num_sequences x max_tokens); dpo and reward_model: pairs, num_sequences / 2; kto: num_sequences. Metrics
-    are means over tokens, those of pairs over pairs and of kto over sequences; `tokens` and `sequences` are
-    counts of this micro-batch.
+    Settings are the fields of PolicySettings, or the keyword arguments of value_loss, sft_loss,
+    distillation_loss (here), dpo_loss, kto_loss and reward_model_loss (preferences.py). Normaliser of it:
+    policy, value, sft and distillation by `aggregation` (token: num_tokens; sequence: mean of each sequence,
+    then num_sequences; constant: num_sequences x max_tokens); dpo and reward_model: pairs, num_sequences / 2;
+    kto: num_sequences. Metrics are means over tokens, those of pairs over pairs and of kto over sequences;
+    `tokens` and `sequences` are counts of this micro-batch.
     """
     losses: dict[str, Callable[..., tuple[Tensor, Metrics]]] = {
         "policy": lambda batch, **settings: policy_loss(batch, PolicySettings(**settings)),
@@ -48,6 +48,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
         "dpo": dpo_loss,
         "kto": kto_loss,
         "sft": sft_loss,
+        "distillation": distillation_loss,
         "reward_model": reward_model_loss,
     }
     loss, metrics = losses[spec.name](batch, **spec.settings)
@@ -165,6 +166,26 @@ def sft_loss(
     """Cross-entropy of the response tokens."""
     terms = -_logprobs(batch.logprobs, batch.mask)
     metrics = {"sft/loss": mean_of(terms, batch.mask)}
+    return _aggregate(terms, batch, aggregation, max_tokens), metrics
+
+
+def distillation_loss(
+    batch: Batch,
+    *,
+    estimator: Estimator = "k2",
+    aggregation: Aggregation = "token",
+    max_tokens: int | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Divergence of the policy from the teacher at the tokens that the policy drew.
+
+    On such tokens the mean gradient of k2 is that of KL(policy || teacher), that of k3 the gradient of
+    KL(teacher || policy), up to the limits of `kl`. Both divergences on a student's own samples: Agarwal et
+    al., arXiv 2306.13649.
+    """
+    new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
+    gap = new - _logprobs(batch.reference_logprobs, mask)
+    terms = kl(gap, estimator, torch.exp)
+    metrics = {"distillation/loss": mean_of(terms, mask), "kl/mean": mean_of(gap, mask)}
     return _aggregate(terms, batch, aggregation, max_tokens), metrics
 
 

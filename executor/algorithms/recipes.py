@@ -50,6 +50,7 @@ RECIPES = {
     "kto": Recipe(actor="kto", advantages=None),
     "sft": Recipe(actor="sft", advantages=None),
     "reward_model": Recipe(actor="reward_model", advantages=None),
+    "distillation": Recipe(actor="distillation", advantages=None),
 }
 """grpo averages over all tokens of the step (as DAPO, arXiv 2503.14476, and today's frameworks do); the
 paper's mean of each response first is `aggregation: sequence`."""
@@ -101,6 +102,15 @@ def actor_loss(
             return LossSpec(name="sft", settings={"aggregation": averaged, "max_tokens": max_tokens})
         case "reward_model":
             return LossSpec(name="reward_model", settings={})
+        case "distillation":
+            return LossSpec(
+                name="distillation",
+                settings={
+                    "estimator": settings.kl_estimator or "k2",
+                    "aggregation": settings.aggregation or chosen.aggregation,
+                    "max_tokens": max_tokens,
+                },
+            )
     place, estimator = kl_terms(workload.algorithm, settings)
     kind = settings.policy_loss or chosen.policy_loss
     low, high = CLIP_RANGES.get(workload.algorithm if kind == chosen.policy_loss else kind, CLIP_RANGE)

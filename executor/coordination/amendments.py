@@ -34,6 +34,7 @@ _PART = {
     "model": "model",
     "critic_model": "model",
     "reward_model": "model",
+    "reference_model": "model",
     "reward_head": "model",
     "rewards": "rewards",
     "evaluation.rewards": "rewards",

@@ -23,7 +23,8 @@ MODEL_FILES = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 def contents(job: Job, sources: Sequence[ProblemSource]) -> dict[str, str]:
     """Part of the inputs -> hash of what it names."""
     settings = job.settings
-    folders = [job.model, settings.critic_model or "", settings.reward_model or ""]
+    named = [settings.critic_model, settings.reward_model, settings.reference_model]
+    folders = [job.model, *(folder or "" for folder in named)]
     rules = (*job.rules, *(settings.evaluation.rewards or ()))
     targets = [rule.target for rule in rules if rule.target]
     if settings.environment is not None and ":" in settings.environment.kind:

@@ -177,7 +177,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         field_option(Workload, "epochs", "Passes over the batch in one step."),
         field_option(Workload, "mini_batches", "Optimizer updates per epoch."),
         field_option(Workload, "critic", "Critic model (PPO); same: as the policy."),
-        field_option(Workload, "reference", "Reference model, same or none."),
+        field_option(Workload, "reference", "Reference model, same or none; of distillation the teacher."),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--environment", Words("KEY=VALUE,..."), answered),
@@ -263,7 +263,12 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         models_of(workload)
         check_context(workload)
     rewarded = workload.reward.model or workload.reward.rules or workload.environment
-    if workload.generates and rewarded is None:
+    if workload.distils and workload.reference in ("same", "none"):
+        raise bad_option(
+            f"--algorithm distillation with --reference {workload.reference} has no teacher",
+            "name it, as in --model 8b --reference 70b",
+        )
+    if workload.generates and rewarded is None and not workload.distils:
         raise bad_option(
             "--reward none leaves no reward",
             "add --rules seconds_per_sample=5ms,workers=64, or name a reward model",

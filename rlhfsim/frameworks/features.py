@@ -94,7 +94,7 @@ def hardware_features(vendors: Collection[str]) -> Iterator[str]:
 
 def workload_features(workload: Workload) -> Iterator[str]:
     """Of what a step computes."""
-    lora, old = workload.lora, workload.old_logprobs if workload.generates else None
+    lora, old = workload.lora, workload.old_logprobs if workload.generates and not workload.distils else None
     asked = {
         "environments": workload.environment is not None,
         "dynamic sampling": workload.dynamic_sampling is not None,

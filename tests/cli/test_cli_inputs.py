@@ -91,6 +91,7 @@ def test_a_cluster_that_cannot_be_built_says_why(arguments: tuple[str, ...], cod
         (("--model", "llama-9000b"), "unknown model"),
         (("--critic", "foo-1b"), "unknown model"),
         (("--reward", "none"), "leaves no reward"),
+        (("--algorithm", "distillation"), "has no teacher"),
         (("--rules", "seconds=1"), "--rules"),
         (("--rules", "workers=0"), "--rules"),
         (("--rules", "workers"), "name=value"),

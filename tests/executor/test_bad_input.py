@@ -205,6 +205,23 @@ def test_a_reward_model_that_has_not_learnt_to_score_is_refused(tiny_model: Path
     assert error.code == "reward-model-tokens"
 
 
+def test_a_student_without_a_teacher_that_reads_its_tokens_is_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    teacher = shutil.copytree(tiny_model, tmp_path / "teacher")
+    work = {"reference": str(teacher / "config.json"), "reward": {}}
+    made = runs.plan("hybrid", "distillation", tiny_model, workload=work)
+    assert _refused(made, tmp_path, tiny_model, rewards=None).code == "teacher-missing"
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 999, "content": "<other>"})
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    error = _refused(made, tmp_path, tiny_model, rewards=None, reference_model=str(teacher))
+    assert error.code == "reference-tokens"
+    alone = runs.plan("hybrid", "grpo", tiny_model, workload={"kl": False})
+    error = _refused(alone, tmp_path, tiny_model, reference_model=str(tiny_model))
+    assert error.code == "reference-model-unused"
+
+
 def test_settings_that_the_plan_has_no_use_for_are_refused(
     plan: Plan, tiny_model: Path, tmp_path: Path
 ) -> None:

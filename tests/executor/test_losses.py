@@ -33,6 +33,8 @@ LOSSES: list[tuple[Any, dict[str, Any]]] = [
     ("kto", {"kl_baseline": 0.3, "desirable_weight": 1.5}),
     ("sft", {}),
     ("reward_model", {}),
+    ("distillation", {}),
+    ("distillation", {"estimator": "k3", "aggregation": "sequence"}),
 ]
 
 
@@ -375,3 +377,53 @@ def test_entropy_control_holds_back_its_share_of_the_tokens(control: str) -> Non
         assert not held[changed].any()
     empty, metrics = gradient(settings, replace(batch, mask=torch.zeros_like(batch.mask)))
     assert not empty.any()
+
+
+# --- distillation -------------------------------------------------------------------------------------
+
+
+def test_distillation_is_the_mean_divergence_of_the_tokens_that_count() -> None:
+    batch = random_batch()
+    loss, metrics = compute(LossSpec(name="distillation", settings={}), batch)
+    assert batch.logprobs is not None
+    assert batch.reference_logprobs is not None
+    gap = ((batch.logprobs - batch.reference_logprobs) * batch.mask).numpy().astype(np.float64)
+    assert float(loss) == pytest.approx(float((gap**2).sum() / 2 / batch.mask.sum()), rel=1e-5)
+    assert finish(metrics)["kl/mean"] == pytest.approx(gap.sum() / float(batch.mask.sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("estimator", "reverse"), [("k2", True), ("k3", False)])
+def test_distillation_follows_the_divergence_over_the_whole_vocabulary(estimator: str, reverse: bool) -> None:
+    """The mean over drawn tokens of the gradient of k2 is that of KL(student || teacher), of k3 that of
+    KL(teacher || student), both written out over all tokens."""
+    drawn = torch.randn(2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    teacher = drawn[1].log_softmax(-1)
+
+    def gradient(of: Any) -> Tensor:
+        logits = drawn[0].clone().requires_grad_()
+        of(logits.log_softmax(-1)).backward()
+        assert logits.grad is not None
+        return logits.grad
+
+    def exact(student: Tensor) -> Tensor:
+        p, q = (student, teacher) if reverse else (teacher, student)
+        return (p.exp() * (p - q)).sum()
+
+    def sampled(student: Tensor) -> Tensor:
+        token = torch.ones(1, 1)
+        losses = [
+            compute(
+                LossSpec(name="distillation", settings={"estimator": estimator}),
+                Batch(
+                    mask=token,
+                    num_tokens=1,
+                    num_sequences=1,
+                    logprobs=one * token,
+                    reference_logprobs=its * token,
+                ),
+            )[0]
+            for one, its in zip(student, teacher, strict=True)
+        ]
+        return (student.detach().exp() * torch.stack(losses)).sum()
+
+    assert torch.allclose(gradient(sampled), gradient(exact), atol=1e-5)

@@ -28,6 +28,8 @@ def test_losses_follow_from_the_algorithm() -> None:
     assert actor_loss(GRPO, settings, max_tokens=8).settings["aggregation"] == "token"
     assert actor_loss(Workload(algorithm="sft"), settings, max_tokens=8).settings["aggregation"] == "token"
     assert actor_loss(Workload(algorithm="reward_model"), settings, max_tokens=8).settings == {}
+    taught = actor_loss(Workload(algorithm="distillation"), settings, max_tokens=8)
+    assert (taught.name, taught.settings["estimator"]) == ("distillation", "k2")
     dr = actor_loss(Workload(algorithm="dr-grpo", samples=4), settings, max_tokens=8).settings
     assert (dr["aggregation"], dr["max_tokens"]) == ("constant", 8)
     asked = actor_loss(GRPO, Algorithm(aggregation="sequence"), max_tokens=8)

@@ -10,6 +10,7 @@ import ports
 import pytest
 import runs
 
+from executor.tasks import tiny
 from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
@@ -51,3 +52,15 @@ def test_every_architecture_runs(
     predicted = {p.name for p in made.prediction.phases} - {"controller"}
     measured = {s.name for s in trace.spans}
     assert predicted <= measured | {"actor.generate.wait"}
+
+
+@pytest.mark.long  # 25 s of CPU
+def test_a_student_comes_closer_to_its_teacher(tiny_model: Path, tmp_path: Path, ray_address: str) -> None:
+    teacher = tiny.build(tmp_path / "teacher", layers=1, hidden=64, seed=7)
+    work = {"reference": str(teacher / "config.json"), "reward": {}, "prompts": 32}
+    made = runs.plan("hybrid", "distillation", tiny_model, workload=work)
+    told = runs.settings(tiny_model, iterations=4, reference_model=str(teacher))
+    outcome, heard = runs.run(made, told, tmp_path / "run", ray_address)
+    assert {s.name for s in read_trace(outcome.files.trace).spans} >= {"reference.logprob", "actor.train"}
+    first, *_, last = (row["kl/mean"] for row in heard.rows)
+    assert last < 0.8 * first

@@ -122,6 +122,31 @@ def test_brute_force_agrees_on_replicas_of_several_nodes(
     agree(case, questions.values(case), best, found.certificate)
 
 
+def test_brute_force_agrees_where_a_larger_teacher_scores(questions: Any) -> None:
+    """Whichever GPUs it has: its layout and its moves are its own."""
+    taught = replace(COMMON, algorithm="distillation", reference="llama-3.2-1b", reward=Reward())
+    request = Request(
+        cluster=Cluster(node_groups=(NodeGroup(profile=load_profile("h100"), gpus=2, gpus_per_node=2),)),
+        workload=taught,
+        backend="fsdp2",
+        framework=ANY,
+        fix={"actor": {"micro_batch": 2, "recompute": "none"}, "rollout": {"tp": 1}},
+        forbid=frozenset({"streaming", "offload", "disk", "host"}),
+        limits=(
+            Limit(role="actor", field="zero", relation="=", value=3),
+            Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),
+            Limit(role="rollout", field="sleep", relation="=", value=0),
+            Limit(role="reference", field="micro_batch", relation="<=", value=2),
+        ),
+    )
+    models = models_of(taught)
+    case = questions.case(request, models)
+    assert {plan.reference is not None for _, plan in case.written_out() if plan} == {True}
+    found = Search(request, models).run()
+    best = None if found.best is None else questions.value(case, found.best)
+    agree(case, questions.values(case), best, found.certificate)
+
+
 def apart_question() -> Request:
     """PPO of OpenRLHF, whose roles have one layout on whatever GPUs they are."""
     return Request(

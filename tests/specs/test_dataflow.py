@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlhfsim.specs.workload.dataflow import dataflow
@@ -46,6 +48,16 @@ def test_algorithms_without_a_critic(algorithm: str) -> None:
         "reference.logprob": GEN,
         "actor.logprob": GEN,
         "actor.train": scored,
+        "actor.sync": ("actor.train",),
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, {"kl": False}, {"old_logprobs": "rollout"}])
+def test_a_student_learns_from_its_teacher_alone(changes: dict[str, Any]) -> None:
+    assert calls(Workload(algorithm="distillation", reference="70b", **changes)) == {
+        "actor.generate": (),
+        "reference.logprob": GEN,
+        "actor.train": ("reference.logprob",),
         "actor.sync": ("actor.train",),
     }
 

@@ -37,7 +37,7 @@ COLUMNS = (
 """Column of the progress lines: title, metric, decimals."""
 CURVES = (
     *("reward/mean", "sft/loss", "reward_model/loss", "reward_model/accuracy"),
-    *("dpo/loss", "dpo/accuracy", "kto/loss"),
+    *("dpo/loss", "dpo/accuracy", "kto/loss", "distillation/loss"),
 )
 """Metrics by which a run is seen to learn, beside its evaluations."""
 

@@ -35,7 +35,8 @@ def dataflow(workload: Workload) -> tuple[Call, ...]:
 
     PPO: generate -> {reference.logprob, reward.score, critic.value, actor.logprob} ->
     {critic.train, actor.train} -> actor.sync. GRPO, RLOO and REINFORCE++ drop the critic; DPO and
-    KTO drop the rollout, the reward and the sync; SFT and reward models are actor.train alone: the actor is
+    KTO drop the rollout, the reward and the sync; on-policy distillation is generate -> reference.logprob ->
+    actor.train, the reference being the teacher; SFT and reward models are actor.train alone: the actor is
     the model that is trained, whatever it becomes.
     """
     scoring = _scoring_calls(workload)
@@ -63,6 +64,6 @@ def _scoring_calls(workload: Workload) -> list[Call]:
         calls.append(Call(role="reference", kind="logprob", needs=source))
     if workload.has_critic:
         calls.append(Call(role="critic", kind="value", needs=source))
-    if workload.generates and workload.old_logprobs == "recompute":
+    if workload.generates and workload.old_logprobs == "recompute" and not workload.distils:
         calls.append(Call(role="actor", kind="logprob", needs=source))
     return calls

@@ -31,6 +31,7 @@ Algorithm = Literal[
     "kto",
     "sft",
     "reward_model",
+    "distillation",
 ]
 PolicyLoss = Literal["ppo", "gspo", "cispo"]
 """ppo: the ratio of each token is clipped; gspo: that of the response; cispo: the clipped ratio is a weight
@@ -40,12 +41,12 @@ Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo"})
 """Algorithms that compare the responses of one prompt with each other."""
-ONLINE: frozenset[str] = GROUPED | {"ppo", "reinforce++"}
+ONLINE: frozenset[str] = GROUPED | {"ppo", "reinforce++", "distillation"}
 """Algorithms that generate; the others learn from given pairs, labels or responses."""
 PAIRED: frozenset[str] = frozenset({"dpo", "reward_model"})
 """Algorithms that learn from a chosen and a rejected response to each prompt."""
-REFERRED: frozenset[str] = frozenset({"dpo", "kto"})
-"""Algorithms whose loss compares with a reference, whatever the KL."""
+REFERRED: frozenset[str] = frozenset({"dpo", "kto", "distillation"})
+"""Algorithms whose loss compares with a reference, whatever the KL; that of distillation is the teacher."""
 WITHOUT_KL: frozenset[str] = frozenset({"dapo"})
 """Algorithms that have no KL term unless a file says so (arXiv 2503.14476, section 2.3)."""
 CLIP_RANGES: Mapping[str, tuple[float, float]] = {
@@ -349,6 +350,11 @@ class Workload(Hashed):
         return self.algorithm in ONLINE
 
     @property
+    def distils(self) -> bool:
+        """Whether the policy learns from a teacher's log-probs alone, without reward or ratio."""
+        return self.algorithm == "distillation"
+
+    @property
     def paired(self) -> bool:
         """Whether it learns from pairs."""
         return self.algorithm in PAIRED
@@ -360,8 +366,8 @@ class Workload(Hashed):
 
     @property
     def has_reference(self) -> bool:
-        """Whether reference log-probs are needed: with a KL term; by DPO and KTO always."""
-        wanted = self.kl if self.generates else self.algorithm in REFERRED
+        """Whether reference log-probs are needed: with a KL term; by DPO, KTO and distillation always."""
+        wanted = self.algorithm in REFERRED or (self.kl and self.generates)
         return self.reference != "none" and wanted
 
     @property
@@ -372,4 +378,4 @@ class Workload(Hashed):
     @property
     def has_reward_model(self) -> bool:
         """Whether a reward model scores samples."""
-        return self.generates and self.reward.model is not None
+        return self.generates and not self.distils and self.reward.model is not None
