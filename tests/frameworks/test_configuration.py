@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.shell import words_of
+from rlhfsim.frameworks.configuration.shell import split, words_of
 
 VERL = """#!/bin/bash
 set -x
@@ -142,6 +144,19 @@ def test_a_model_path_under_an_unknown_folder_keeps_its_name() -> None:
 )
 def test_words_of_a_script_hold_what_the_script_itself_sets(script: str, words: list[str]) -> None:
     assert words_of(script, "s") == words
+
+
+def test_words_are_those_of_shlex_which_reads_each_character() -> None:
+    rng, drawn = random.Random(0), """ab$\\'"# \t\r\n=\x0b()\u2003"""
+    for _ in range(3000):
+        text = "".join(rng.choice(drawn) for _ in range(rng.randint(0, 14)))
+        try:
+            wanted = shlex.split(text, comments=True)
+        except ValueError:
+            with pytest.raises(ValueError, match="No "):
+                split(text)
+        else:
+            assert split(text) == wanted
 
 
 def test_a_quote_that_never_closes_names_its_line() -> None:

@@ -21,6 +21,12 @@ _SET_DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
 """`: ${NUM_GPUS:=8}` sets what is not set."""
 _ARRAY = re.compile(r"^\s*(?:export\s+|declare\s+-a\s+|local\s+)?(\w+)(\+?)=\((.*)", re.DOTALL)
 _WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_PIECE = re.compile(
+    r"""(?P<plain>[^ \t\r\n'"\\#]+) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)" | \\(?P<escaped>.)
+      | (?P<gap>(?:[ \t\r\n]|\#[^\n]*)+)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPED = re.compile(r'\\(["\\])')
 _UNKNOWN = "$?"
 _MOST_LINES = 400
 """Of one statement: a quote that is never closed ends there."""
@@ -62,15 +68,11 @@ def commands_of(text: str, name: str, variables: Mapping[str, str] | None = None
         for variable, usual in _SET_DEFAULT.findall(statement):
             names.variables.setdefault(variable, expanded(usual, names.variables))
         array = _ARRAY.match(statement)
-        if array is not None:
-            inside = array[3].rstrip().removesuffix(")")
-            more = [] if not array[2] else names.arrays.get(array[1], [])
-            names.arrays[array[1]] = [
-                *more,
-                *_expanded(_split(_computed(inside, names), name, number), names),
-            ]
+        inside = array[3].rstrip().removesuffix(")") if array else statement
+        found = _expanded(_split(_computed(inside, names), name, number), names)
+        if array:
+            names.arrays[array[1]] = (names.arrays.get(array[1], []) if array[2] else []) + found
             continue
-        found = _expanded(_split(_computed(statement, names), name, number), names)
         _remember(found, names)
         commands.append(found)
     return commands
@@ -81,27 +83,55 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:
     lines = re.sub(r"\\\r?\n", " ", text).splitlines()
     at = 0
     while at < len(lines):
-        first, statement = at, lines[at]
-        while not _closed(statement) and at + 1 < len(lines) and at - first < _MOST_LINES:
-            at += 1
-            statement += "\n" + lines[at]
-        if not _closed(statement):
-            statement, at = lines[first], first
-        yield first + 1, statement
-        at += 1
+        end = _end(lines, at)
+        yield at + 1, "\n".join(lines[at:end])
+        at = end
 
 
-def _closed(statement: str) -> bool:
-    try:
-        words = shlex.split(statement, comments=True)
-    except ValueError:
-        return False
-    return _ARRAY.match(statement) is None or (bool(words) and words[-1].endswith(")"))
+def _end(lines: list[str], first: int) -> int:
+    """Index behind the last line of the statement that begins there; one line where it is never closed."""
+    array, unclosed, last = _ARRAY.match(lines[first]) is not None, "", ""
+    for at in range(first, min(len(lines), first + _MOST_LINES + 1)):
+        unclosed = f"{unclosed}\n{lines[at]}" if unclosed else lines[at]
+        try:
+            words = split(unclosed)
+        except ValueError:
+            continue
+        unclosed, last = "", words[-1] if words else last
+        if not array or last.endswith(")"):
+            return at + 1
+    return first + 1
+
+
+def split(statement: str) -> list[str]:
+    """The words of `shlex.split(statement, comments=True)`, which reads character by character, sooner.
+
+    Raises:
+        ValueError: a quote or an escape that does not end.
+    """
+    words, begun, at = list[str](), False, 0
+    for piece in _PIECE.finditer(statement):
+        if piece.start() != at:
+            break
+        at, kind = piece.end(), piece.lastgroup
+        if kind == "gap":
+            begun = False
+            continue
+        text = piece[kind or 0]
+        text = _ESCAPED.sub(r"\1", text) if kind == "double" else text
+        if begun:
+            words[-1] += text
+        else:
+            words.append(text)
+        begun = True
+    if at != len(statement):
+        return shlex.split(statement, comments=True)  # it says what is not closed
+    return words
 
 
 def _split(statement: str, name: str, line: int) -> list[str]:
     try:
-        return shlex.split(statement, comments=True)
+        return split(statement)
     except ValueError as error:
         raise RlhfsimError(
             "malformed-script",
