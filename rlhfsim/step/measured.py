@@ -155,7 +155,12 @@ def _terms(a: Conditions, b: Conditions) -> dict[str, float]:
 
 def _word(a: Conditions, name: str) -> str:
     """`NeMo-RL` and `nemo-rl` are one framework."""
-    return str(getattr(a, name)).lower().replace("_", "-")
+    return _plain(getattr(a, name))
+
+
+@cache
+def _plain(word: object) -> str:
+    return str(word).lower().replace("_", "-")
 
 
 def _gpu_distance(a: str, b: str) -> float:
@@ -164,6 +169,7 @@ def _gpu_distance(a: str, b: str) -> float:
     return SAME_GENERATION if _generation(a) == _generation(b) else OTHER_GENERATION
 
 
+@cache
 def _generation(gpu: str) -> int | str:
     family = gpu.split("_")[0].split("-")[0]
     return next((i for i, names in enumerate(GENERATIONS) if family in names), family)
