@@ -33,7 +33,10 @@ OPTIONS = {
     "reward": "--reward-layout",
 }
 """RolePlacement -> option; the plain names of the others already name models."""
-ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute", *EXCHANGE)
+ROLE_FIELDS = (
+    *("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "score_micro_batch"),
+    *(*PACKS, "recompute", *EXCHANGE),
+)
 ROLLOUT_FIELDS = ("tp", "pp", "ep", "dispatcher")
 
 

@@ -92,6 +92,7 @@ def _as_said(layout: Layout | RolloutLayout) -> Layout | RolloutLayout:
     return replace(
         layout,
         score_pack_tokens=layout.score_pack_tokens or layout.pack_tokens,
+        score_micro_batch=None if layout.pack_tokens else layout.sequences(scoring=True),
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
     )
 

@@ -101,6 +101,19 @@ def old_logprobs(when: str = "") -> Instead:
     )
 
 
+def scored_as_trained(*others: str) -> Instead:
+    """The row of a trainer whose passes without gradients have the micro-batches of training."""
+    return Instead(
+        "actor.score_micro_batch",
+        lambda plan: plan.placement.actor.layout.micro_batch,
+        "micro-batches of {} samples without gradients",
+        "{}, as in training",
+        "!packs",
+        roles=others,
+        also=tuple(f"{role}.layout.score_micro_batch" for role in others),
+    )
+
+
 def generated_as_batch(plan: Plan) -> Iterator[Unsaid]:
     """A generation batch of another size than the batch, where dynamic sampling has no key for it."""
     work, sampling = plan.workload, plan.workload.dynamic_sampling

@@ -17,10 +17,10 @@ from rlhfsim.specs.workload.workload import Workload
 
 Between = Literal["stays", "optimizer leaves", "leaves"]
 """What a trained or scoring role does between its calls."""
-Aspect = Literal["cut", "groups", "virtual stages", "scoring", "packs", "training", "between", "leaves"]
+Aspect = Literal["cut", "groups", "virtual stages", "scoring", "training", "between", "leaves"]
 """What several roles may have to share: the cut of their weights, the groups of ranks alone, the number of
-virtual stages, the size of scoring micro-batches (in samples or tokens, or only in tokens), how they are
-trained, what they do between their calls, or only whether all of them leaves."""
+virtual stages, the size of scoring micro-batches (in samples or tokens), how they are trained, what they do
+between their calls, or only whether all of them leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,7 @@ def value_of(aspect: Aspect, placed: RolePlacement | RolloutPlacement, backend: 
         case "virtual stages":
             return layout.vp
         case "scoring":
-            return layout.pack(scoring=True), layout.micro_batch
-        case "packs":
-            return layout.pack(scoring=True)
+            return layout.pack(scoring=True), layout.sequences(scoring=True)
         case "between":
             return between(placed)
         case "leaves":

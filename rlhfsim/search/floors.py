@@ -127,7 +127,7 @@ class _CallFloor(NamedTuple):
         chunks = max((vp for vp, *_ in shapes.homes), default=1) if train else 1
         for layout in outlines:
             packs = pack_len(work, layout, self.setting.trained, scoring=not train)
-            count = micro_batches(layout, self.sequences, self.steps, packs)[1]
+            count = micro_batches(layout, self.sequences, self.steps, packs, scoring=not train)[1]
             host = count * self.host_s * (2 + again if train else 1) / layout.pp
             one = self.steps * max(flop, host) * (1 + (layout.pp - 1) / (chunks * count))
             if work.generates:

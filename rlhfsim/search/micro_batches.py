@@ -23,6 +23,8 @@ SATURATED = 16384.0
 """Tokens of a GPU up to which larger ones compete too: ZeRO-3 moves about 8 B a parameter at 50 GB/s while an
 H100 computes its 6 FLOP a token at 600 TFLOP/s, so that 16,000 tokens hide all of it."""
 
+SEQUENCES = {"micro_batch", "score_micro_batch"}
+
 Fields = Mapping[str, int | str]
 
 
@@ -36,14 +38,15 @@ def sizes(request: Request, role: str, cp: int) -> list[dict[str, Any]]:
     """Fields of a layout with `cp` for every size of its micro-batch, smallest first."""
     batch, fixed = batch_lengths(request.workload), request.fix.get(role, {})
     if {"pack_tokens", "score_pack_tokens"} & set(fixed) or (
-        _packs(request, role, batch) and "micro_batch" not in fixed
+        _packs(request, role, batch) and not SEQUENCES & set(fixed)
     ):
         least = math.ceil(batch.max_tokens / cp)
         packs = _fixed(fixed, "pack_tokens") or [least * n for n in _doubled(least)]
         [scoring] = _fixed(fixed, "score_pack_tokens") or [None]
         return [{"pack_tokens": size, "score_pack_tokens": scoring} for size in packs]
     sequences = _fixed(fixed, "micro_batch") or _doubled(batch.mean_tokens / cp)
-    return [{"micro_batch": size} for size in sequences]
+    scored = {name: fixed[name] for name in ("score_micro_batch",) if name in fixed}
+    return [{"micro_batch": size, **scored} for size in sequences]
 
 
 def has_work(layout: Layout, batch: BatchLengths) -> bool:

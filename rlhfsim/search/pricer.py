@@ -61,7 +61,7 @@ from rlhfsim.weight_sync.offload import moves
 
 scored = attrgetter(
     *("tp", "pp", "cp", "dp", "ep", "etp", "dispatcher", "ep_overlap", "sequence_parallel"),
-    *("shards", "micro_batch", "offload_params"),
+    *("shards", "micro_batch", "score_micro_batch", "offload_params"),
 )
 """With `zero` and the packs: what a forward pass reads of a layout."""
 ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)

@@ -26,6 +26,7 @@ ROLE_DEGREES = (
     "zero",
     "shards",
     "micro_batch",
+    "score_micro_batch",
     *PACKS,
     "recompute",
     *EXCHANGE,
@@ -34,7 +35,8 @@ ROLE_DEGREES = (
 DEGREES = {"rollout": ("tp", "pp", "ep", "dispatcher")}
 """Role -> its `ROLE_DEGREES`, where it has others."""
 WHOLE: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp"), (1, MAX_DEGREE)),
+    **dict.fromkeys(("micro_batch", "score_micro_batch"), (1, MAX_DEGREE)),
     **dict.fromkeys(PACKS, (1, MAX_PACK)),
     "zero": (0, 3),
     "shards": (2, MAX_DEGREE),

@@ -324,7 +324,7 @@ def _caller(
         packs = pack_len(workload, layout, drawn, scoring=not trained)
         priced = price(layout, packs)
         if workload.generates:
-            count = steps * micro_batches(layout, sequences, steps, packs)[1]
+            count = steps * micro_batches(layout, sequences, steps, packs, scoring=not trained)[1]
             priced = framework_call(device, priced, launched_layers(layout, layers, count, trained=trained))
         return priced.scaled(factor)
 

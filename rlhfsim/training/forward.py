@@ -47,7 +47,7 @@ def forward(
     if head != "logprob" and not model.value_head:
         model = replace(model, value_head=True)
     software = software or default_software(backend)
-    size, count = micro_batches(layout, sequences, 1, pack_len)
+    size, count = micro_batches(layout, sequences, 1, pack_len, scoring=True)
     work = work_of(device, layout, sequences, size, precision, software, model)
     scored, frozen = head == "logprob", lora is not None
     through = passes(device, model, work, software, "none", frozen=frozen, logprob=scored, scoring=True)

@@ -132,7 +132,7 @@ def _passed(
 
 
 def micro_batches(
-    layout: Layout, sequences: Sequences, steps: int, pack_len: float | None
+    layout: Layout, sequences: Sequences, steps: int, pack_len: float | None, *, scoring: bool = False
 ) -> tuple[float, int]:
     """Tokens of one micro-batch (before context parallelism) and micro-batches per step and rank.
 
@@ -147,7 +147,7 @@ def micro_batches(
     rank = max(1.0, units / (steps * layout.dp))
     if not pack_len and sequences.deviation == 0:
         rank = math.ceil(rank - 1e-9)
-    count = max(1, math.ceil(rank / layout.micro_batch - 1e-9))
+    count = max(1, math.ceil(rank / layout.sequences(scoring=scoring) - 1e-9))
     chunks = 2 * layout.cp * layout.tp if layout.cp > 1 and sequences.deviation > 0 else 1
     padding = (chunks - 1) / 2 / (sequences.tokens / sequences.count)
     return each * rank / count * (1 + padding), count

@@ -19,7 +19,7 @@ OF = {
     "train_pack_tokens": "layout.pack_tokens",
     "score_pack_tokens": "layout.score_pack_tokens",
     "train_micro_batch": "layout.micro_batch",
-    "score_micro_batch": "layout.micro_batch",
+    "score_micro_batch": "layout.score_micro_batch",
     "leaves": "offload_between",
     "sleeps": "sleep",
     "gpus": "pool",
@@ -58,7 +58,7 @@ def _trained(plan: Plan, placed: RolePlacement) -> dict[str, Any]:
         "train_pack_tokens": layout.pack_tokens,
         "score_pack_tokens": layout.score_pack_tokens or layout.pack_tokens,
         "train_micro_batch": None if packs else layout.micro_batch,
-        "score_micro_batch": None if packs else layout.micro_batch,
+        "score_micro_batch": None if packs else layout.sequences(scoring=True),
         "updates": work.mini_batches * work.epochs,
         "rank_samples": work.num_sequences // work.mini_batches // layout.dp,
     }
@@ -77,10 +77,18 @@ def differences(plan: Plan, name: str, derived: dict[str, Any]) -> Iterator[str]
             yield f"{quantity}: {said[quantity]} -> {value}"
 
 
-DERIVED = {"verl": {"layout.dp", "layout.cp", "train_pack_tokens", "updates", "rank_samples"}}
+_SIZES = {"layout.dp", "train_pack_tokens", "train_micro_batch"}
+_STEPS = {"updates", "rank_samples"}
+DERIVED = {
+    "verl": {"layout.cp", "score_micro_batch", *_SIZES, *_STEPS},
+    "openrlhf": {"layout.cp", "score_micro_batch", *_SIZES, *_STEPS},
+    "skyrl": {"layout.cp", "score_micro_batch", *_SIZES, *_STEPS},
+    "trl": _SIZES,
+    "areal": {"layout.cp", "score_pack_tokens", "layout.dp", *_STEPS},
+}
 """Framework -> quantities of the policy that its set-up must give."""
-SLOW = ("openrlhf",)
-"""Those whose set-up imports for seconds what its parser does not: in long tests alone."""
+SLOW = ("openrlhf", "skyrl", "trl", "areal")
+"""Those that are set up in long tests alone: their set-up imports for seconds what their parsers do not."""
 
 
 def wrong(plan: Plan, name: str, found: dict[str, Any]) -> list[str]:

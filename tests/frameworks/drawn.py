@@ -178,7 +178,10 @@ def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
 def _layout(rng: random.Random, backend: Backend, *, packing: bool) -> Layout:
     pick = rng.choice
     packs: dict[str, Any] = {"pack_tokens": pick((4096, 8192)), "score_pack_tokens": pick((None, 16384))}
-    given: dict[str, Any] = pick((packs, {}) if packing else ({},)) or {"micro_batch": pick((1, 2, 4))}
+    given: dict[str, Any] = pick((packs, {}) if packing else ({},)) or {
+        "micro_batch": pick((1, 2, 4)),
+        "score_micro_batch": pick((None, None, 2, 8)),
+    }
     given |= {
         "dp": pick((2, 4, 8)),
         "cp": pick((1, 1, 2)) if packing else 1,

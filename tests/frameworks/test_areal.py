@@ -191,9 +191,10 @@ def same_run(asked: Plan, folder: Path) -> None:
     )
     assert (run.prompts, run.samples, run.mini_batches) == (work.prompts, work.samples, work.mini_batches)
     assert (run.backend, run.weight_path) == (placement.backend, placement.weight_path)
-    assert replace(run.layout, score_pack_tokens=placement.actor.layout.score_pack_tokens) == replace(
-        placement.actor.layout, sequence_parallel=True
-    )
+    scored = {"score_pack_tokens": None, "score_micro_batch": None}
+    assert replace(run.layout, **scored) == replace(placement.actor.layout, sequence_parallel=True, **scored)
+    if run.layout.pack_tokens is None and work.old_logprobs == "recompute":
+        assert run.layout.sequences(scoring=True) == run.layout.micro_batch * work.mini_batches
     assert replace(run.rollout, max_batched_tokens=0) == replace(
         placement.rollout.layout, max_batched_tokens=0
     )

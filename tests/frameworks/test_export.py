@@ -20,8 +20,9 @@ from rlhfsim.frameworks.configuration.described import Lengths, placement_of, wo
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
-from rlhfsim.frameworks.nearest import with_placement, with_rollout
+from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
 from rlhfsim.frameworks.nemo_rl.keys import TABLE as NEMO_RL
+from rlhfsim.frameworks.verl.keys import TABLE as VERL
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
@@ -185,7 +186,7 @@ def test_a_script_asks_for_every_variable_that_it_reads_and_for_no_other() -> No
             actor = plans[0].placement.actor
             served = Layout(zero=0, dp=actor.layout.gpus, recompute="none")
             scored = replace(plans[0].placement, reward=replace(actor, layout=served))
-            plans.append(replace(plans[0], placement=scored))
+            plans.append(with_workload(replace(plans[0], placement=scored), dynamic_sampling=None))
         for plan in plans:
             files = export(plan, name, frozenset()).files
             script = files["launch.sh"]
@@ -270,7 +271,7 @@ WRITTEN_OR_REFUSED = {
     "rollout_precision samples seed train_precision rollout_bf16_attention kv_precision rollout_bf16_layers "
     "speculation",
     Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
-    "score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",
+    "score_micro_batch score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",
     RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
     "memory_utilization pp precision tp speculation bf16_layers bf16_attention dispatcher",
     Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming late lend",
@@ -323,6 +324,32 @@ def test_dynamic_sampling_and_gradients_are_written() -> None:
         values = export(filtered, name, frozenset()).written.values
         assert any(key in k and v not in (False, None) for k, v in values.items())
         assert {3 * plan.workload.prompts, 3.0} & set(values.values())
+
+
+def test_verls_trainer_limits_no_generation_batches_and_filters_before_a_shared_reward_model() -> None:
+    plan, key = planned(RECIPES["verl"][0]), "algorithm.filter_groups.max_num_gen_batches"
+    sampling = DynamicSampling(kept=0.5, max_gen_batches=4)
+    filtered = with_workload(plan, dynamic_sampling=sampling)
+    found = export(filtered, "verl", frozenset()).written
+    assert key not in found.values
+    [said] = [unsaid for unsaid in found.unsaid if "generation batches" in unsaid.what]
+    assert said.instead == "no limit"
+    served = Layout(zero=0, dp=plan.placement.actor.layout.gpus, recompute="none")
+    own = replace(plan.placement.actor, layout=served)
+    shared = with_placement(filtered, reward=replace(own, residency="offloaded"))
+    with pytest.raises(RlhfsimError, match="filters groups before a reward model"):
+        export(shared, "verl", frozenset())
+
+
+@pytest.mark.parametrize(("more", "most"), [({}, None), ({"verl_version": "0.8"}, 10)])
+def test_verls_limit_of_generation_batches_is_read_where_it_holds(
+    more: dict[str, str], most: int | None
+) -> None:
+    group = "algorithm.filter_groups"
+    said = {f"{group}.enable": True, f"{group}.max_num_gen_batches": 10, "algorithm.adv_estimator": "grpo"}
+    values = said | {"actor_rollout_ref.model.path": "qwen2.5-7b"} | more
+    found = VERL.read(FrameworkSettings(values, "run.sh")).all()["workload.dynamic_sampling"]
+    assert found.max_gen_batches == most
 
 
 def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:

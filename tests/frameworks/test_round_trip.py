@@ -124,6 +124,8 @@ def _used(layout: Any, scoring: bool) -> dict[str, Any]:
     if isinstance(layout, Layout):
         values["score_pack_tokens"] = layout.pack(scoring=True)
         values["pack_tokens"] = None if scoring else layout.pack_tokens
+        values["score_micro_batch"] = layout.sequences(scoring=True)
+        values["micro_batch"] = None if scoring else layout.micro_batch
         if layout.tp == 1:
             values["sequence_parallel"] = True
         values["zero"] = layout.zero == 3 if scoring else layout.zero

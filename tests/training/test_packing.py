@@ -62,7 +62,7 @@ def test_memory_is_sized_for_the_pack_or_the_longest_sequence() -> None:
 
 
 def test_a_pack_holds_no_more_than_a_rank_has_for_one_optimizer_step() -> None:
-    lengths = BatchLengths(max_tokens=600, mean_tokens=350, deviation=0, sequences=1280)
+    lengths = BatchLengths(max_tokens=600, mean_tokens=350, deviation=0, sequences=1280, scored=1280)
     wide = Layout(dp=32, zero=3, pack_tokens=24_000)
     assert lengths.tokens(wide) == 40 * 350
     assert lengths.tokens(wide, scoring=True) == 24_000

@@ -105,5 +105,5 @@ def _micro_batches(layout: Layout, kind: str, length: float) -> str:
     pack = layout.pack_tokens if kind == "train" else layout.score_pack_tokens or layout.pack_tokens
     if pack:
         return f"micro-batches of up to {pack:,} tokens"
-    samples = f"{layout.micro_batch} sample{'s' * (layout.micro_batch > 1)}"
-    return f"micro-batches of {layout.micro_batch * length:,.0f} tokens ({samples})"
+    count = layout.sequences(scoring=kind != "train")
+    return f"micro-batches of {count * length:,.0f} tokens ({count} sample{'s' * (count > 1)})"

@@ -82,8 +82,8 @@ def _allocations(s: FrameworkSettings) -> tuple[str, str]:
     return s.text("rollout.backend"), s.text("actor.backend")
 
 
-def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int) -> Layout:
-    """The layout of an engine that is given `samples` at a time."""
+def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int, scored: int) -> Layout:
+    """The layout of an engine that is given `samples` at a time to train on, and `scored` to score."""
     sizes, scores = degrees_of(spelled), section == "ref"
     tp, pp, cp, dp = (sizes.get(name, 1) for name in "tpcd")
     cuts: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp}
@@ -98,9 +98,10 @@ def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int) -> L
     kind = s.text(f"{section}.megatron.recompute_granularity", default="full") if recomputes else "none"
     limit = s.count(f"{section}.mb_spec.max_tokens_per_mb")
     number = s.whole(f"{section}.mb_spec.n_mbs", default=1, least=1)
-    packs = (
-        {"pack_tokens": max(1, limit // cp)} if limit else {"micro_batch": max(1, samples // (dp * number))}
-    )
+    sizes = {"micro_batch": samples, "score_micro_batch": scored}
+    packs = {name: max(1, count // (dp * number)) for name, count in sizes.items()}
+    if limit:
+        packs = {"pack_tokens": max(1, limit // cp)}
     return training_layout(dp * tp * pp * cp, **cuts, recompute=cast(Any, kind), **packs)
 
 
@@ -113,7 +114,7 @@ def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDes
     with_actor = target == "actor"
     leaves = s.flag(f"{section}.offload")
     return RoleDescription(
-        layout=_layout(s, section, spelled, sequences if role == "reference" else each),
+        layout=_layout(s, section, spelled, sequences if role == "reference" else each, sequences),
         residency="offloaded" if leaves else "resident",
         optimizer_leaves=leaves and role == "critic",
         pool=None if with_actor else target,
@@ -151,7 +152,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     shared = s.text("rollout.scheduling_strategy.type", default="separation") == "colocation"
     batch, updates = read["workload.prompts"] * read["workload.samples"], read["workload.mini_batches"]
     disk = shared or s.text("actor.weight_update_mode", default="xccl") == "disk"
-    layout = _layout(s, "actor", trains, batch // updates)
+    scored = batch if read["workload.old_logprobs"] == "recompute" else batch // updates
+    layout = _layout(s, "actor", trains, batch // updates, scored)
     gone = s.flag("enable_offload") and (shared or s.flag("actor.offload"))
     gone = gone and layout.offload_params == "none"
     kl = s.share("actor.kl_ctl", default=0.1) > 0
@@ -249,8 +251,9 @@ def _micro_batch(plan: Plan, section: str, layout: Layout, *, scores: bool) -> I
         yield Setting(key=f"{section}.mb_spec.max_tokens_per_mb", value=limit, why="of all CP ranks")
         return
     each = plan.workload.num_sequences // (1 if scores else plan.workload.mini_batches)
-    number = math.ceil(each / (layout.dp * layout.micro_batch))
-    why = f"micro-batches of {layout.micro_batch} samples"
+    size = layout.sequences(scoring=scores)
+    number = math.ceil(each / (layout.dp * size))
+    why = f"micro-batches of {size} samples"
     yield Setting(key=f"{section}.mb_spec.n_mbs", value=number, why=why)
 
 

@@ -9,6 +9,7 @@ from rlhfsim.frameworks.instead import Instead, instead
 from rlhfsim.frameworks.nearest import with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
+from rlhfsim.specs.placement.placement import RolePlacement
 
 ROWS = (
     Instead(
@@ -64,16 +65,32 @@ ROWS = (
 def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     """Everything in a plan that AReaL cannot be told, with what it does instead."""
     yield from instead(plan, *ROWS)
-    work, layout = plan.workload, plan.placement.actor.layout
-    if layout.pack_tokens is None and work.mini_batches > 1 and work.old_logprobs == "recompute":
-        yield Unsaid(
-            what=f"micro-batches of {layout.micro_batch} samples for old log-probs",
-            instead=f"as many micro-batches as in training, of {work.mini_batches} times the samples",
-        )
+    layout = plan.placement.actor.layout
+    for name in ("actor", "critic"):
+        yield from _of_scoring(plan, name)
     if layout.score_pack_tokens not in (None, layout.pack_tokens):
         yield Unsaid(
             what=f"packs of {layout.score_pack_tokens} tokens for the policy's log-probs",
             instead=f"{layout.pack_tokens}, as in training; the reference keeps its own",
             nearest=with_layouts(plan, "actor", "critic", score_pack_tokens=None),
             of=("actor.layout.score_pack_tokens", "critic.layout.score_pack_tokens"),
+        )
+
+
+def _of_scoring(plan: Plan, name: str) -> Iterator[Unsaid]:
+    """A batch is scored in as many micro-batches as an update trains in (`mb_spec.n_mbs`)."""
+    placed = plan.placement.roles.get(name)
+    scores = name == "critic" or plan.workload.old_logprobs == "recompute"
+    if not isinstance(placed, RolePlacement) or placed.layout.pack_tokens or not scores:
+        return
+    size, together = (
+        placed.layout.sequences(scoring=True),
+        placed.layout.micro_batch * plan.workload.mini_batches,
+    )
+    if size != together:
+        yield Unsaid(
+            what=f"micro-batches of {size} samples while the {name} scores",
+            instead=f"as many micro-batches as in training, of {together} samples",
+            nearest=with_layouts(plan, name, score_micro_batch=together),
+            of=(f"{name}.layout.score_micro_batch",),
         )

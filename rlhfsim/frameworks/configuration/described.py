@@ -138,13 +138,16 @@ class Lengths:
 
 
 def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **settings: Any) -> Layout:
-    """The layout in which data parallelism fills what the other degrees leave of the GPUs.
+    """The layout in which data parallelism fills what the other degrees leave of the GPUs; a micro-batch
+    without gradients has a size of its own where it has another one.
 
     Raises:
         RlhfsimError: the degrees do not divide the GPUs.
     """
     each = tp * pp * cp
     _check_filled(gpus, each, f"training layout TP{tp} PP{pp} CP{cp}")
+    if settings.get("score_micro_batch") == settings.get("micro_batch", 1):
+        settings["score_micro_batch"] = None
     return _by_its_rules(Layout, tp=tp, pp=pp, cp=cp, dp=gpus // each, **settings)
 
 

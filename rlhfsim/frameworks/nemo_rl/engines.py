@@ -59,7 +59,10 @@ def _micro_batch(s: FrameworkSettings, read: Fields, role: str) -> dict[str, int
     )
     packing = packed(s, role)
     if not (packing or s.flag(f"{model}.dynamic_batching.enabled")):
-        return {"micro_batch": size * (1 if read["rollout"] else 2)}
+        if not read["rollout"]:
+            return {"micro_batch": 2 * size}
+        scored = max(1, s.whole(f"{model}.logprob_batch_size", default=size))
+        return {"micro_batch": size, "score_micro_batch": scored}
     name = f"{model}.{'sequence_packing' if packing else 'dynamic_batching'}"
     scored = s.whole(f"{model}.logprob_batch_size", default=size) * read["limit.total"]
     limits = {
@@ -147,7 +150,7 @@ def engine(role: str) -> tuple[Key | FixedKey, ...]:
         *(
             [Key("scored.micro_batch", f"{model}.logprob_batch_size", when="rollout", read=False)]
             if policy
-            else []
+            else [Key("critic.score_micro_batch", f"++{model}.logprob_batch_size", read=False)]
         ),
         Key(f"{role}.packs", f"{packing}.train_mb_tokens", why="of all CP ranks", read=False),
         Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", read=False),

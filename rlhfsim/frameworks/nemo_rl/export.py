@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhfsim.frameworks.export import Exporter, Value, Written, override, script, the_rollout
 from rlhfsim.frameworks.fields import shares
 from rlhfsim.frameworks.nemo_rl.keys import TABLE, TRANSPORT, loop_of
-from rlhfsim.frameworks.nemo_rl.unsaid import unsaid_of
+from rlhfsim.frameworks.nemo_rl.unsaid import alike, unsaid_of
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
@@ -57,7 +57,7 @@ def usual(plan: Plan) -> dict[str, Value]:
     alone = {} if shares(plan) else dict.fromkeys(TABLE.keys_of("rollout.memory_utilization"), ENGINE_ALONE)
     return {
         **dict.fromkeys(TABLE.keys_of("actor.micro_batch"), 1),
-        **dict.fromkeys(TABLE.keys_of("scored.micro_batch"), 4),
+        **dict.fromkeys(TABLE.keys_of("scored.micro_batch"), 1 if alike(plan) else 4),
         **alone,
     }
 

@@ -25,6 +25,7 @@ from rlhfsim.frameworks.nemo_rl.engines import (
     packs,
     software,
 )
+from rlhfsim.frameworks.nemo_rl.unsaid import alike
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import (
     ABOVE_ZERO,
@@ -378,7 +379,7 @@ TABLE = Table(
         ),
         "reuses": lambda plan: plan.workload.old_logprobs != "recompute" and plan.workload.one_update,
         "adapters": lambda plan: plan.workload.lora is not None,
-        "scored.micro_batch": lambda plan: plan.placement.actor.layout.micro_batch,
+        "scored.micro_batch": lambda plan: plan.placement.actor.layout.sequences(scoring=not alike(plan)),
         **{
             f"{role}.{name}": packs(role, scoring=name != "packs")
             for role in MODELS

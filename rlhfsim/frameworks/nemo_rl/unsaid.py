@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
-from rlhfsim.frameworks.instead import Instead, instead, old_logprobs
+from rlhfsim.frameworks.instead import Instead, instead, old_logprobs, scored_as_trained
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Residency
+
+ALIKE = 4
+"""Tensor parallelism from which on it refuses a `logprob_batch_size` other than `train_micro_batch_size`, as
+results of its kernels then depend on the batch (models/policy/lm_policy.py, line 208)."""
+
+
+def alike(plan: Plan) -> bool:
+    """Whether log-probs are computed in the micro-batches of training."""
+    return not plan.workload.generates or plan.placement.actor.layout.tp >= ALIKE
+
 
 ROWS = (
     Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
@@ -55,9 +65,13 @@ ROWS = (
 """Plans with a rollout are those of run_grpo.py and run_ppo.py, the others those of run_dpo.py."""
 
 
+SIZES = ("score_micro_batch", "pack_tokens", "score_pack_tokens")
+"""Fields of a layout that say a micro-batch otherwise than `micro_batch`."""
+
+
 def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     """Everything in a plan that NeMo-RL cannot be told, with what it does instead."""
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *ROWS, *([scored_as_trained("reference")] if alike(plan) else []))
     yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
     yield from _of_reference(plan)
 
@@ -70,14 +84,8 @@ def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what="micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
             instead=f"micro-batches count pairs: {2 * pairs} sequences",
-            nearest=with_layouts(
-                plan, *roles, micro_batch=2 * pairs, pack_tokens=None, score_pack_tokens=None
-            ),
-            of=tuple(
-                f"{role}.layout.{name}"
-                for role in roles
-                for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
-            ),
+            nearest=with_layouts(plan, *roles, **dict.fromkeys(SIZES), micro_batch=2 * pairs),
+            of=tuple(f"{role}.layout.{name}" for role in roles for name in ("micro_batch", *SIZES)),
         )
     if work.mini_batches > 1:
         yield Unsaid(
@@ -111,19 +119,15 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
 def _of_packs(plan: Plan) -> Iterator[Unsaid]:
     layout = plan.placement.actor.layout
     if plan.workload.packing and layout.pack_tokens is None:
-        longest = longest_prompt(plan) + longest_response(plan)
+        longest, roles = longest_prompt(plan) + longest_response(plan), ("actor", "critic", "reference")
+        sizes = {
+            "pack_tokens": layout.micro_batch,
+            "score_pack_tokens": layout.sequences(scoring=not alike(plan)),
+        }
+        packs = {name: math.ceil(size * longest / layout.cp) for name, size in sizes.items()}
         yield Unsaid(
             what=f"micro-batches of {layout.micro_batch} packed sequences",
             instead=f"packs of {layout.micro_batch * longest} tokens",
-            nearest=with_layouts(
-                plan,
-                *("actor", "critic", "reference"),
-                micro_batch=1,
-                pack_tokens=math.ceil(layout.micro_batch * longest / layout.cp),
-            ),
-            of=tuple(
-                f"{role}.layout.{name}"
-                for role in ("actor", "critic", "reference")
-                for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
-            ),
+            nearest=with_layouts(plan, *roles, micro_batch=1, score_micro_batch=None, **packs),
+            of=tuple(f"{role}.layout.{name}" for role in roles for name in ("micro_batch", *SIZES)),
         )

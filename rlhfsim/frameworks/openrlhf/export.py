@@ -16,8 +16,8 @@ from rlhfsim.frameworks.export import (
     the_rollout,
 )
 from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, long_samples
-from rlhfsim.frameworks.nearest import with_placement
-from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, trained
+from rlhfsim.frameworks.nearest import with_layouts, with_placement
+from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
@@ -74,6 +74,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     actor,
                     micro_batch=role.layout.micro_batch,
                     pack_tokens=role.layout.pack_tokens,
+                    score_micro_batch=role.layout.score_micro_batch,
                     score_pack_tokens=role.layout.score_pack_tokens,
                 )
                 yield Unsaid(
@@ -82,6 +83,15 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     nearest=with_placement(plan, **{name: replace(role, layout=same)}),
                     of=(f"{name}.layout.{field}",),
                 )
+    together = scored_together(plan)
+    apart = [name for name, role in trained(plan) if role.layout.sequences(scoring=True) != together]
+    if apart and actor.pack_tokens is None:
+        yield Unsaid(
+            what=f"micro-batches of their own while {' and '.join(apart)} score",
+            instead=f"{together} samples, as for all that scores",
+            nearest=with_layouts(plan, *apart, score_micro_batch=together),
+            of=tuple(f"{name}.layout.score_micro_batch" for name in apart),
+        )
     longest, pack = longest_prompt(plan) + longest_response(plan), actor.pack_tokens
     yield from long_samples(longest, pack and pack * actor.cp, pack)
 

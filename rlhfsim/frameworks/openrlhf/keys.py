@@ -140,7 +140,7 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
         pools["reward"] = "critic"
     present = {"reference": _kl(s), "critic": ppo, "reward": reward}
     offloaded = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
-    scored: dict[str, Any] = {} if read["packs"] else {"micro_batch": _scored_together(s, read)}
+    scored = {"micro_batch": read["actor.score_micro_batch"], "score_micro_batch": None}
     roles = {}
     for name, pool in pools.items():
         nodes, each = (names(f"{pool or FLAGS[name]}.num_{unit}") for unit in ("nodes", "gpus_per_node"))
@@ -179,11 +179,6 @@ def _check_placed(s: FrameworkSettings, role: str, gpus: int, keys: Iterable[tup
 
 def _kl(s: FrameworkSettings) -> bool:
     return s.share(*names("algo.kl.init_coef"), default=0.01) != 0
-
-
-def _scored_together(s: FrameworkSettings, read: Fields) -> int:
-    """Sequences of a micro-batch that is scored."""
-    return max(1, s.whole(*names("rollout.micro_batch_size"), default=8 if read["old"] else 1))
 
 
 # --- what else no row can say -------------------------------------------------------------------------------
@@ -275,10 +270,10 @@ def _generation(read: Fields) -> dict[str, Any]:
 _TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate", "rollout")
 
 
-def _scored(plan: Plan) -> int:
+def scored_together(plan: Plan) -> int:
     """Sequences of a micro-batch that is scored: as the reference's, the critic's or the actor's."""
     placed = plan.placement.reference or plan.placement.critic or plan.placement.actor
-    return placed.layout.micro_batch
+    return placed.layout.sequences(scoring=True)
 
 
 _ROLES = tuple(
@@ -356,7 +351,13 @@ _TRAINING = (
         when="!packs",
         why=_TRAINED,
     ),
-    FixedKey("--rollout.micro_batch_size", _scored, "!packs"),
+    Key(
+        "actor.score_micro_batch",
+        "--rollout.micro_batch_size",
+        lambda read: 8 if read["old"] else 1,
+        whole(floor=1),
+        when="!packs",
+    ),
     Key("packs", "--train.dynamic_batch_enable", codec=flag()),
     Key("actor.pack_tokens", "--train.max_tokens_per_gpu", 16192, whole(floor=1), when="packs", why=_TRAINED),
     Key(
@@ -384,6 +385,7 @@ TABLE = Table(
         "rollout": _ROLLOUT,
     },
     _rest,
+    {"actor.score_micro_batch": scored_together},
     follows={
         "old": lambda s, read: any(s.find(key) is not None for key in OLD),
         "together": lambda s, read: s.flag(*names("train.colocate_all")) or s.find(ENTRY_POINT) == NOT_ON_RAY,

@@ -33,8 +33,7 @@ RUNS = Runs(
         ),
         same=(
             Same(aspect="cut", roles=("actor", "critic", "reference", "reward")),
-            Same(aspect="scoring", roles=("reference", "reward")),
-            Same(aspect="packs", roles=("actor", "critic", "reference", "reward")),
+            Same(aspect="scoring", roles=("actor", "critic", "reference", "reward")),
             Same(aspect="training", roles=("actor", "critic")),
             Same(aspect="between", roles=("actor", "critic")),
         ),

@@ -14,7 +14,7 @@ from rlhfsim.frameworks.dispatching import in_vllm, named
 from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
 from rlhfsim.frameworks.predictions import memory, predicted
-from rlhfsim.frameworks.skyrl.unsaid import scoring, updates, versions
+from rlhfsim.frameworks.skyrl.unsaid import scored_together, updates, versions
 from rlhfsim.frameworks.table import (
     FROM_ROLLOUT,
     FixedKey,
@@ -114,9 +114,10 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, kl: bool) -> dict[s
 
 def _layout(s: FrameworkSettings, read: Fields, role: str, gpus: int) -> Layout:
     tokens = max(0, int(s.share("trainer.max_tokens_per_microbatch", default=-1)))
-    kind = "forward" if role == "reference" else "train"
-    sequences, cp = s.whole(f"trainer.micro_{kind}_batch_size_per_gpu", default=1), read[f"{role}.cp"]
-    given: dict[str, Any] = {"micro_batch": max(1, sequences)}
+    cp, scored = read[f"{role}.cp"], read["actor.score_micro_batch"]
+    given: dict[str, Any] = {"micro_batch": scored}
+    if role != "reference":
+        given = {"micro_batch": read["actor.micro_batch"], "score_micro_batch": scored}
     if tokens:
         given = {"pack_tokens": max(1, tokens // cp)}
     prefix = f"trainer.{ROLES[role]}"
@@ -341,9 +342,20 @@ _BATCH: tuple[Row, ...] = (
         why=_TRAINED,
     ),
     Key(
-        "actor.micro_batch", "trainer.micro_train_batch_size_per_gpu", when="!packs", why=_TRAINED, read=False
+        "actor.micro_batch",
+        "trainer.micro_train_batch_size_per_gpu",
+        1,
+        whole(floor=1),
+        when="!packs",
+        why=_TRAINED,
     ),
-    FixedKey("trainer.micro_forward_batch_size_per_gpu", lambda plan: scoring(plan).micro_batch, "!packs"),
+    Key(
+        "actor.score_micro_batch",
+        "trainer.micro_forward_batch_size_per_gpu",
+        1,
+        whole(floor=1),
+        when="!packs",
+    ),
 )
 _DR, _FILTERED = "workload.algorithm=dr-grpo", "workload.dynamic_sampling"
 _ALGORITHM: tuple[Row, ...] = (
@@ -434,6 +446,7 @@ TABLE = Table(
         "limit.answer": _answer,
         "limit.conversation": lambda plan: longest_prompt(plan) + longest_response(plan) - _answer(plan),
         "versions": versions,
+        "actor.score_micro_batch": scored_together,
         "takes_rollouts": lambda plan: (
             plan.workload.old_logprobs == "rollout" or plan.placement.schedule.continuous
         ),

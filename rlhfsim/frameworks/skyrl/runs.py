@@ -43,7 +43,7 @@ RUNS = Runs(
             between={"actor": ("stays",), "critic": ("stays",), "reference": ("stays",)}, sleep=(0,)
         ),
         same=(
-            Same(aspect="packs", roles=("actor", "critic", "reference")),
+            Same(aspect="scoring", roles=("actor", "critic", "reference")),
             Same(aspect="training", roles=("actor", "critic")),
         ),
         rollout_with="all",

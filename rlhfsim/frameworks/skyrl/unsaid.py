@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response
@@ -12,7 +13,6 @@ from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, lon
 from rlhfsim.frameworks.nearest import with_roles, with_rollout
 from rlhfsim.frameworks.predictions import call
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
 TRAINED = ("actor", "critic")
@@ -73,9 +73,10 @@ ROWS = (
 )
 
 
-def scoring(plan: Plan) -> Layout:
-    """Whose micro-batches scoring passes have: the reference's, the critic's or the actor's."""
-    return (plan.placement.reference or plan.placement.critic or plan.placement.actor).layout
+def scored_together(plan: Plan) -> int:
+    """Samples of a micro-batch of all scoring passes: as the reference's, the critic's or the actor's."""
+    placed = plan.placement.reference or plan.placement.critic or plan.placement.actor
+    return placed.layout.sequences(scoring=True)
 
 
 def versions(plan: Plan) -> int:
@@ -164,16 +165,24 @@ def _schedule(plan: Plan) -> Iterator[Unsaid]:
 
 def _micro_batches(plan: Plan) -> Iterator[Unsaid]:
     """One size for all trained roles and one for all scoring passes, or one number of tokens."""
-    actor, scored = plan.placement.actor.layout, scoring(plan)
+    actor, scored = plan.placement.actor.layout, scored_together(plan)
+    tokens = actor.pack(scoring=False)
 
     def as_run(name: str, role: RolePlacement) -> RolePlacement:
+        layout, trained = role.layout, name in TRAINED
         if name == "reward":
             return role
-        size = actor if name in TRAINED else scored
-        packs = tokens // role.layout.cp if (tokens := actor.pack(scoring=False)) else None
-        count = 1 if packs else size.micro_batch
-        layout = replace(role.layout, micro_batch=count, pack_tokens=packs, score_pack_tokens=None)
-        return replace(role, layout=layout)
+        if tokens:
+            sizes: dict[str, Any] = {
+                "micro_batch": 1,
+                "score_micro_batch": None,
+                "pack_tokens": tokens // layout.cp,
+            }
+        else:
+            sizes = {"micro_batch": actor.micro_batch if trained else layout.micro_batch, "pack_tokens": None}
+            alike = layout.sequences(scoring=True) == scored
+            sizes["score_micro_batch"] = layout.score_micro_batch if alike else scored
+        return replace(role, layout=replace(layout, **sizes, score_pack_tokens=None))
 
     nearest = with_roles(plan, as_run)
     if nearest.placement != plan.placement:
@@ -181,7 +190,7 @@ def _micro_batches(plan: Plan) -> Iterator[Unsaid]:
             what="micro-batches of their own for roles or for scoring",
             instead=f"{actor.pack_tokens} tokens a GPU everywhere"
             if actor.pack_tokens
-            else f"{actor.micro_batch} samples in training, {scored.micro_batch} in scoring",
+            else f"{actor.micro_batch} samples in training, {scored} in scoring",
             nearest=nearest,
         )
     longest = longest_prompt(plan) + longest_response(plan)

@@ -17,7 +17,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.instead import Instead, instead, long_samples
+from rlhfsim.frameworks.instead import Instead, instead, long_samples, scored_as_trained
 from rlhfsim.frameworks.nearest import like_actor, with_workload
 from rlhfsim.frameworks.predictions import call, title_of
 from rlhfsim.frameworks.slime.keys import TABLE
@@ -78,6 +78,7 @@ ROWS = (
         priced=False,
     ),
     Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
+    scored_as_trained("critic", "reference"),
     Instead("reward", None, "the reward model's GPUs", "it is served elsewhere, at REWARD_URL", priced=False),
     Instead(
         "actor.residency",

@@ -193,6 +193,7 @@ def _ppo(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     together = max(1, s.whole("local_rollout_forward_batch_size", default=64))
     scored = RoleDescription(layout=cut(read, read["actor.gpus"], micro_batch=together))
     return {
+        "actor.score_micro_batch": together,
         "workload.algorithm": "ppo",
         "workload.model": s.model("sft_model_path", "model_name_or_path", "model"),
         "workload.critic": reward,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.export import longest_prompt, longest_response
@@ -48,8 +49,8 @@ FSDP = {"actor": f"{ACTOR}.fsdp_config", "reference": f"{REF}.fsdp_config", "cri
 ULYSSES, VIRTUAL = "ulysses_sequence_parallel_size", "virtual_pipeline_model_parallel_size"
 OLD_GRANULARITY = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity"
 """Until 0.4."""
-SEQUENCES, ROLLOUT_SEQUENCES, REFERENCE_SEQUENCES, CRITIC_SEQUENCES = (
-    f"{key}_per_gpu" for key in MICRO_BATCHES[:4]
+SEQUENCES, ROLLOUT_SEQUENCES, REFERENCE_SEQUENCES, CRITIC_SEQUENCES, CRITIC_SCORED = (
+    f"{key}_per_gpu" for key in MICRO_BATCHES
 )
 DYNAMIC, CRITIC_DYNAMIC = f"{ACTOR}.use_dynamic_bsz", "critic.use_dynamic_bsz"
 
@@ -94,7 +95,7 @@ def _planned(role: str, name: str) -> Callable[[Plan], Any]:
 
 
 PLANNED = {f"{role}.{name}": _planned(role, name) for role in ROLES for name in _PLANNED}
-PLANNED["critic.by_engine"] = lambda plan: True
+PLANNED["v1"] = lambda plan: True
 """Fields of each role: whether micro-batches are packs, their tokens, virtual stages, whether weights and
 whether optimizer states leave the GPUs; whether the keys of the critic's engine hold."""
 
@@ -128,6 +129,7 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
         changes["offload_params"] = read[f"{role}.offload_optimizer"]
     if role == "reference":
         changes["recompute"], train, score = read["actor.recompute"], score, None
+        changes |= {"micro_batch": read["reference.score_micro_batch"], "score_micro_batch": None}
     return cut(read, read["actor.gpus"], role=role, pack_tokens=train, score_pack_tokens=score, **changes)
 
 
@@ -284,12 +286,18 @@ POLICY_MICRO_BATCHES = (
         when="actor.packs",
     ),
     Key("actor.micro_batch", SEQUENCES, 1, whole(floor=1), when="!actor.packs", why=_TRAINED),
-    Key("actor.micro_batch", ROLLOUT_SEQUENCES, when="!actor.packs", read=False),
+    Key(
+        "actor.score_micro_batch",
+        ROLLOUT_SEQUENCES,
+        like("actor.micro_batch"),
+        whole(floor=1),
+        when="!actor.packs",
+    ),
 )
 REFERENCE_MICRO_BATCHES = given_that(
     "reference",
     Key(
-        "reference.micro_batch",
+        "reference.score_micro_batch",
         REFERENCE_SEQUENCES,
         like("actor.sequences"),
         whole(floor=1),
@@ -312,14 +320,14 @@ def _critic_engine(backend: str, group: str) -> tuple[Key | FixedKey, ...]:
         FixedKey(
             f"+{group}.use_dynamic_bsz", False, why="or the critic trains on packs, whatever its own key says"
         ),
+        Key("critic.micro_batch", f"+{group}.micro_batch_size_per_gpu", 1, whole(floor=1), when="v1"),
         Key(
-            "critic.micro_batch",
-            f"+{group}.micro_batch_size_per_gpu",
-            1,
+            "critic.score_micro_batch",
+            f"+{group}.infer_micro_batch_size_per_gpu",
+            like("critic.micro_batch"),
             whole(floor=1),
-            when="critic.by_engine",
+            when="v1",
         ),
-        Key("critic.micro_batch", f"+{group}.infer_micro_batch_size_per_gpu", read=False),
     )
 
 
@@ -329,11 +337,18 @@ CRITIC_MICRO_BATCHES = given_that(
     *_critic_engine("fsdp2", FSDP["critic"]),
     *_critic_engine("megatron", "critic.megatron"),
     *given_that(
-        "critic.by_engine critic.packs",
+        "v1 critic.packs",
         Key("critic.train_tokens", CRITIC_TOKENS, 32768, whole(floor=1), why="training takes it too"),
         Key("critic.score_tokens", CRITIC_TOKENS, 32768, unwritten(whole(floor=1))),
     ),
     Key("critic.micro_batch", CRITIC_SEQUENCES, 1, whole(floor=1), when="!critic.packs"),
+    Key(
+        "critic.score_micro_batch",
+        CRITIC_SCORED,
+        like("critic.micro_batch"),
+        whole(floor=1),
+        when="!critic.packs backend=fsdp2",
+    ),
     Key(
         "critic.train_tokens", "critic.ppo_max_token_len_per_gpu", 32768, whole(floor=1), when="critic.packs"
     ),
@@ -342,14 +357,14 @@ CRITIC_MICRO_BATCHES = given_that(
         "critic.forward_max_token_len_per_gpu",
         like("critic.train_tokens"),
         whole(floor=1),
-        when="critic.packs !critic.by_engine",
+        when="critic.packs !v1",
     ),
 )
 
 
 def _critic_packs(s: FrameworkSettings, read: Fields) -> bool:
     """Whether the critic's micro-batches are packs: since 0.9, unless its engine is told."""
-    if not read["critic.by_engine"]:
+    if not read["v1"]:
         return s.flag(CRITIC_DYNAMIC, default=read["actor.packs"])
     group = "critic.megatron" if read["backend"] == "megatron" else FSDP["critic"]
     return bool(read["workload.packing"]) and s.flag(f"{group}.use_dynamic_bsz", default=True)
@@ -359,7 +374,9 @@ FOLLOWS: Mapping[str, Callable[[FrameworkSettings, Fields], Any]] = {
     "actor.sequences": lambda s, read: s.count(SEQUENCES) or 1,
     "reference.packs": lambda s, read: s.flag(f"{REF}.log_prob_use_dynamic_bsz", default=read["actor.packs"]),
     "critic.packs": _critic_packs,
-    "critic.by_engine": lambda s, read: (
-        not before(read["version"], V1) and s.flag("trainer.use_v1", default=True)
+    "v1": lambda s, read: (
+        not before(read["version"], V1)
+        and s.flag("trainer.use_v1", default=True)
+        and "recipe" not in str(s.find(ENTRY_POINT))
     ),
 }

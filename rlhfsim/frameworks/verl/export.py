@@ -45,7 +45,14 @@ def write(plan: Plan) -> Written:
         RlhfsimError: an algorithm that verl's main_ppo does not train, or a batch that it cannot cut.
     """
     the_rollout(plan, "verl's main_ppo")
-    work = plan.workload
+    work, reward = plan.workload, plan.placement.reward
+    if work.dynamic_sampling is not None and reward is not None and reward.pool == plan.placement.actor.pool:
+        raise RlhfsimError(
+            "groups-filtered-before-rewards",
+            "verl filters groups before a reward model on the GPUs that train scores them",
+            help="give the reward model and the rollout GPUs of their own, use rules, or leave out "
+            "workload.dynamic_sampling",
+        )
     if work.prompts % work.mini_batches:
         raise RlhfsimError(
             "batch-not-cut-by-prompts",
@@ -56,17 +63,26 @@ def write(plan: Plan) -> Written:
     return written_for(plan, "verl", TABLE.write(plan), _unsaid(plan))
 
 
-INTERRUPTED = Instead(
-    "schedule.partial_rollout",
-    True,
-    "batches that are generated with one version of the weights",
-    "requests are interrupted at every update and go on with the new weights",
-    "!shared schedule.asynchronous",
+ROWS = (
+    Instead(
+        "schedule.partial_rollout",
+        True,
+        "batches that are generated with one version of the weights",
+        "requests are interrupted at every update and go on with the new weights",
+        "!shared schedule.asynchronous",
+    ),
+    Instead(
+        "workload.dynamic_sampling.max_gen_batches",
+        None,
+        "at most {} generation batches",
+        "no limit",
+        also=("workload.dynamic_sampling",),
+    ),
 )
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, INTERRUPTED)
+    yield from instead(plan, *ROWS)
     placement = plan.placement
     apart = placement.rollout is not None and placement.rollout.pool != placement.actor.pool
     if apart and not placement.schedule.asynchronous:

@@ -155,10 +155,12 @@ def _algorithm(s: FrameworkSettings) -> Algorithm:
     return found if divided or found != "grpo" else "dr-grpo"
 
 
-def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:
+def _dynamic_sampling(s: FrameworkSettings, read: Fields, prompts: int) -> DynamicSampling | None:
+    if read["v1"]:  # it warns and generates on (trainer/ppo/v1/trainer_base.py, line 205 of 0.9.1)
+        s.overruled(MOST_BATCHES)
     if not s.flag(FILTERS):
         return None
-    each, most = s.whole(GENERATED, default=prompts), s.whole(MOST_BATCHES, default=0)
+    each, most = s.whole(GENERATED, default=prompts), 0 if read["v1"] else s.whole(MOST_BATCHES, default=0)
     return dynamic_sampling(s, prompts, each or prompts, most or None)
 
 
@@ -219,7 +221,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.reward.model": reward_named(s),
         "workload.mini_batches": max(1, round(prompts / max(1, read["prompts_of_update"]))),
         "kl": s.flag(KL_LOSS) or s.flag(KL_IN_REWARD, default=bool(by_version(KL_IN_REWARD)(read))),
-        "workload.dynamic_sampling": _dynamic_sampling(s, prompts),
+        "workload.dynamic_sampling": _dynamic_sampling(s, read, prompts),
         "layout": layout_of(s, read, "actor"),
         "roles": _roles(s, read),
         "actor.residency": "offloaded" if read["actor.hosted"] else "resident",
@@ -245,11 +247,6 @@ def _mode(plan: Plan) -> str:
 
 def _mode_why(plan: Plan) -> str:
     return "training and rollout share the GPUs" if shares(plan) else "the rollout has GPUs of its own"
-
-
-def _most(plan: Plan) -> int | None:
-    sampling = plan.workload.dynamic_sampling
-    return (sampling.max_gen_batches or 0) if sampling else None
 
 
 _WHERE: tuple[Row, ...] = (
@@ -292,7 +289,6 @@ _BATCH: tuple[Row, ...] = (
     FixedKey("data.filter_overlong_prompts", True),
     FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
     Key("generated", GENERATED, read=False),
-    FixedKey(MOST_BATCHES, _most),
     Key("workload.samples", f"{ROLL}.n", 1),
     Key("prompts_of_update", MINI_BATCH, 256),
     Key("workload.epochs", f"{ACTOR}.ppo_epochs", 1, quiet=True),

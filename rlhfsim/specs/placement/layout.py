@@ -52,8 +52,10 @@ class Layout(Hashed):
     """Sequences per micro-batch; 1 where `pack_tokens` says how large it is."""
     pack_tokens: PackTokens | None = None
     """Most tokens of a pack per GPU: a micro-batch is then one pack, of cp times as many tokens."""
+    score_micro_batch: Degree | None = None
+    """Sequences per micro-batch in passes without gradients; None: as `micro_batch`."""
     score_pack_tokens: PackTokens | None = None
-    """The same in passes without gradients; None: as `pack_tokens`."""
+    """Most tokens of a pack per GPU in passes without gradients; None: as `pack_tokens`."""
     recompute: Recompute = "full"
     offload_optimizer: Offload = "none"
     """Optimizer states live (and Adam runs) on the host during training."""
@@ -70,12 +72,11 @@ class Layout(Hashed):
                 f"expert parallelism {self.ep} exceeds dp x cp x tp = {self.dp * self.cp * self.tp}",
                 help="use ep <= dp x cp x tp",
             )
-        if (self.pack_tokens and self.micro_batch > 1) or (self.score_pack_tokens and not self.pack_tokens):
-            other = f"micro_batch {self.micro_batch}" if self.pack_tokens else "score_pack_tokens alone"
+        if (other := self._neither()) is not None:
             raise RlhfsimError(
                 "micro-batch-or-packs",
                 f"{other}: a micro-batch is sequences, or one pack of pack_tokens",
-                help="give micro_batch or pack_tokens (and score_pack_tokens beside it)",
+                help="give micro_batch (and score_micro_batch) or pack_tokens (and score_pack_tokens)",
             )
         if self.shards and self.dp * self.cp % self.shards:
             raise RlhfsimError(
@@ -96,10 +97,22 @@ class Layout(Hashed):
                 help="set pp > 1 or vp: 1",
             )
 
+    def _neither(self) -> str | None:
+        """A size of micro-batches that does not go with the others."""
+        if not self.pack_tokens:
+            return "score_pack_tokens alone" if self.score_pack_tokens else None
+        if self.micro_batch > 1:
+            return f"micro_batch {self.micro_batch}"
+        return f"score_micro_batch {self.score_micro_batch}" if self.score_micro_batch else None
+
     @property
     def gpus(self) -> int:
         """GPUs that the layout fills."""
         return self.tp * self.pp * self.cp * self.dp
+
+    def sequences(self, *, scoring: bool) -> int:
+        """Sequences of a micro-batch, where packs do not say how large it is."""
+        return (self.score_micro_batch if scoring else None) or self.micro_batch
 
     def pack(self, *, scoring: bool) -> int | None:
         """Most tokens of a pack over its cp ranks; None where `micro_batch` counts sequences."""

@@ -31,6 +31,8 @@ class BatchLengths(Hashed):
     """Standard deviation of the length, tokens; 0 where sequences are padded."""
     sequences: int
     """Sequences of one optimizer step over all ranks."""
+    scored: int
+    """Sequences that are scored in an iteration, over all ranks."""
 
     def tokens(self, layout: Layout, *, scoring: bool = False) -> float:
         """Tokens of the fullest micro-batch that one must expect, over its cp ranks.
@@ -47,14 +49,20 @@ class BatchLengths(Hashed):
         """Of many layouts: (2, n) tokens of scoring and of training, and (n,) micro-batches of training."""
         packs = [(x.pack(scoring=True) or 0, x.pack(scoring=False) or 0) for x in layouts]
         pack = np.array(packs, dtype=float).T
-        dp, size = np.array([(x.dp, x.micro_batch) for x in layouts], dtype=float).T
-        alone = np.minimum(size * self.max_tokens, np.maximum(self.max_tokens, self._typical(size)))
+        dp = np.array([x.dp for x in layouts], dtype=float)
+        sizes = np.array([(self._scored(x), x.micro_batch) for x in layouts], dtype=float).T
+        alone = np.minimum(sizes * self.max_tokens, np.maximum(self.max_tokens, self._typical(sizes)))
         ranks = np.stack([np.full(len(layouts), float(self.sequences)), np.ceil(self.sequences / dp)])
         most = np.minimum(self._typical(ranks), self.sequences * self.mean_tokens)
         packed = np.maximum(self.max_tokens, np.minimum(pack, most))
-        each = np.where(pack[1] > 0, pack[1] / self.mean_tokens, size)
+        each = np.where(pack[1] > 0, pack[1] / self.mean_tokens, sizes[1])
         micro_batches = np.ceil(self.sequences / (dp * np.maximum(1.0, each)) - 1e-9)
         return np.where(pack > 0, packed, alone), np.maximum(1, micro_batches)
+
+    def _scored(self, layout: Layout) -> int:
+        """Sequences of a micro-batch without gradients: of its own size no more than a rank has."""
+        own = layout.score_micro_batch
+        return layout.micro_batch if own is None else min(own, math.ceil(self.scored / layout.dp))
 
     def _typical(self, sequences: Floats) -> Floats:
         """b mean + 4 sqrt(b) sd."""
@@ -81,4 +89,5 @@ def batch_lengths(workload: Workload) -> BatchLengths:
         mean_tokens=mean,
         deviation=math.sqrt(max(0.0, variance)),
         sequences=workload.num_sequences // workload.mini_batches,
+        scored=workload.num_sequences,
     )

@@ -81,6 +81,9 @@ def _micro_batch(specs: RunSpecs, roles: Roles) -> Iterator[Edit]:
         sizes = {1, *(int(layout.micro_batch * factor) for factor in FACTORS)} - {0, layout.micro_batch}
         for size in sorted(sizes):
             yield _layouts(roles, micro_batch=size)
+        scored = layout.sequences(scoring=True)
+        for size in sorted({1, *(int(scored * factor) for factor in FACTORS)} - {0, scored}):
+            yield _layouts(roles, score_micro_batch=size)
         for count in (1, 2, 4, 8, 16):
             packs = _layouts(roles, micro_batch=1, pack_tokens=count * longest)
             yield {"workload.packing": True, **packs}

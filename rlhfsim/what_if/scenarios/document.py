@@ -23,7 +23,18 @@ from rlhfsim.specs.workload.workload import Workload
 
 RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
 LayoutField = Literal[
-    "tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "pack_tokens", "score_pack_tokens", "recompute"
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "vp",
+    "zero",
+    "micro_batch",
+    "score_micro_batch",
+    "pack_tokens",
+    "score_pack_tokens",
+    "recompute",
 ]
 MemoryField = Literal["residency", "offload_optimizer", "offload_between", "sleep", "gpus"]
 FieldName = Literal[LayoutField, MemoryField]

@@ -22,6 +22,7 @@ def derived(trainer: Any) -> dict[str, Any]:
     """Fields of a plan that verl's trainer and workers make of its configuration."""
     without_megatron()
     config = trainer.config
+    trainer._resolve_filter_groups_metric()
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     groups = Groups(gpus)
     with (
