@@ -200,7 +200,7 @@ class Search:
     def _run(self) -> SearchResult:
         branches = self._branches()
         self._warm_start(branches)
-        if clock.over() and self.limit == inf:
+        if clock.over() and self.limit == inf and not self._partly:
             self._meet_one(branches, None)
         left, gap = self._near(branches) if self._partly else self._prove(branches)
         others = [c for c in self.kinds.values() if c is not self.best]

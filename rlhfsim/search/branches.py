@@ -32,8 +32,14 @@ class PoolSizes:
         self._subproblems, self._partition, self._index = subproblems, partition, index
         gpus, self.at = np.unique(sizes, return_inverse=True)
         self.gpus: list[int] = gpus.tolist()
-        self.keys = [subproblems.keys_of(partition, index, gpus) for gpus in self.gpus]
-        self.least = [self._least_of(gpus) for gpus in self.gpus]
+        self._places: dict[PriceKey, list[int]] = {}
+        """Numbers of GPUs for which a role is priced, by their place."""
+        for place, number in enumerate(self.gpus):
+            for key in subproblems.keys_of(partition, index, number):
+                self._places.setdefault(key, []).append(place)
+        self.least = [self._least_of(number) for number in self.gpus]
+        self._numbers = np.array([least.numbers.values for least in self.least])
+        self._priced = np.array([least.priced for least in self.least], dtype=np.bool_)
 
     def _least_of(self, gpus: int) -> Least:
         return self._subproblems.least(self._partition, self._index, gpus)
@@ -41,18 +47,20 @@ class PoolSizes:
     def update(self, priced: Collection[PriceKey]) -> Bools:
         """(n,) skeletons in which the pool has a role that was priced now."""
         changed = np.zeros(len(self.gpus), dtype=np.bool_)
-        for i, keys in enumerate(self.keys):
-            if not self.least[i].priced and any(key in priced for key in keys):
-                self.least[i], changed[i] = self._least_of(self.gpus[i]), True
+        for place in {place for key in priced for place in self._places.get(key, ())}:
+            if not self._priced[place]:
+                self.least[place], changed[place] = self._least_of(self.gpus[place]), True
+                self._numbers[place] = self.least[place].numbers.values
+                self._priced[place] = self.least[place].priced
         return np.asarray(changed[self.at])
 
     def numbers(self, rows: Ints) -> Numbers:
         """What the pool contributes at least in some skeletons; inf where a role fits nowhere."""
-        return Numbers(np.array([least.numbers.values for least in self.least])[self.at[rows]])
+        return Numbers(self._numbers[self.at[rows]])
 
     def priced(self, rows: Ints) -> Bools:
         """Whether all of its roles are."""
-        return np.array([least.priced for least in self.least], dtype=np.bool_)[self.at[rows]]
+        return self._priced[self.at[rows]]
 
 
 class Bounds:
@@ -84,6 +92,14 @@ class Bounds:
             self.bound[rows] = np.where(fits, bound, inf)
             self.priced[rows] = np.logical_and.reduce([pool.priced(rows) for pool in self.pools])
         self._stale[stale] = False
+
+    def lowest(self, count: int, limit: float, *, priced: bool) -> Ints:
+        """The `count` skeletons with the least bounds up to `limit`, the least first; `priced` ones alone."""
+        self.raise_up_to(limit)
+        bound = np.where(self.priced, self.bound, inf) if priced else self.bound
+        last = min(count, len(bound)) - 1
+        rows = np.flatnonzero((bound <= min(limit, np.partition(bound, last)[last])) & (bound < inf))
+        return rows[np.argsort(bound[rows], kind="stable")][:count]
 
     def unpriced(self, row: int) -> list[PriceKey]:
         """Roles of a skeleton that are not priced."""
@@ -165,7 +181,7 @@ def bounded(
 
 def least_of(branches: Sequence[Branch]) -> float:
     """The least bound of their skeletons."""
-    return min(float(branch.bound.min()) for branch in branches)
+    return min(float(bounds.bound.min()) for bounds in {id(b.bounds): b.bounds for b in branches}.values())
 
 
 def totals(branches: Sequence[Branch]) -> tuple[int, int]:

@@ -83,14 +83,11 @@ class Frontier:
     def promising(self, branches: Sequence[Branch], limit: float, count: int) -> list[Entry]:
         """The best skeletons with bounds up to `limit`, at most `count` of a branch and twice as many in all;
         without time those alone that are priced."""
-        entries: list[Entry] = []
-        for branch in branches:
-            branch.bounds.raise_up_to(limit)
-            bound = np.where(branch.priced, branch.bound, inf) if clock.over() else branch.bound
-            last = min(count, len(bound)) - 1
-            rows = np.flatnonzero((bound <= min(limit, np.partition(bound, last)[last])) & (bound < inf))
-            best = rows[np.argsort(bound[rows], kind="stable")][:count].tolist()
-            entries += [Entry(float(bound[row]), branch, row) for row in best]
+        bounds = {branch.bounds for branch in branches}
+        rows = {of: of.lowest(count, limit, priced=clock.over()).tolist() for of in bounds}
+        entries = [
+            Entry(float(branch.bound[row]), branch, row) for branch in branches for row in rows[branch.bounds]
+        ]
         return sorted(entries, key=lambda entry: entry.bound)[: 2 * count]
 
 

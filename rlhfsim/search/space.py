@@ -24,7 +24,7 @@ from rlhfsim.frameworks.runs import OWN
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, Schedule, role_placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath, paths_between
 
 Group = tuple[str, ...]
@@ -109,6 +109,19 @@ class Skeleton:
             pools.append(ResourcePool(name=name, start=start[hardware], gpus=gpus, hardware=hardware))
             start[hardware] += gpus
         return tuple(pools)
+
+
+def pools_of(like: Placement) -> tuple[Callable[[Partition], bool], tuple[int, ...]]:
+    """Partitions that share the GPUs as a plan does, and the sizes of its pools."""
+    homes = {name: like.roles[name].pool for name in ROLES if name in like.roles}
+    order = tuple(dict.fromkeys(homes.values()))
+    groups = {frozenset(name for name in homes if homes[name] == pool) for pool in order}
+    architecture = like.architecture
+
+    def same(partition: Partition) -> bool:
+        return {frozenset(g) for g in partition.groups} == groups and architecture in partition.labels
+
+    return same, tuple(like.pool(pool).gpus for pool in order)
 
 
 def pool_name(group: Group, pools: int) -> str:

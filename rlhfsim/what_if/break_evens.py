@@ -14,6 +14,7 @@ from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
+from rlhfsim.search.space import pools_of
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
@@ -90,40 +91,47 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
 def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> BreakEven | None:
     """The best plan and the best one of the chosen kind at a crossing; None where they are as fast.
 
-    Looked at is what may be faster than the rival is there.
+    Whether any other plan is faster is asked only where one that shares the GPUs as the rival does is.
     """
     asked, chosen = rivals[0].request, rivals[0].placement
     assert chosen is not None
-    overtaking = min(quantity.seconds(rivals, factor)[1:])
-    below = overtaking * (1 + CLEAR) if asked.objective == "time" else math.inf
-    there = Question(request=quantity.changed(asked, factor), rivals=False, below=below, work=ASIDE_WORK)
-    if (met := good(there)) is None or label(met.placement) == label(chosen):
-        return None
-    best = answer(there).best or met
+    there = Question(request=quantity.changed(asked, factor), rivals=False, work=ASIDE_WORK)
     same = replace(
         there,
-        below=math.inf,
         request=replace(there.request, architecture=chosen.architecture),
         only=lambda partition: partition.role_placement == chosen.role_placement,
     )
-    own = answer(same)
-    if not best.seconds * (1 + CLEAR) < _least(own):
+    kept_s, *others_s = quantity.seconds(rivals, factor)
+    timed = asked.objective == "time"
+    own = answer(replace(same, below=kept_s) if timed else same)
+    below, other_s = _least(own, kept_s) / (1 + CLEAR), min(others_s)
+    rival = rivals[1 + others_s.index(other_s)].placement
+    assert rival is not None
+    if timed:
+        like = replace(there, only=pools_of(rival)[0], below=below)
+        if other_s >= below and good(like) is None:
+            return None
+        there = replace(there, below=min(below, other_s * (1 + CLEAR)))
+    best = answer(there).best
+    winner, step_s = (best.placement, best.seconds) if best else (rival, other_s)
+    if label(winner) == label(chosen) or not step_s < below:
         return None
+    chosen_s = own.best.seconds if own.best else kept_s
     return BreakEven(
         change=quantity.text,
         factor=factor,
         now=quantity.now,
         unit=quantity.unit,
-        winner=label(best.placement),
-        step_s=best.seconds,
-        chosen_step_s=own.best.seconds if own.best else None,
+        winner=label(winner),
+        step_s=step_s,
+        chosen_step_s=chosen_s if chosen_s < math.inf else None,
     )
 
 
-def _least(found: SearchResult) -> float:
-    """Seconds below which a search has left no plan; inf where nothing fits."""
+def _least(found: SearchResult, kept_s: float) -> float:
+    """Seconds below which a search that had to beat `kept_s` has left no plan; inf where nothing fits."""
     if found.best is None:
-        return math.inf if found.certificate.proven else 0.0
+        return kept_s if found.certificate.proven else 0.0
     return found.best.seconds * (1 - found.certificate.gap)
 
 

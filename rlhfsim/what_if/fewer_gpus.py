@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
+from rlhfsim.search.space import pools_of
 from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
-from rlhfsim.what_if.gains import pools_of
 from rlhfsim.what_if.remedies import sized
 from rlhfsim.what_if.verdict import refusal
 

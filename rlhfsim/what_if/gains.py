@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
-from rlhfsim.search.space import ROLES, Partition
+from rlhfsim.search.space import pools_of
 from rlhfsim.simulation.asynchronous.run import WAIT
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
@@ -171,19 +171,6 @@ def _change(name: str, like: Placement) -> Change:
         return replace(question, request=request, only=only, sizes=sizes)
 
     return Change(name=name, apply=apply)
-
-
-def pools_of(like: Placement) -> tuple[Callable[[Partition], bool], tuple[int, ...]]:
-    """Partitions that share the GPUs as a plan does, and the sizes of its pools."""
-    homes = {name: like.roles[name].pool for name in ROLES if name in like.roles}
-    order = tuple(dict.fromkeys(homes.values()))
-    groups = {frozenset(name for name in homes if homes[name] == pool) for pool in order}
-    architecture = like.architecture
-
-    def same(partition: Partition) -> bool:
-        return {frozenset(g) for g in partition.groups} == groups and architecture in partition.labels
-
-    return same, tuple(like.pool(pool).gpus for pool in order)
 
 
 def _offloads(placement: Placement) -> bool:

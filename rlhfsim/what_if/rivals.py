@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import get_args
 
+from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.request import Request
@@ -95,10 +96,14 @@ class Rivals:
                 yield rival
 
     def of(self, part: PlanKind) -> Rival | None:
-        """The best plan of a kind over all workloads, up to `TOLERANCE`; None where nothing fits."""
+        """The best plan of a kind over all workloads, up to `TOLERANCE`; None where nothing fits, or where
+        time is up and none was met."""
         spaces = [s for s in self.searches if part.workload in (None, s[0])]
         starts = [(w, self._start(part, w, result), result) for w, result in spaces]
         starts.sort(key=lambda s: inf if s[1] is None else value(self.request, s[1]))
+        if clock.over():
+            met = [(w, start) for w, start, _ in starts[:1] if start is not None]
+            return Rival(workload=met[0][0], candidate=met[0][1], gap=None) if met else None
         best: tuple[Workload, Candidate] | None = None
         gap, below = TOLERANCE, inf
         for workload, start, result in starts:

@@ -12,11 +12,11 @@ from rlhfsim.plan import Plan
 from rlhfsim.search import clock
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
+from rlhfsim.search.space import pools_of
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.engine import Question, good
-from rlhfsim.what_if.gains import pools_of
 from rlhfsim.what_if.verdict import put_to, refusal
 
 LARGE_DENSE = 100e9

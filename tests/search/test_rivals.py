@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlhfsim.search import clock
+from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.explain import kind
 from rlhfsim.search.request import STALE, Request
@@ -94,3 +96,18 @@ def test_why_not_an_architecture_is_the_design_of_that_architecture(questions: A
     labels = [kind(p, request.workload) for p in (answer.best, *answer.runners_up)]
     assert len(set(labels)) == len(labels)
     assert any("rollout-logprobs" in label for label in labels)
+
+
+def test_where_time_is_up_rivals_are_those_that_were_met_and_nothing_is_searched(
+    questions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = question(questions, SEEDS[0])
+    assert request is not None
+    searches = list(answers(Question(request=request)))
+    met = {id(c) for _, result in searches for c in (result.best, *result.rivals) if c is not None}
+    workload, best = next((w, r.best) for w, r in searches if r.best is not None)
+    monkeypatch.setattr(Search, "part", lambda *given, **also: pytest.fail("it was searched"))
+    with clock.within(1e-9):
+        shown = list(Rivals(request=request, searches=searches).all(workload, best))
+    assert shown
+    assert all(r.gap in (None, 0.0) and id(r.candidate) in met for r in shown)
