@@ -114,19 +114,28 @@ def written_program(folder: Path, program: Path, address: str) -> Path:
 
 
 def run_ranks(address: str, program: str, world: int, *words: str, **variables: str) -> None:
-    """Run `PROGRAM RANK PORT WORD...` of this folder for every rank, told the end of what a failed one printed."""
+    """Run `PROGRAM RANK PORT WORD...` of this folder for every rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    path = os.path.join(os.path.dirname(__file__), program)
+    run(address, [[program, str(rank), port, *words] for rank in range(world)], **variables)
+
+
+def run(address: str, commands: Sequence[Sequence[str]], **variables: str) -> None:
+    """Run programs of this folder at the same time, told the end of what a failed one printed."""
     environment = os.environ | ENVIRONMENT | variables
     with ExitStack() as opened:
-        printed = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(world)]
+        printed = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands]
         ranks = [
             opened.enter_context(
-                ask(address, [path, str(rank), port, *words], environment, (out.fileno(), out.fileno()))
+                ask(
+                    address,
+                    [os.path.join(os.path.dirname(__file__), program), *words],
+                    environment,
+                    (out.fileno(), out.fileno()),
+                )
             )
-            for rank, out in enumerate(printed)
+            for (program, *words), out in zip(commands, printed, strict=True)
         ]
         for connection in ranks:
             connection.settimeout(LIMIT_S)

@@ -85,7 +85,7 @@ def main(folder: Path) -> dict[str, Any]:
     base = tiny.build(folder / "model", layers=2)
     start.WORKER = "fake_cuda.FakedReceiver"
     routes = {transport: channels_of(transport, folder) for transport in ("ipc", "broadcast")}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # torch and vLLM are imported once
     gates = [context.JoinableQueue() for _ in range(RANKS)]
     port = free_port()
     ranks = [

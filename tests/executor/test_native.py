@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fork_server import run
 
 from executor.engines.protocols import ChannelSpec
 from executor.weight_transfer.control import Control
@@ -28,18 +27,10 @@ EXACT, SEEN = 1e-5, 0.1
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory: pytest.TempPathFactory, fork_server: str) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("native")
     path = f"{HERE.parents[1]}{os.pathsep}{HERE}"
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "native_facts.py"), str(folder)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run(fork_server, [["native_facts.py", str(folder)]], PYTHONPATH=path)
     seen: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return seen
 

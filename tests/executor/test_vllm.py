@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fork_server import run
 
 from executor.engines.protocols import RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
@@ -33,19 +31,9 @@ SEEN = 0.1
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory: pytest.TempPathFactory, fork_server: str) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("vllm")
-    root = str(HERE.parents[1])
-    variables = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "vllm_facts.py"), str(folder)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run(fork_server, [["vllm_facts.py", str(folder)]], PYTHONPATH=str(HERE.parents[1]))
     seen: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return seen
 
