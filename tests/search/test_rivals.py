@@ -28,7 +28,7 @@ Plans = list[tuple[Workload, Candidate]]
 
 def question(questions: Any, seed: int) -> Request | None:
     """A random question in which the log-probs of the rollout may compete; None where a seed has none."""
-    case = questions.drawn(seed, stale=seed % 3 == 0, least=LEAST, most=MOST)
+    case = questions.drawn(seed, stale=None if seed % 3 else "async", least=LEAST, most=MOST)
     if case is None or case.request.architecture or not case.request.workload.generates:
         return None
     return replace(case.request, allow=case.request.allow | {"rollout-logprobs"})
