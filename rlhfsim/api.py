@@ -8,70 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, read_plan
+from rlhfsim.plan import read_plan
 from rlhfsim.simulation.summary import Simulation, SimulationOptions
-from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.prices import at_price
-from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
-from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.specs.scenario import load_scenario
-from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.estimate import estimate, planned, priced_placement, simulated
-from rlhfsim.what_if.verdict import check_plan
+from rlhfsim.what_if.plan_files import cluster_of as cluster_of
+from rlhfsim.what_if.plan_files import estimate_file, placed, run_by_its_own
 
 if TYPE_CHECKING:
     from rlhfsim.what_if.scenarios.result import WhatIf
 
 __all__ = ["design", "estimate", "estimate_file", "simulate_file", "whatif"]
-
-
-def estimate_file(path: str | Path, *, price: float | None = None) -> Plan:
-    """The plan of a scenario (YAML file or shipped name) or of a `plan.json`, priced now.
-
-    Raises:
-        RlhfsimError: the first thing wrong in the file, with its line; or its framework does not run it.
-    """
-    placement, workload, cluster = _read(path)
-    return _run_by_its_own(estimate(placement, workload, cluster, price=price), cluster, path)
-
-
-def _run_by_its_own(plan: Plan, cluster: Cluster, path: str | Path) -> Plan:
-    """The plan of a file, unless its framework does not run it."""
-    try:
-        check_plan(plan, cluster)
-    except RlhfsimError as error:
-        raise error.at(Place(file=str(path))) from error
-    return plan
-
-
-def _read(path: str | Path) -> tuple[Placement, Workload, Cluster]:
-    if Path(path).suffix == ".json":
-        plan = read_plan(Path(path))
-        return plan.placement, plan.workload, cluster_of(plan)
-    scenario = load_scenario(path)
-    return scenario.placement, scenario.workload, scenario.cluster
-
-
-def cluster_of(plan: Plan) -> Cluster:
-    """The cluster of a plan, from the profiles as they are now, at the prices of the plan.
-
-    Raises:
-        RlhfsimError: a profile is unknown here.
-    """
-    pools = tuple(
-        node_group(
-            at_price(load_profile(h.profile), h.price), h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric
-        )
-        for h in plan.hardware
-    )
-    return Cluster(node_groups=pools, oversubscription=plan.oversubscription, framework=plan.framework)
-
-
-def stale_profiles(plan: Plan) -> tuple[str, ...]:
-    """Profiles whose content differs from the one the plan was made with."""
-    return tuple(h.profile for h in plan.hardware if profile_hash(load_profile(h.profile)) != h.profile_hash)
 
 
 def simulate_file(
@@ -86,8 +33,8 @@ def simulate_file(
     Raises:
         RlhfsimError: as `estimate_file`.
     """
-    priced = priced_placement(*_read(path))
-    _run_by_its_own(planned(priced, priced.iteration, price), priced.setting.cluster, path)
+    priced = priced_placement(*placed(path))
+    run_by_its_own(planned(priced, priced.iteration, price), priced.setting.cluster, path)
     answer = simulated(priced, options or SimulationOptions(), price=price, progress=progress)
     run = read_plan(Path(path)).run if Path(path).suffix == ".json" else None
     return replace(answer, plan=replace(answer.plan, run=run.question)) if run else answer

@@ -20,7 +20,7 @@ SPACE = {
     tokenize.ENDMARKER,
 }
 BUDGET = {
-    "rlhfsim": 11200,
+    "rlhfsim": 10850,
     "rlhfsim/calibration": 35700,
     "rlhfsim/cli": 32900,
     "rlhfsim/desk": 12800,
@@ -31,12 +31,12 @@ BUDGET = {
     "rlhfsim/rollout": 15900,
     "rlhfsim/search": 54020,
     "rlhfsim/simulation": 25230,
-    "rlhfsim/specs": 39680,
+    "rlhfsim/specs": 39690,
     "rlhfsim/step": 14570,
     "rlhfsim/training": 12570,
     "rlhfsim/validation": 27100,
     "rlhfsim/weight_sync": 9600,
-    "rlhfsim/what_if": 80590,
+    "rlhfsim/what_if": 80990,
     "executor": 22840,
     "executor/algorithms": 15220,
     "executor/coordination": 38450,

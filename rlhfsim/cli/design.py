@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import click
 
-from rlhfsim.api import design as search_design
 from rlhfsim.cli.constraints import (
     confidence_option,
     constrained,
@@ -53,6 +52,7 @@ from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.bottleneck import bottleneck
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.design import design as search_design
 from rlhfsim.what_if.missed_targets import Targets, that_meet
 from rlhfsim.what_if.recalibrated import recalibrated
 from rlhfsim.what_if.risk.choice import chances, likeliest, outlook_of

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from rlhfsim.api import cluster_of, estimate
 from rlhfsim.cli.params import FILE, NewFolder, OneOf, emit, json_option, option, writer
 from rlhfsim.frameworks.cluster_jobs import MANAGERS
 from rlhfsim.frameworks.export import Exported, exporters
@@ -17,6 +16,8 @@ from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.terminal import export as view
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import read_text
+from rlhfsim.what_if.estimate import estimate
+from rlhfsim.what_if.plan_files import cluster_of
 from rlhfsim.what_if.verdict import rejection
 
 EPILOG = """\b

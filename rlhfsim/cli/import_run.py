@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from rlhfsim.api import estimate
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
@@ -40,6 +39,7 @@ from rlhfsim.plan import Plan, plan_text
 from rlhfsim.present.terminal import import_run as view
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.trace import dumps
+from rlhfsim.what_if.estimate import estimate
 
 EPILOG = """\b
 Examples:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
@@ -41,7 +40,9 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.placement.scaling import Replaced, replaced, scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
+from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.memory_peaks import memory_peaks
+from rlhfsim.what_if.plan_files import cluster_of, estimate_file
 from rlhfsim.what_if.remedies import remedy
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from rlhfsim.api import cluster_of, estimate_file, stale_profiles
 from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import backend_options, build_cluster, build_workload, input_options, trainer
 from rlhfsim.cli.params import (
@@ -29,6 +28,7 @@ from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
+from rlhfsim.what_if.plan_files import cluster_of, estimate_file, stale_profiles
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
 from rlhfsim.what_if.verdict import check_question
 

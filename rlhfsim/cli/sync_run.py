@@ -11,7 +11,6 @@ import click
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.api import estimate
 from rlhfsim.cli.launch import CORE, STACK
 from rlhfsim.extras import need
 from rlhfsim.plan import Plan
@@ -23,6 +22,7 @@ from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlace
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.what_if.estimate import estimate
 
 SCHEMA = "rlhfsim.sync_run/1"
 TRANSPORTS = {

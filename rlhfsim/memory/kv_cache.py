@@ -24,10 +24,10 @@ from rlhfsim.kernels.layers import (
 from rlhfsim.memory.states import stage_layers
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.drafts import draft_of, own_params
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
-from rlhfsim.specs.placement.speculation import draft_of, own_params
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 BF16, FP32 = 2.0, 4.0

@@ -18,8 +18,9 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, overhead
 from rlhfsim.rollout.engine_step import EngineStep, Floats, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.drafts import draft_of
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.speculation import Speculation, draft_of
+from rlhfsim.specs.placement.speculation import Speculation
 
 
 def speculative_step(

@@ -21,11 +21,12 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.mixers import DENSE
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.drafts import own_params
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
-from rlhfsim.specs.placement.speculation import Speculation, own_params
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GIB, MIB
