@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35700,
     "rlhfsim/cli": 32900,
     "rlhfsim/desk": 12800,
-    "rlhfsim/frameworks": 99490,
+    "rlhfsim/frameworks": 99720,
     "rlhfsim/kernels": 11900,
     "rlhfsim/memory": 17860,
     "rlhfsim/present": 87850,

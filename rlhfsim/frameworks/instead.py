@@ -101,6 +101,19 @@ def old_logprobs(when: str = "") -> Instead:
     )
 
 
+def layers_whole(*others: str) -> Instead:
+    """The row of a trainer with one switch for recomputation where Megatron-Core does not train."""
+    return Instead(
+        "actor.recompute",
+        "full",
+        "recompute of attention alone",
+        "whole layers are computed again",
+        "actor.recompute=selective !backend=megatron",
+        roles=others,
+        also=tuple(f"{role}.layout.recompute" for role in others),
+    )
+
+
 def scored_as_trained(*others: str) -> Instead:
     """The row of a trainer whose passes without gradients have the micro-batches of training."""
     return Instead(

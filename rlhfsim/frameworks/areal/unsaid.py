@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.frameworks.export import Unsaid
-from rlhfsim.frameworks.instead import Instead, instead
+from rlhfsim.frameworks.instead import Instead, instead, layers_whole
 from rlhfsim.frameworks.nearest import with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.placement import RolePlacement
 
 ROWS = (
+    layers_whole("critic"),
     Instead(
         "rollout.max_batched_tokens",
         VLLM.max_batched_tokens,

@@ -279,7 +279,7 @@ _ALGORITHM: tuple[Row, ...] = (
     ),
     *given_that(
         "loop=ppo",
-        Key("workload.epochs", "ppo.ppo_epochs", 1, why="passes over a batch"),
+        Key("workload.epochs", "ppo.ppo_epochs", 4, why="passes over a batch"),
         Key(
             "kl", PENALTY, codec=_says_kl(0.001), why=lambda plan: ABOVE_ZERO if _has_reference(plan) else ""
         ),

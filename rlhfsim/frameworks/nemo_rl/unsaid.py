@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
-from rlhfsim.frameworks.instead import Instead, instead, old_logprobs, scored_as_trained
+from rlhfsim.frameworks.instead import Instead, instead, layers_whole, old_logprobs, scored_as_trained
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -31,6 +31,33 @@ ROWS = (
         "a policy that stays on the GPUs during a rollout",
         "a colocated one moves to the host",
         "rollout shared actor.offload_params=none",
+        roles=("critic",),
+        also=("critic.residency", "critic.offload_between"),
+    ),
+    Instead(
+        "actor.residency",
+        "resident",
+        "a policy that moves to the host between its calls",
+        "it stays: the rollout has GPUs of its own",
+        "rollout !shared",
+        roles=("critic",),
+        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
+    ),
+    Instead(
+        "actor.offload_between",
+        False,
+        "optimizer states that leave while the rollout has GPUs of its own",
+        "they stay",
+        "rollout !shared actor.residency=resident",
+        roles=("critic",),
+        also=("critic.offload_between",),
+    ),
+    Instead(
+        "workload.epochs",
+        1,
+        "{} epochs on a batch",
+        "one: only PPO has ppo_epochs",
+        "!workload.algorithm=ppo",
     ),
     Instead(
         "rollout.sleep", 2, "sleep {}", "a colocated rollout drops weights and KV cache", "rollout shared"
@@ -71,7 +98,9 @@ SIZES = ("score_micro_batch", "pack_tokens", "score_pack_tokens")
 
 def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     """Everything in a plan that NeMo-RL cannot be told, with what it does instead."""
-    yield from instead(plan, *ROWS, *([scored_as_trained("reference")] if alike(plan) else []))
+    yield from instead(
+        plan, *ROWS, layers_whole("critic"), *([scored_as_trained("reference")] if alike(plan) else [])
+    )
     yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
     yield from _of_reference(plan)
 
@@ -105,7 +134,8 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
             nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
-    away = placement.actor.residency == "offloaded"
+    shared = placement.rollout is not None and placement.rollout.pool == placement.actor.pool
+    away = placement.actor.residency == "offloaded" and shared
     runs: Residency = "offloaded" if away else "swapped"
     if reference is not None and reference.residency != runs:
         yield Unsaid(

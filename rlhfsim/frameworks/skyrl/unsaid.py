@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response
-from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, long_samples
+from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, layers_whole, long_samples
 from rlhfsim.frameworks.nearest import with_roles, with_rollout
 from rlhfsim.frameworks.predictions import call
 from rlhfsim.plan import Plan
@@ -19,6 +19,7 @@ TRAINED = ("actor", "critic")
 
 
 ROWS = (
+    layers_whole("critic"),
     Instead(
         "schedule.partial_rollout",
         True,

@@ -17,6 +17,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
+from rlhfsim.frameworks.fields import leaves
 from rlhfsim.frameworks.instead import Instead, instead, long_samples, scored_as_trained
 from rlhfsim.frameworks.nearest import like_actor, with_workload
 from rlhfsim.frameworks.predictions import call, title_of
@@ -24,7 +25,7 @@ from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.placement.placement import Residency, RolloutPlacement
 from rlhfsim.units import format
 
 SHAPES = {
@@ -75,6 +76,7 @@ ROWS = (
         "a policy and a critic that stay",
         "with a critic slime offloads both",
         "critic actor.residency=resident",
+        also=("actor.residency", "critic.residency", "critic.offload_between"),
         priced=False,
     ),
     Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
@@ -86,6 +88,7 @@ ROWS = (
         "an optimizer that leaves while the weights stay",
         "both leave between the calls",
         "actor.residency=resident actor.offload_between",
+        also=("critic.residency",),
         priced=False,
     ),
     Instead("workload.packing", True, "padded micro-batches", "samples are packed"),
@@ -150,7 +153,7 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
 def _roles(plan: Plan) -> Iterator[Unsaid]:
     placement, actor = plan.placement, plan.placement.actor
     reference, critic = placement.reference, placement.critic
-    swapped = "swapped" if actor.residency == "resident" else "offloaded"
+    swapped: Residency = "offloaded" if critic is not None or leaves(actor) else "swapped"
     alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
     if reference is not None and not alike:
         yield Unsaid(

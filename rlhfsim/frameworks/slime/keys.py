@@ -262,7 +262,7 @@ _WHERE = (
         "!shared schedule.continuous",
         "samples go on over an update, under the new weights",
     ),
-    FixedKey("--offload-train", True, "!shared actor.residency=offloaded !critic", memory),
+    FixedKey("--offload-train", True, "!shared leaves !critic", memory),
     Key("shared", "--colocate", codec=flag(), why="training and rollout share the GPUs"),
     FixedKey("--no-offload-train", True, "shared !leaves", memory),
     Key("rollout.sleep", "--no-offload-rollout", codec=flag(0, 2), when="shared"),

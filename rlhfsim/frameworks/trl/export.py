@@ -10,7 +10,7 @@ import yaml
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
-from rlhfsim.frameworks.instead import Instead, instead, old_logprobs, scored_as_trained
+from rlhfsim.frameworks.instead import Instead, instead, layers_whole, old_logprobs, scored_as_trained
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.predictions import headline, title_of
@@ -82,6 +82,7 @@ ROWS = (
     ),
     old_logprobs("workload.generates !workload.algorithm=rloo"),
     scored_as_trained("reference"),
+    layers_whole(),
     Instead(
         "workload.old_logprobs",
         "recompute",

@@ -43,6 +43,8 @@ def _role(config: Any, section: Any, role: str) -> dict[str, Any]:
         "score_pack_tokens": tokens // parallel.cp_size if tokens else None,
     }
     if role != "reference":
+        kind = section.megatron.recompute_granularity if allocated.backend == "megatron" else "full"
+        said["layout.recompute"] = kind if section.gradient_checkpointing else "none"
         said |= {"train_pack_tokens": said["score_pack_tokens"], **_updates(config, section, parallel)}
         if tokens is None:
             said["train_micro_batch"] = said["rank_samples"] // section.mb_spec.n_mbs

@@ -76,6 +76,7 @@ def _role(args: Any, name: str) -> dict[str, Any]:
     steps = samples // args.train.batch_size if packs else samples // ranks // each
     return said | {
         "layout.zero": strategy.stage,
+        "layout.recompute": "full" if args.actor.gradient_checkpointing_enable else "none",
         "layout.offload_optimizer": "cpu" if strategy.adam_offload else "none",
         "train_pack_tokens": packs,
         "train_micro_batch": None if packs else args.train.micro_batch_size,

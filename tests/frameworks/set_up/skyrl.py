@@ -47,9 +47,17 @@ def _role(cfg: Any, role: str, name: str, managed: bool) -> dict[str, Any]:
     if by_hand:
         said["residency"] = "offloaded" if managed else "resident"
     if trained:
+        said["layout.recompute"] = _recompute(cfg, section)
         said |= _batches(cfg, name, cut["layout.dp"])
         said |= {"leaves": managed and section.optimizer_config.offload_after_step} if by_hand else {}
     return said | _micro_batches(cfg, cut["layout.cp"], trained=trained)
+
+
+def _recompute(cfg: Any, section: Any) -> str:
+    if not cfg.trainer.gradient_checkpointing:
+        return "none"
+    kind = (section.megatron_config.transformer_config_kwargs or {}).get("recompute_granularity")
+    return kind or "full" if cfg.trainer.strategy == "megatron" else "full"
 
 
 def _fsdp(section: Any, gpus: int) -> dict[str, Any]:

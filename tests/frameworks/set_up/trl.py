@@ -24,6 +24,7 @@ def derived(args: Any, launcher: str) -> dict[str, Any]:
         "actor.layout.cp": 1,
         "actor.train_micro_batch": micro,
         "actor.train_pack_tokens": None,
+        "actor.layout.recompute": "full" if args.gradient_checkpointing else "none",
         **_states(launcher),
     }
     if not hasattr(args, "num_generations"):

@@ -111,8 +111,17 @@ def _layout(role: str, worker: Any, groups: Groups) -> dict[str, Any]:
             derived[f"{role}.{kind}_micro_batch"] = None if config.use_dynamic_bsz else sizes["batch"]
     if trained:
         derived[f"{role}.leaves"] = bool(config.optimizer_offload)
+        derived[f"{role}.layout.recompute"] = _recompute(worker)
     derived["workload.packing"] = bool(config.use_remove_padding)
     return derived
+
+
+def _recompute(worker: Any) -> str:
+    """By the engine's own configuration of its model, or of Megatron-Core's transformer."""
+    engine = worker.engine
+    if engine.engine_config.strategy == "megatron":
+        return engine.engine_config.override_transformer_config.get("recompute_granularity") or "none"
+    return "full" if engine.model_config.enable_gradient_checkpointing else "none"
 
 
 def _updates(config: Any, workers: dict[str, Any]) -> dict[str, Any]:
