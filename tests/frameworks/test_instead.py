@@ -17,7 +17,7 @@ from rlhfsim.frameworks.openrlhf.export import ROWS as OPENRLHF
 from rlhfsim.frameworks.skyrl.unsaid import ROWS as SKYRL
 from rlhfsim.frameworks.slime.export import ROWS as SLIME
 from rlhfsim.frameworks.trl.export import ROWS as TRL
-from rlhfsim.frameworks.verl.export import INTERRUPTED
+from rlhfsim.frameworks.verl.export import ROWS as VERL
 from rlhfsim.plan import Plan
 from tests.frameworks.drawn import drawn_plans
 
@@ -28,7 +28,7 @@ FRAMEWORKS = {
     "skyrl": SKYRL,
     "slime": SLIME,
     "trl": TRL,
-    "verl": (INTERRUPTED,),
+    "verl": VERL,
 }
 DRAWS = 12
 
