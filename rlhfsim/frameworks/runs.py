@@ -303,7 +303,8 @@ class Runs:
         """What of a workload is not run, whatever the placement; None: with none of its backends."""
         if self.algorithms is not None and workload.algorithm not in self.algorithms:
             remedy = f"use --algorithm {' or '.join(self.algorithms)}"
-            return Lacks(code="algorithm-not-run", what=workload.title, remedy=remedy)
+            what = f"{workload.title}{' through an export of ours' if workload.distils else ''}"
+            return Lacks(code="algorithm-not-run", what=what, remedy=remedy)
         if self.one_epoch and workload.epochs > 1:
             what = f"{workload.epochs} epochs on a batch"
             return Lacks(code="epochs-not-run", what=what, remedy="use --epochs 1")

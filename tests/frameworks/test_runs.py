@@ -74,6 +74,14 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
 
 
+def test_what_a_framework_runs_without_an_export_of_ours_is_said_so() -> None:
+    taught = Workload(algorithm="distillation", reference="qwen3-4b")
+    lacks = framework("nemo-rl").lacks_workload(taught)
+    assert lacks is not None
+    assert lacks.what == "DISTILLATION through an export of ours"
+    assert framework(OWN).lacks_workload(taught) is None
+
+
 def test_a_kind_of_layer_that_nothing_runs_is_named() -> None:
     hybrid, sparse = preset("qwen3-next-80b-a3b"), preset("deepseek-v3.2")
     assert (

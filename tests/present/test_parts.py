@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import planted_plans
 import pytest
@@ -32,7 +34,7 @@ from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
-from rlhfsim.present.terminal.plan import header
+from rlhfsim.present.terminal.plan import header, trained
 from rlhfsim.present.words import pools, signed
 from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
@@ -422,3 +424,13 @@ def test_a_resource_that_takes_little_stands_in_the_numbers_alone(plan: Plan) ->
 )
 def test_a_share_without_a_digit_has_no_sign(share: float, text: str) -> None:
     assert signed(share) == text
+
+
+def test_the_teacher_of_a_student_is_called_so() -> None:
+    work = Workload(algorithm="distillation", model="qwen3-1.7b", reference="qwen3-4b")
+    models = [
+        SimpleNamespace(role=role, name=name, path=name)
+        for role, name in (("actor", "qwen3-1.7b"), ("reference", "qwen3-4b"))
+    ]
+    shown: Any = SimpleNamespace(workload=work, models=models)
+    assert trained(shown) == "DISTILLATION of qwen3-1.7b with teacher qwen3-4b"

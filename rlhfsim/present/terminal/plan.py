@@ -64,7 +64,8 @@ def trained(plan: Plan) -> str:
     names = {m.role: m.name for m in plan.models}
     actor = names["actor"]
     size = next((f" ({m.path})" for m in plan.models if m.role == "actor" and is_size(m.path)), "")
-    others = ", ".join(f"{role} {name}" for role, name in names.items() if name != actor)
+    teacher = {"reference": "teacher"} if plan.workload.distils else {}
+    others = ", ".join(f"{teacher.get(role, role)} {name}" for role, name in names.items() if name != actor)
     beside = f" with {others}" if others else ""
     adapters = plan.workload.lora
     on = " on 4 bit" if adapters and adapters.base == "nf4" else ""
