@@ -287,7 +287,8 @@ def _role_cells(plan: Plan, name: str, role: RolePlacement | RolloutPlacement) -
     trained = name in TRAINED
     recompute = role.layout.recompute if trained else ""
     pack = role.layout.pack_tokens
-    size = f"{pack:,} tokens" if pack else str(role.layout.micro_batch)
+    trains, scores = (role.layout.sequences(scoring=scoring) for scoring in (not trained, True))
+    size = f"{pack:,} tokens" if pack else f"{trains}, scores {scores}" if trains != scores else f"{trains}"
     sums = trained and sums_fp32(plan.workload, plan.placement.backend)
     return size, recompute, _rest(role, trained), "bf16, FP32 sums" if sums else "bf16"
 
