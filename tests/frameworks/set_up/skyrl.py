@@ -56,8 +56,9 @@ def _role(cfg: Any, role: str, name: str, managed: bool) -> dict[str, Any]:
 def _recompute(cfg: Any, section: Any) -> str:
     if not cfg.trainer.gradient_checkpointing:
         return "none"
-    kind = (section.megatron_config.transformer_config_kwargs or {}).get("recompute_granularity")
-    return kind or "full" if cfg.trainer.strategy == "megatron" else "full"
+    if cfg.trainer.strategy != "megatron":
+        return "full"
+    return (section.megatron_config.transformer_config_kwargs or {}).get("recompute_granularity") or "full"
 
 
 def _fsdp(section: Any, gpus: int) -> dict[str, Any]:
