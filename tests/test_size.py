@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 99720,
     "rlhfsim/kernels": 11900,
     "rlhfsim/memory": 17860,
-    "rlhfsim/present": 87860,
+    "rlhfsim/present": 87880,
     "rlhfsim/rollout": 15900,
     "rlhfsim/search": 54020,
     "rlhfsim/simulation": 25230,
