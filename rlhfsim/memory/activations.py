@@ -22,6 +22,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.software import Software
 
 
 class Activations(NamedTuple):
@@ -62,6 +63,9 @@ _SHAPE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute")
 LIKE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute", "cp", "vp")
 """Fields of a layout that decide its activations, beside tokens and micro-batches."""
 
+PLAIN = Software()
+"""A stack that says nothing of logits, and compiles no layer."""
+
 
 def training_activations(
     model: ModelSpec,
@@ -74,9 +78,8 @@ def training_activations(
     imbalance: float = 1.0,
     fp8: bool = False,
     score_length: float = 0.0,
-    head: Head | None = None,
+    software: Software = PLAIN,
     frozen: bool = False,
-    compiled: bool = False,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
@@ -85,12 +88,12 @@ def training_activations(
     what `_kept_by_operation` lists
     none: every tensor
 
-    `head`: see `head_peak`. `frozen`: the weights get no gradients (adapters). `compiled`: by torch.compile,
-    layer by layer.
+    `frozen`: the weights get no gradients (adapters). `software` says where logits are (`head_peak`), and
+    whether layers are compiled.
     """
     local = tokens / layout.cp
     saved, phases = _kept_and_running(
-        model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length, compiled
+        model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length, software.stack == "compiled"
     )
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
     # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
@@ -101,7 +104,7 @@ def training_activations(
     logits: Size = 0.0
     if stage != "first":
         norm = norm_bytes(model, 1.0, fused=False)
-        logits = head_peak(model, layout, backend, local, head, norm=norm, gradients=gradients)
+        logits = head_peak(model, layout, backend, local, software.head, norm=norm, gradients=gradients)
     return Activations(saved=local * saved * held, working=working, logits=logits)
 
 

@@ -413,9 +413,8 @@ def _passed(
         imbalance=imbalance,
         score_length=score_length,
         fp8=kind.fp8 and kind.backend == "megatron",
-        head=software.head,
+        software=software,
         frozen=kind.lora is not None,
-        compiled=software.stack == "compiled",
     )
     return forward, backward
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -88,7 +87,6 @@ def train(
     optimizer_steps: int = 1,
     optimizer: Optimizer = "adam",
     lora: Lora | None = None,
-    value_head: bool = False,
     precision: str = "bf16",
     pack_len: float | None = None,
     software: Software | None = None,
@@ -100,8 +98,6 @@ def train(
     `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences) a micro-batch. Several
     epochs are several passes. Source: physics section 3.
     """
-    if value_head and not model.value_head:
-        model = replace(model, value_head=True)
     asked = TrainedModel(
         device,
         model,

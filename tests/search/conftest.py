@@ -81,9 +81,8 @@ def options(
     nodes = node.gpus, node.gpus_per_node, node.profile.usable_memory.value
     beside, adapters = role == "reference" and "actor" in group, path == "lora"
     shares = request.runs is not None and request.runs.says.shares(role, group)
-    return _options(
-        trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, adapters, beside, shares
-    )
+    where = nodes, adapters, beside, shares
+    return _options(trainer, request.workload, models, limits, fix, forbid, role, gpus, where)
 
 
 @lru_cache(maxsize=65536)
@@ -96,11 +95,9 @@ def _options(
     forbid: frozenset[str],
     role: str,
     gpus: int,
-    nodes: tuple[int, int, float],
-    adapters: bool,
-    beside: bool,
-    shares: bool,
+    where: tuple[tuple[int, int, float], bool, bool, bool],
 ) -> tuple[AnyRolePlacement, ...]:
+    nodes, adapters, beside, shares = where
     profile = load_cached("h100")
     profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
     group = NodeGroup(profile=profile, gpus=nodes[0], gpus_per_node=nodes[1])

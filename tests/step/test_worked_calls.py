@@ -80,7 +80,6 @@ def test_all_epochs_of_a_trained_role_by_hand(role: str, lora: Lora | None) -> N
         backend="megatron",
         optimizer_steps=2,
         lora=lora if role == "actor" else None,
-        value_head=role == "critic",
         software=calls.stack_of(at),
         pack_len=pack_len(at.workload, ROLE.layout),
     )

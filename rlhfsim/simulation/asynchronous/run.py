@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -78,21 +78,10 @@ def simulate(
     where the run is shorter without.
     """
 
+    asked = _Asked(kv_tokens, steps, warmup, seed, record, memory, plan_hash)
+
     def ran(*, lends: bool, cutoff: float | None = cutoff) -> Simulated:
-        return _ran(
-            setting,
-            kv_tokens,
-            draws=Draws(setting, noise, seed),
-            priced=priced,
-            steps=steps,
-            warmup=warmup,
-            seed=seed,
-            record=record,
-            memory=memory,
-            cutoff=cutoff,
-            plan_hash=plan_hash,
-            lends=lends,
-        )
+        return _ran(setting, asked, Draws(setting, noise, seed), priced, cutoff, lends=lends)
 
     if not setting.placement.schedule.lend:
         return ran(lends=False)
@@ -101,21 +90,28 @@ def simulate(
     return min(lent, ran(lends=False, cutoff=longest), key=lambda found: found.seconds)
 
 
+class _Asked(NamedTuple):
+    """What `simulate` was asked for, whether or not the trainer lends."""
+
+    kv_tokens: float | None
+    steps: int
+    warmup: int
+    seed: int | None
+    record: bool
+    memory: Literal["watch", "strict"] | None
+    plan_hash: str
+
+
 def _ran(
     setting: CallSetting,
-    kv_tokens: float | None,
-    *,
+    asked: _Asked,
     draws: Draws,
     priced: Program | None,
-    steps: int,
-    warmup: int,
-    seed: int | None,
-    record: bool,
-    memory: Literal["watch", "strict"] | None,
     cutoff: float | None,
-    plan_hash: str,
+    *,
     lends: bool,
 ) -> Simulated:
+    kv_tokens, steps, warmup, seed, record, memory, plan_hash = asked
     usual = priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
     memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
