@@ -78,7 +78,7 @@ def simulate(
     where the run is shorter without.
     """
 
-    asked = _Asked(kv_tokens, steps, warmup, seed, record, memory, plan_hash)
+    asked = _AskedRun(kv_tokens, steps, warmup, seed, record, memory, plan_hash)
 
     def ran(*, lends: bool, cutoff: float | None = cutoff) -> Simulated:
         return _ran(setting, asked, Draws(setting, noise, seed), priced, cutoff, lends=lends)
@@ -90,7 +90,7 @@ def simulate(
     return min(lent, ran(lends=False, cutoff=longest), key=lambda found: found.seconds)
 
 
-class _Asked(NamedTuple):
+class _AskedRun(NamedTuple):
     """What `simulate` was asked for, whether or not the trainer lends."""
 
     kv_tokens: float | None
@@ -104,7 +104,7 @@ class _Asked(NamedTuple):
 
 def _ran(
     setting: CallSetting,
-    asked: _Asked,
+    asked: _AskedRun,
     draws: Draws,
     priced: Program | None,
     cutoff: float | None,
