@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 22840,
     "executor/algorithms": 15220,
     "executor/coordination": 38450,
-    "executor/engines": 40050,
+    "executor/engines": 40150,
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 6600,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,8 @@ from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
+BUILD_LIMIT_S = 900.0
+"""No build of an operator takes longer."""
 
 
 def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
@@ -88,6 +94,7 @@ def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) ->
     if device.available():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+        _forget_killed_builds()
         try:
             optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **arguments)
             return optimizer
@@ -99,3 +106,14 @@ def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) ->
         reason,
     )
     return torch.optim.AdamW(parameters, fused=True, **arguments)
+
+
+def _forget_killed_builds() -> None:
+    """Remove the locks of builds that were killed: torch waits for such a file without a limit."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
+    for lock in Path(root).glob("**/cpu_adam/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > BUILD_LIMIT_S:
+                lock.unlink()

@@ -171,6 +171,27 @@ def test_the_optimizer_on_the_host_is_torch_s_where_deepspeed_s_cannot_be_built(
     assert ("CUDAMismatchException" if gpu else "no GPU") in caplog.text
 
 
+def test_a_build_that_was_killed_does_not_hold_up_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import time
+
+    from executor.engines import optimizers
+
+    adam = pytest.importorskip("deepspeed.ops.adam")
+    killed, running = (tmp_path / version / "cpu_adam" / "lock" for version in ("py311", "py312"))
+    for lock in (killed, running):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    an_hour_ago = time.time() - 3600
+    os.utime(killed, (an_hour_ago, an_hour_ago))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(device, "available", lambda: True)
+    monkeypatch.setattr(adam, "DeepSpeedCPUAdam", lambda *_, **__: (killed.exists(), running.exists()))
+    assert optimizers._host_adam([], {}) == (False, True)
+
+
 def test_the_extra_of_8_bit_adam_is_the_one_that_is_asked_for() -> None:
     import tomllib
 
