@@ -148,7 +148,7 @@ def plain(folder: str, steps: int, loss: LossSpec = LOSS) -> tuple[dict[str, tor
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for bucket in engine.buckets(2**15) for name, tensor in bucket}
+    return {name: tensor.to("cpu", copy=True) for bucket in engine.buckets(2**15) for name, tensor in bucket}
 
 
 def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

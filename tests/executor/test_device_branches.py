@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from executor.coordination import others
+from executor.engines import device, optimizers
+from executor.engines.transformers import attention
+from executor.engines.vllm import start, worker
 from executor.engines.vllm.start import OWN_BYTES, free_share
-from executor.microbench import memory
+from executor.microbench import memory, sleep
 from executor.microbench.setup import ProbeSetup
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.units import GIB
@@ -84,6 +87,22 @@ def test_a_driver_that_does_not_answer_is_named_with_its_remedy(monkeypatch: pyt
         assert refused.value.help == "install the driver"
 
 
+def test_the_fullest_gpu_of_a_process_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number and by UUID, as CUDA_VISIBLE_DEVICES has them."""
+    held = {3: (30, [SimpleNamespace(pid=1, usedGpuMemory=20)]), "GPU-a": (60, [])}
+    nvml = SimpleNamespace(
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda name: name,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=held[handle][0], total=80),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: held[handle][1],
+    )
+    monkeypatch.setattr(others, "_nvml", lambda: nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-a")
+    told = others.held_by_others(gpu=True)
+    assert (told.bytes, told.total) == (60.0, 80.0)
+    assert told.where.startswith("GPU GPU-a of ")
+
+
 @dataclass
 class Recorded:
     """A tensor of which only copies are looked at."""
@@ -115,3 +134,57 @@ def test_copies_are_timed_to_their_end_and_pinned_ones_do_not_wait(
     assert copies == {("pinned", "cuda", True), ("cuda", "pinned", True), ("pageable", "cuda", False)}
     assert len(waits) >= 2 * sum(m.n for m in found), "each sample begins and ends with a device that is done"
     assert [m.unit for m in found] == ["byte/s", "byte/s", "byte/s", "s"]
+
+
+def test_sleep_and_wake_are_timed_on_an_engine_that_is_closed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    engine = SimpleNamespace(
+        sleep=lambda level: calls.append(level),
+        wake=lambda: calls.append("wake"),
+        close=lambda: calls.append("close"),
+    )
+    monkeypatch.setattr(sleep, "engine_at", lambda *_: engine)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    found = sleep.measure(ProbeSetup(device="cuda", scratch=tmp_path, quick=True))
+    assert [point.name for point in found] == ["sleep", "wake"]
+    assert calls == [2, "wake"] * (len(calls) // 2) + ["close"]
+
+
+def test_8_bit_adam_is_that_of_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ModuleType("bitsandbytes")
+    made.optim = SimpleNamespace(AdamW8bit=lambda parameters, lr: (parameters, lr))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", made)
+    monkeypatch.setattr(device, "available", lambda: True)
+    assert optimizers._adam8bit([], {"lr": 0.1}) == ([], 0.1)
+
+
+def test_flash_attention_is_taken_where_it_is_installed_and_weights_are_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.utils import import_utils
+
+    monkeypatch.setattr(import_utils, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(device, "available", lambda: True)
+    config = SimpleNamespace(model_type="llama")
+    assert attention.implementation(config, torch.bfloat16) == attention.FLASH
+    assert attention.implementation(config, torch.float32) == attention.VARLEN
+
+
+def test_a_rollout_engine_is_built_for_the_device_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, name in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(device, "available", lambda there=there: there)
+        assert start.current_device() == name
+
+
+def test_a_thread_that_stages_weights_is_on_the_gpu_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
+    monkeypatch.setattr(worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    staging: Any = object.__new__(worker.Staging)
+    staging._size = 1
+    for name in ("cuda:3", "cpu"):
+        with pytest.raises(RlhfsimError, match="host memory"):
+            staging._receive(1, name)
+    assert used == [torch.device("cuda", 3)]

@@ -29,7 +29,7 @@ EXACT, SEEN = 1e-5, 0.1
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory, fork_server: str) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("native")
-    path = f"{HERE.parents[1]}{os.pathsep}{HERE}"
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parents[1]), str(HERE)])
     run(fork_server, [["native_facts.py", str(folder)]], PYTHONPATH=path)
     seen: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return seen
@@ -155,3 +155,24 @@ def test_a_collective_that_never_ends_is_given_up(
         end.send("0/", 1, weights())
     never.set()
     assert caught.value.code == ("weight-sync-failed" if failing else "weight-sync-timeout")
+
+
+def test_weights_are_sent_on_the_gpu_of_the_rank_and_what_fails_there_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from executor.engines import device
+    from executor.engines.vllm.transfer import NativeSender
+
+    spec, used = channel(folder=str(tmp_path), timeout_s=60.0), list[Any]()
+    end = NativeSender(spec, Control(spec, master=True))
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(device, "own", lambda: gpu)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
+
+    def run() -> None:
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    monkeypatch.setattr(end, "_run", run)
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        end.send("0/", 1, weights())
+    assert used == [gpu]

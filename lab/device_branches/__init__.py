@@ -1,0 +1,1 @@
+"""Statements of `executor/` that run on a GPU only, and which tests run them."""
