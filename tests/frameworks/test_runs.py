@@ -78,7 +78,7 @@ def test_what_a_framework_runs_without_an_export_of_ours_is_said_so() -> None:
     taught = Workload(algorithm="distillation", reference="qwen3-4b")
     lacks = framework("nemo-rl").lacks_workload(taught)
     assert lacks is not None
-    assert lacks.what == "DISTILLATION through an export of ours"
+    assert lacks.what == "Distillation through an export of ours"
     assert framework(OWN).lacks_workload(taught) is None
 
 

@@ -433,4 +433,4 @@ def test_the_teacher_of_a_student_is_called_so() -> None:
         for role, name in (("actor", "qwen3-1.7b"), ("reference", "qwen3-4b"))
     ]
     shown: Any = SimpleNamespace(workload=work, models=models)
-    assert trained(shown) == "DISTILLATION of qwen3-1.7b with teacher qwen3-4b"
+    assert trained(shown) == "Distillation of qwen3-1.7b with teacher qwen3-4b"

@@ -311,8 +311,9 @@ class Workload(Hashed):
 
     @property
     def title(self) -> str:
-        """Of the algorithm, as people write it: `GRPO`."""
-        return self.algorithm.replace("_", " ").upper()
+        """Of the algorithm, as people write it: `GRPO`, `Distillation`."""
+        name = self.algorithm.replace("_", " ")
+        return name.capitalize() if self.distils else name.upper()
 
     @property
     def num_sequences(self) -> int:
