@@ -37,6 +37,7 @@ def test_all_processes_import_their_libraries_before_the_first_engine_is_built(
 
 
 def test_no_garbage_is_looked_for_while_a_process_starts() -> None:
+    gc.enable()  # commands of other tests leave it off
     with uncollected():
         assert not gc.isenabled()
         with uncollected():

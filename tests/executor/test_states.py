@@ -125,7 +125,7 @@ def test_every_move_of_an_engine_uses_the_same_host_memory() -> None:
     assert engine._hosts is hosts
 
 
-def test_the_host_copy_of_a_gpu_storage_lives_until_its_bytes_are_written(tmp_path: Path) -> None:
+def test_the_host_copy_of_a_gpu_storage_is_kept_until_its_bytes_are_written(tmp_path: Path) -> None:
     copies: list[Any] = []
 
     def cpu() -> torch.UntypedStorage:
