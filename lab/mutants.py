@@ -243,6 +243,7 @@ def apply(mutant: Mutant) -> None:
 
 def forget() -> None:
     """Empties the caches of prices, not those of profiles and models."""
+    gc.unfreeze()  # what was frozen after the tests were collected is no longer listed
     for cached in gc.get_objects():
         if isinstance(cached, KernelCurves):
             cached._known.clear()

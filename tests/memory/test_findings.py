@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from rlhfsim.memory.components import ENGINE, EngineState, MemoryEntry, engine_components, entry
-from rlhfsim.memory.findings import RETAINED, sleep_findings
+from rlhfsim.memory.findings import RETAINED, logits_findings, sleep_findings
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import GIB
 
 
@@ -77,3 +78,15 @@ def test_what_a_sleeping_engine_keeps_is_in_the_ledger_of_training_alone() -> No
     assert retained(1, 2, "idle") == retained(2, 0, "idle") == 0
     item = entry(profile, "rollout", "retained", kept)
     assert (item.low / GIB, item.high / GIB) == pytest.approx((0.1, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("phase", "tokens"), [("actor.train", 4 * 2048 / 2), ("actor.logprob", 8 * 2048 / 2)]
+)
+def test_large_logits_are_said_with_the_tokens_of_their_call(phase: str, tokens: float) -> None:
+    layout = Layout(dp=4, cp=2, zero=3, micro_batch=4, score_micro_batch=8)
+    placed = replace(placement(2, 2), actor=RolePlacement(pool="all", layout=layout))
+    logits = MemoryEntry(role="actor", component="logits", bytes=40 * GIB, low=40 * GIB, high=40 * GIB)
+    work = Workload(model="qwen2.5-7b", algorithm="grpo")
+    [found] = logits_findings(Ledger(phases=(Phase(name=phase, entries=(logits,)),)), placed, work)
+    assert f" {tokens:,.0f} tokens " in found.what

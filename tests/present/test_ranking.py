@@ -1,4 +1,4 @@
-"""The table of plans where a time limit left kinds of plans unproven."""
+"""The table of plans where a search ended early and left kinds of plans unproven."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import rlhfsim
 from rlhfsim.present.terminal.design import design_dict
 from rlhfsim.present.terminal.design_details import Extras
 from rlhfsim.present.terminal.ranking import UNPROVEN, ranked
+from rlhfsim.search import branch_and_bound
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import Design
@@ -18,9 +19,10 @@ from rlhfsim.what_if.design import Design
 
 @cache
 def unfinished() -> Design:
-    cluster = rlhfsim.parse_cluster(16, "h100")
-    request = Request(cluster=cluster, workload=Workload(model="8b", prompts=256), time_limit=1e-9)
-    return rlhfsim.design(request)
+    request = Request(cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="8b", prompts=256))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(branch_and_bound, "WORK", 1)
+        return rlhfsim.design(request)
 
 
 @pytest.mark.parametrize("gap", [None, 0.5])
