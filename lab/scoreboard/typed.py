@@ -1,6 +1,6 @@
 """Published RL runs typed into `rlhfsim estimate` as their tables print them, against what `validate` says.
 
-python -m lab.scoreboard.typed               every row of NeMo-RL, verl and DeepSpeed-Chat; some minutes
+python -m lab.scoreboard.typed               every row of a framework that can be typed; some minutes
 python -m lab.scoreboard.typed nemo          rows whose framework or model has this text
 """
 
@@ -17,6 +17,7 @@ from lab.scoreboard.rows import rows_of
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunSpecs
+from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, stats
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of
@@ -89,7 +90,8 @@ def _pairs(values: dict[str, object]) -> str:
 
 
 def typed(row: Row) -> Typed | None:
-    """The seconds of one row; None where it has no step, or not what a plan needs."""
+    """The seconds of one row; None where it has no step, not what a plan needs, or a framework that nobody
+    can type."""
     filled = assumptions.apply("rlhf", row)[0]
     try:
         measured_s = step_seconds(filled)
@@ -97,7 +99,7 @@ def typed(row: Row) -> Typed | None:
         validated_s = priced(asked).seconds
     except RlhfsimError:
         return None
-    if measured_s is None:
+    if measured_s is None or asked.cluster.framework not in {runs.name for runs in frameworks()}:
         return None
     answer = CliRunner().invoke(estimate, [*command(asked), "--json"], catch_exceptions=False)
     plan = json.loads(answer.output)["plan"]
