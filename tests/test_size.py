@@ -31,7 +31,7 @@ BUDGET = {
     "rlhfsim/rollout": 15900,
     "rlhfsim/search": 54020,
     "rlhfsim/simulation": 25230,
-    "rlhfsim/specs": 39690,
+    "rlhfsim/specs": 39700,
     "rlhfsim/step": 14570,
     "rlhfsim/training": 12570,
     "rlhfsim/validation": 27100,
