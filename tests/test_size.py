@@ -39,7 +39,7 @@ BUDGET = {
     "rlhfsim/what_if": 80990,
     "executor": 22840,
     "executor/algorithms": 15220,
-    "executor/coordination": 38450,
+    "executor/coordination": 38480,
     "executor/engines": 40150,
     "executor/environments": 5500,
     "executor/machine": 3200,

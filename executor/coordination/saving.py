@@ -228,8 +228,12 @@ def ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def stop_requests(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """The first Ctrl-C or SIGTERM is a request, the second one acts at once; in another thread both do."""
-    request, before = StopRequest(), dict[int, Any]()
+    """The first Ctrl-C or SIGTERM is a request, the second one acts at once; in another thread both do.
+
+    A thread says that it was heard: the signal may come in the middle of a line that the main thread prints,
+    and no stream takes a second one from there.
+    """
+    request, before, words = StopRequest(), dict[int, Any](), list[threading.Thread]()
 
     def restore() -> None:
         for number, handler in before.items():
@@ -239,7 +243,9 @@ def stop_requests(say: Callable[[str], None]) -> Iterator[StopRequest]:
     def ask(number: int, frame: FrameType | None) -> None:
         request.number = number
         restore()
-        say(f"{signal.Signals(number).name}: the run saves its state after this iteration; again: at once")
+        heard = f"{signal.Signals(number).name}: the run saves its state after this iteration; again: at once"
+        words.append(threading.Thread(target=say, args=(heard,)))
+        words[-1].start()
 
     if threading.current_thread() is threading.main_thread():
         before |= {number: signal.signal(number, ask) for number in SIGNALS}
@@ -247,3 +253,5 @@ def stop_requests(say: Callable[[str], None]) -> Iterator[StopRequest]:
         yield request
     finally:
         restore()
+        for thread in words:
+            thread.join()

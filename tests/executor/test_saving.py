@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
@@ -11,13 +12,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from executor.coordination import cluster, saving
 from executor.coordination.checkpoints import Checkpoint, RunIdentity, RunProgress, best_of, newest
 from executor.coordination.failures import PartFailed
 from executor.coordination.saving import Saver, SaveTimes, ended_by_sigterm, stop_requests
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def test_saves_come_by_iterations_or_only_at_the_end() -> None:
@@ -57,7 +63,6 @@ def test_a_signal_asks_and_the_second_one_acts_as_before(
         with stop_requests(said.append) as stop:
             stop.follow()
             os.kill(os.getpid(), number)
-            assert number.name in said[0]
             with pytest.raises(ends):
                 stop.follow()
             os.kill(os.getpid(), number)
@@ -65,8 +70,36 @@ def test_a_signal_asks_and_the_second_one_acts_as_before(
         os.kill(os.getpid(), number)
         assert acted == [number, number]
         assert len(said) == 1
+        assert number.name in said[0]
     finally:
         signal.signal(number, before)
+
+
+class Preempted(io.RawIOBase):
+    """A stream during whose first write the process gets a SIGTERM."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if not self.written:
+            signal.raise_signal(signal.SIGTERM)
+        self.written += bytes(data)
+        return len(bytes(data))
+
+
+def test_a_signal_that_comes_while_a_line_is_printed_is_heard_and_said() -> None:
+    stream = Preempted()
+    console = Console(file=io.TextIOWrapper(io.BufferedWriter(stream), encoding="utf-8"))
+    with stop_requests(console.print) as stop:
+        console.print("the first iteration")
+        with pytest.raises(SystemExit):
+            stop.follow()
+    assert b"the first iteration" in stream.written
+    assert b"SIGTERM: the run saves its state" in stream.written
 
 
 class Ranks:
