@@ -1,7 +1,7 @@
 """Messages of a weight channel: JSON, and a code that only who knows the secret of the channel can make.
 
 Nothing that comes from a socket is unpickled. What vLLM's transfer engines hand over beside JSON's own values
-(CUDA IPC handles: tuples, bytes, dtypes, three classes of torch) has a form of its own.
+(CUDA IPC handles: tuples, bytes, dtypes, four classes of torch) has a form of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rlhfsim.errors import RlhfsimError
 _CLASSES: dict[str, type] = {
     "Tensor": torch.Tensor,
     "Parameter": torch.nn.Parameter,
+    "TypedStorage": torch.storage.TypedStorage,
     "UntypedStorage": torch.UntypedStorage,
 }
 """Classes that an IPC handle names (torch.multiprocessing.reductions.reduce_tensor)."""

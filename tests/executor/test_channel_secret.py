@@ -23,9 +23,10 @@ from executor.weight_transfer.control import Control
 from executor.weight_transfer.messages import seal, unseal
 from rlhfsim.errors import RlhfsimError
 
-TENSOR = (torch.Tensor, torch.Size([3, 4]), (4, 1), 0, torch.UntypedStorage, torch.bfloat16)
+STORAGE = type(torch.empty(1)._typed_storage())
+TENSOR = (torch.Tensor, torch.Size([3, 4]), (4, 1), 0, STORAGE, torch.bfloat16)
 HANDLE = (*TENSOR, torch.device("cuda", 1), b"\x00\xffhandle", 96, 0, False, b"counter", 2, b"event", True)
-"""What torch.multiprocessing.reductions.reduce_tensor gives for a tensor on a GPU."""
+"""What torch.multiprocessing.reductions.reduce_tensor gives for a tensor on a GPU; it names the typed storage."""
 
 
 class Planted:
