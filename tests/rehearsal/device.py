@@ -69,6 +69,7 @@ def show(torch: Any) -> None:
     torch.ops.rehearsal.start()
     _show(torch)
     _storages(torch)
+    _handles(torch)
     _groups(torch)
 
 
@@ -103,17 +104,23 @@ def _show(torch: Any) -> None:
         finally:
             here.set_stream(before)
 
-    def properties(_: Any = None) -> Any:
+    def properties(of: Any = None) -> Any:
         total = memory.get_memory_info()[1]
         major, minor = CAPABILITY
+        index = of if isinstance(of, int) else torch.device(of or "cuda").index
         return SimpleNamespace(
-            name=NAME, major=major, minor=minor, total_memory=total, multi_processor_count=1, uuid="GPU-0"
+            name=NAME,
+            major=major,
+            minor=minor,
+            total_memory=total,
+            multi_processor_count=1,
+            uuid=_uuid(here.current_device_index() if index is None else index),
         )
 
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: int(os.environ.get("REHEARSAL_DEVICES", "1")),
+        "device_count": here.device_count,
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_lazy_call": lambda call, **_: call(),
@@ -135,7 +142,7 @@ def _show(torch: Any) -> None:
         "is_bf16_supported": lambda *_: True,
         "mem_get_info": memory.get_memory_info,
         "empty_cache": memory.empty_cache,
-        "ipc_collect": lambda: None,
+        "ipc_collect": ops.collect,
         "get_rng_state": lambda _=None: ops.random_state(),
         "set_rng_state": lambda state, _=None: ops.put_random_state(state),
         "manual_seed": ops.seed,
@@ -157,6 +164,12 @@ def _show(torch: Any) -> None:
     cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = memory.reset_peak_memory_stats
 
 
+def _uuid(index: int) -> str:
+    """Of a GPU that this process sees, the same in every process that sees it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(index + 1)))
+    return f"GPU-{visible.split(',')[index]}"
+
+
 def _storages(torch: Any) -> None:
     """A CPU build neither resizes storages of a GPU nor makes any."""
     resize, to = torch.UntypedStorage.resize_, torch.UntypedStorage.to
@@ -176,6 +189,27 @@ def _storages(torch: Any) -> None:
         return made.copy_(storage, non_blocking)
 
     torch.UntypedStorage.resize_, torch.UntypedStorage.to = resize_, to_
+
+
+def _handles(torch: Any) -> None:
+    """Storages cross processes by handles, counted as torch counts them: the owner's memory waits for readers."""
+    storage, ops = torch.UntypedStorage, torch.ops.rehearsal
+
+    def share(self: Any) -> tuple[Any, ...]:
+        whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
+        handle = ops.exported(whole).encode()
+        return (self.device.index, handle, self.nbytes(), 0, handle, 0, b"", False)
+
+    def open_shared(_: Any, device: int, handle: bytes, size: int, *__: Any) -> Any:
+        with torch.device("cuda", device):
+            return ops.opened(handle.decode(), size).untyped_storage()
+
+    def release(_: Any, handle: bytes, __: int, **___: Any) -> None:
+        ops.released(handle.decode())
+
+    storage._share_cuda_ = share
+    storage._new_shared_cuda = classmethod(open_shared)
+    storage._release_ipc_counter_cuda = classmethod(release)
 
 
 def _groups(torch: Any) -> None:
