@@ -47,8 +47,12 @@ class LedgerPhase:
     @property
     def probability_out_of_memory(self) -> float:
         """P(sum of the entries > capacity), entries independent."""
+        return self.risk()
+
+    def risk(self, spread: float = 0.0) -> float:
+        """P(sum of the entries > capacity) with a deviation of ln sum that no entry knows of."""
         items = [Item(e.bytes, e.low, e.high) for e in self.entries]
-        return probability_above(items, self.capacity, self.doubt)
+        return probability_above(items, self.capacity, self.doubt, spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +118,16 @@ class Ledger:
 
     @property
     def probability_out_of_memory(self) -> float:
-        """Probability that some phase exceeds its GPU or that the engine does not start.
+        """Probability that some phase exceeds its GPU or that the engine does not start."""
+        return self.risk()
 
-        The worst of them: their errors are the same, so they do not add up.
+    def risk(self, spread: float = 0.0) -> float:
+        """The worst probability of all phases and of the engine's start, see `LedgerPhase.risk`.
+
+        Their errors are the same, so they do not add up.
         """
         looked_at = {(id(p.entries), p.pool): p for p in (*self.phases, *self.other_stages)}
-        worst = max((p.probability_out_of_memory for p in looked_at.values()), default=0.0)
+        worst = max((p.risk(spread) for p in looked_at.values()), default=0.0)
         return max(worst, self.engine.probability_of_no_start if self.engine else 0.0)
 
     @property

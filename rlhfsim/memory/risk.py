@@ -44,8 +44,10 @@ def moments(item: Item) -> tuple[float, float]:
     return mean, mean * mean * math.expm1(s * s)
 
 
-def probability_above(items: Iterable[Item], limit: float, doubt: float = 1.0) -> float:
+def probability_above(items: Iterable[Item], limit: float, doubt: float = 1.0, spread: float = 0.0) -> float:
     """P(sum of independent log-normal items > limit), its deviation `doubt` times that of the items.
+
+    `spread`: deviation of ln sum that no item knows of; it moves the median nowhere.
 
     The sum is taken to be log-normal with the same mean and variance (Fenton 1960, IRE Trans.
     Commun. Syst. 8, 57-67), which is close where no single item dominates with s > 1.
@@ -59,9 +61,9 @@ def probability_above(items: Iterable[Item], limit: float, doubt: float = 1.0) -
     if limit <= 0:
         return 1.0
     s2 = math.log1p(doubt**2 * variance / mean**2)
+    mu, s2 = math.log(mean) - s2 / 2, s2 + spread**2
     if s2 < CERTAIN:
         return float(mean > limit)
-    mu = math.log(mean) - s2 / 2
     return 1.0 - NORMAL.cdf((math.log(limit) - mu) / math.sqrt(s2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -330,6 +331,14 @@ def test_probability_of_a_certain_sum_is_zero_or_one():
 
 def test_probability_at_the_ninetieth_percentile_is_a_tenth():
     assert probability_above([Item(value=2.0, low=1.0, high=4.0)], 4.0) == pytest.approx(0.1)
+
+
+def test_a_spread_that_no_item_knows_of_leaves_an_even_chance_and_takes_certainty_from_exact_sums():
+    exact = [Item(value=5.0, low=5.0, high=5.0)]
+    unsure = [Item(value=2.0, low=1.0, high=4.0)]
+    assert probability_above(exact, 5.0 * math.exp(0.3), spread=0.3) == pytest.approx(0.1587, abs=1e-4)
+    assert probability_above(unsure, 2.0, spread=0.3) == pytest.approx(0.5)
+    assert 0.1 < probability_above(unsure, 4.0, spread=0.3) < 0.5
 
 
 def test_probability_falls_with_the_limit():

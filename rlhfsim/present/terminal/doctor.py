@@ -18,7 +18,7 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
-from rlhfsim.what_if.doctor.certainty import reasons
+from rlhfsim.what_if.doctor.certainty import computed, reasons
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 from rlhfsim.what_if.doctor.fix import ChangedFile
 
@@ -119,7 +119,7 @@ def verdict(base: Judged) -> str:
 
 def _risk(judged: Judged) -> str:
     """A probability; where a bound is said for it, its side."""
-    risk = judged.memory.probability_out_of_memory
+    risk = computed(judged.memory)
     side = "below " if risk < judged.risk else "above " if risk > judged.risk else ""
     return side + percent(judged.risk)
 
@@ -234,7 +234,7 @@ def _told(answer: Diagnosis) -> Iterator[RenderableType]:
     yield Text("\nassumed", style="bold")
     yield from (Text(f"- {sentence}") for sentence in answer.case.assumed(described))
     yield from (Text(f"- {_without(change, answer)}") for change in answer.absent)
-    risk, framework = answer.judged.memory.probability_out_of_memory, answer.case.configuration.name
+    risk, framework = computed(answer.judged.memory), answer.case.configuration.name
     yield from (Text(f"- {sentence}") for sentence in reasons(risk, framework))
     defaults = described.settings.assumed
     if defaults:
@@ -300,7 +300,7 @@ def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str,
         "assumed": {
             "lengths": list(answer.case.assumed(described)),
             "defaults": dict(described.settings.assumed),
-            "risk": list(reasons(base.memory.probability_out_of_memory, answer.case.configuration.name)),
+            "risk": list(reasons(computed(base.memory), answer.case.configuration.name)),
             "absent": [_change(change, base, {}) for change in answer.absent],
         },
         "plan": base.plan.to_dict(),

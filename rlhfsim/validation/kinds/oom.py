@@ -1,4 +1,4 @@
-"""Users' configurations that ran or ran out of memory, against the ledger's probability of not fitting.
+"""Users' configurations that ran or ran out of memory, against the doctor's probability of not fitting.
 
 The verdict `out of memory` is a probability of 0.5 or more, fixed in advance; the Brier score needs
 no threshold. Scored are rows with a full configuration whose outcome the GPU memory of that
@@ -8,6 +8,8 @@ framework and go the way of `rlhfsim doctor`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from rlhfsim.memory.ledger import Ledger, ledger
@@ -19,6 +21,7 @@ from rlhfsim.validation.cases.oom_settings import half, ledger_of
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.statistics import SAYS_OOM
+from rlhfsim.what_if.doctor.certainty import computed
 
 NOT_THE_CONFIGURATION = {
     "C033": "the same settings work on 2 GPUs and fail on more: not the memory of one GPU",
@@ -61,13 +64,13 @@ def _outcome(row: Row) -> Outcome:
     try:
         if reason := excluded(row):
             raise Skip(reason)
-        memory = ledger_of(row) if row.text("settings") else _ledger(filled)
+        memory = _ledger(row, filled)
     except Skip as skip:
         return basic(skipped=skip.message, detail={"half": half(row)})
     peak = memory.peak
     return basic(
         measured=OUTCOME[row.text("kind") or ""],
-        predicted=memory.probability_out_of_memory,
+        predicted=computed(memory),
         assumptions=notes,
         detail={
             "half": half(row),
@@ -81,7 +84,18 @@ def _outcome(row: Row) -> Outcome:
     )
 
 
-def _ledger(row: Row) -> Ledger:
-    plan = configuration(row)
+def judged_ledgers(rows: list[Row]) -> Iterator[tuple[Row, Ledger]]:
+    """Rows that are scored, with what the ledger says of them."""
+    for row in rows:
+        if excluded(row) is None:
+            with suppress(Skip):
+                yield row, _ledger(row, apply("oom", row)[0])
+
+
+def _ledger(row: Row, filled: Row) -> Ledger:
+    """The ledger of a row; `filled`: with assumptions for its blanks."""
+    if row.text("settings"):
+        return ledger_of(row)
+    plan = configuration(filled)
     doubt = memory_doubt(plan.models, plan.placement.backend, plan.workload, plan.cluster)
     return ledger(plan.models, plan.placement, plan.workload, plan.cluster, doubt=doubt)

@@ -201,8 +201,6 @@ def judged(described: Described, price: float | None) -> Judged:
     specs = described.specs
     priced = priced_placement(specs.placement, specs.workload, specs.cluster)
     plan = planned(priced, step_of(priced), price)
-    risk = certainty.said(
-        priced.memory.probability_out_of_memory, specs.cluster.framework or certainty.OTHERS
-    )
+    risk = certainty.said(certainty.computed(priced.memory), specs.cluster.framework or certainty.OTHERS)
     plan = replace(plan, prediction=replace(plan.prediction, probability_out_of_memory=risk))
     return Judged(described=described, plan=plan, memory=priced.memory)

@@ -1,10 +1,21 @@
-"""How near to 0 or 1 a risk of running out of memory may be said: as near as public cases were right."""
+"""How likely a user's configuration runs out of memory, and how near to 0 or 1 that may be said.
+
+Peaks of users' runs lie further from the ledger than its components know: fragments of an allocator that
+cannot grow its segments beside a sleeping engine, what that engine keeps, copies of logits that a release
+had, turns that add up (docs/validation_memory.md). `USERS_SPREAD` is how far; an extreme risk is said as far
+as public cases were right.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rlhfsim.memory.ledger import Ledger
+
+USERS_SPREAD = 0.32
+"""Deviation of ln peak beyond that of the components (P10 to P90: 0.26 to 0.40): maximum likelihood of the
+fitted half of the public cases (`python -m lab.fits.oom`). It leaves 50 % at 50 %."""
 EXTREME = 0.01
 """No risk is said nearer to 0 or 1; answers that were nearer are scored here."""
 UNSURE = 0.05
@@ -28,10 +39,15 @@ class ExtremeAnswers:
 
 
 SCORED: Mapping[str, tuple[ExtremeAnswers, ExtremeAnswers]] = {
-    "nemo-rl": (ExtremeAnswers(56, 59), ExtremeAnswers(0, 1)),
-    OTHERS: (ExtremeAnswers(25, 32), ExtremeAnswers(11, 12)),
+    "nemo-rl": (ExtremeAnswers(5, 5), ExtremeAnswers(0, 1)),
+    OTHERS: (ExtremeAnswers(0, 1), ExtremeAnswers(5, 5)),
 }
 """Framework -> answers `it fits` and `it does not` to the cases of oom_cases*.csv; a test counts them."""
+
+
+def computed(memory: Ledger) -> float:
+    """The risk of a user's run with this ledger."""
+    return memory.risk(USERS_SPREAD)
 
 
 def scored(framework: str) -> tuple[ExtremeAnswers, ExtremeAnswers]:
