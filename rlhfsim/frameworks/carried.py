@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.engines import ACCEPTANCE, KEPT
+from rlhfsim.frameworks.configuration.engines import EXPECTED, KEPT, SPECULATION
 from rlhfsim.frameworks.configuration.settings import PLANNED_MODEL, FrameworkSettings
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import Source, convert
@@ -62,7 +62,7 @@ def _carried(plan: Plan, scripts: str) -> dict[str, Any]:
         OVERSUBSCRIPTION: plan.oversubscription if plan.oversubscription != 1 else None,
         **dict(_fields(plan)),
         **{name: value for name, value in variables.items() if f"${{{name}}}" in scripts},
-        ACCEPTANCE: drafts.acceptance if drafts else None,
+        **{f"{SPECULATION}.{name}": getattr(drafts, name, None) or None for name in EXPECTED},
         KEPT: work.dynamic_sampling.kept if work.dynamic_sampling else None,
     }
     return {key: value for key, value in values.items() if value is not None}

@@ -94,12 +94,15 @@ def hardware_features(vendors: Collection[str]) -> Iterator[str]:
 
 def workload_features(workload: Workload) -> Iterator[str]:
     """Of what a step computes."""
+    trained = workload.speculation.method if workload.speculation and workload.trains_draft else None
     lora, old = workload.lora, workload.old_logprobs if workload.generates and not workload.distils else None
     asked = {
         "environments": workload.environment is not None,
         "dynamic sampling": workload.dynamic_sampling is not None,
         "oversampling": workload.oversampling,
         "speculative decoding": workload.speculation is not None,
+        "MTP layers trained with the policy": trained == "mtp",
+        "EAGLE-3 heads trained with the policy": trained == "eagle",
         "LoRA": lora is not None,
         "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",
         "old log-probs of the rollout": old == "rollout",

@@ -87,6 +87,8 @@ FEATURES: Mapping[str, str] = {
     "rollout attention data parallelism": "use rollout tp and dp",
     "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
     "speculative decoding": "leave out speculation, of workload and rollout layout",
+    "MTP layers trained with the policy": "set speculation.trained: false",
+    "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",
     "MXFP4 rollout": "set rollout precision to bf16 or fp8",

@@ -24,14 +24,16 @@ from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
 from rlhfsim.memory.logits import Size
-from rlhfsim.memory.states import BF16, FP32, Optimizer, Stage, States
+from rlhfsim.memory.states import BF16, FP32, Optimizer, Shard, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend, sums_fp32
+from rlhfsim.specs.placement.drafts import draft_of, own_params
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -107,6 +109,8 @@ class RoleKind(NamedTuple):
     software: Software
     fp8: bool
     """Matrix products of training keep their inputs in FP8."""
+    draft: Speculation | None = None
+    """Of which a draft is trained beside the policy, on the last pipeline stage."""
 
 
 class RoleMemory(NamedTuple):
@@ -231,6 +235,7 @@ def role_memory(
         lora=workload.lora if role == "actor" else None,
         software=software,
         fp8=workload.train_precision == "fp8",
+        draft=workload.speculation if role == "actor" and workload.trains_draft else None,
     )
     return RoleMemory(
         kind=kind,
@@ -347,10 +352,7 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     distinct, sizes = list(numbers), np.zeros((len(States._fields) + 4, len(numbers)))
     for rows in groups.values():
         like = [distinct[i] for i in rows]
-        parts = [
-            memory.shard_of(kind.model, kind.backend, stage if cut[_PP] > 1 else "only", *_parted(cut))
-            for cut in like
-        ]
+        parts = [_part(kind, stage if cut[_PP] > 1 else "only", *_parted(cut)) for cut in like]
         layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
         held = _standing(kind, layout, memory.stacked(parts))
         for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
@@ -358,6 +360,17 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     *states, gathered, buffers, step, layers = sizes[:, places]
     communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
     return _Standing(States(*states), gathered, buffers, step, layers, communicators)
+
+
+def _part(kind: RoleKind, stage: Stage, tp: int, pp: int, *rest: Any) -> Shard:
+    """Elements of a pipeline stage, with those of a draft that is trained."""
+    part = memory.shard_of(kind.model, kind.backend, stage, tp, pp, *rest)
+    draft = None if kind.draft is None or stage == "first" else draft_of(kind.model, kind.draft)
+    if kind.draft is None or draft is None:
+        return part
+    layer = memory.shard_of(draft, kind.backend, "only", tp, 1, *rest)
+    dense = part.dense + layer.dense - layer.root + own_params(kind.model, kind.draft) / tp
+    return replace(part, dense=dense, expert=part.expert + layer.expert)
 
 
 def _alike(kind: RoleKind, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int, *rest: Any) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from rlhfsim.choice import AskedBound
 from rlhfsim.plan import AskedRun, Plan
@@ -99,7 +99,7 @@ def _workload(work: Workload) -> dict[str, object]:
         else None,
         "environment": _pairs(work.environment),
         "custom": _pairs(work.custom),
-        "speculation": _speculation(work.speculation),
+        "speculation": drafting(work.speculation),
         "oversampling": _unless(f"{work.oversampling:.10g}", "0"),
         "dynamic-sampling": _sampling(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
@@ -122,13 +122,16 @@ def _sampling(sampling: DynamicSampling | None) -> str | None:
     return ",".join(f"{name}={value:.10g}" for name, value in given.items())
 
 
-def _speculation(asked: Speculation | None) -> str | None:
+def drafting(asked: Speculation | None) -> str | None:
+    """Speculative decoding as options write it."""
     if asked is None:
         return None
-    model = f",model={asked.model}" if asked.model else ""
-    return (
-        f"method={asked.method},draft_tokens={asked.draft_tokens},acceptance={asked.acceptance:.10g}{model}"
-    )
+    said = (field for field in fields(asked) if getattr(asked, field.name) != field.default)
+    return ",".join(f"{field.name}={_word(getattr(asked, field.name))}" for field in said)
+
+
+def _word(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value).lower()
 
 
 def lengths(spec: AnyLengths) -> str:
@@ -161,8 +164,8 @@ def _asked(asked: AskedBound) -> dict[str, object]:
 
 
 def _fixed(asked: AskedBound) -> Iterator[str]:
-    for role, fields in asked.fix.items():
-        yield from (f"{role}.{field}={value}" for field, value in fields.items())
+    for role, values in asked.fix.items():
+        yield from (f"{role}.{field}={value}" for field, value in values.items())
     for bound in asked.limits:
         if bound.field != "hardware":  # --rollout-gpus says that already
             value = {True: "yes", False: "no"}[bound.value] if isinstance(bound.value, bool) else bound.value

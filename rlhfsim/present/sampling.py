@@ -25,7 +25,9 @@ def _parts(plan: Plan) -> Iterator[str]:
     if role is not None and (drafted := role.layout.speculation) is not None:
         by = drafted.model or DRAFTERS[drafted.method]
         yield f"{drafted.draft_tokens} tokens are drafted a step by {by}"
-        share = percent(drafted.acceptance)
+        share = percent(drafted.now(drafted.acceptance))
+        if drafted.trained:
+            yield "the draft is trained with the policy"
         yield f"{share} of them are taken to be accepted, {drafted.tokens_per_step:.3g} tokens a step"
     elif work.speculation is not None:
         yield "speculative decoding does not pay here"

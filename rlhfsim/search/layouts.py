@@ -524,9 +524,12 @@ def _running(request: Request, layout: RolloutLayout, gpus: int, shares: bool) -
 
 
 def _speculations(request: Request, layout: RolloutLayout) -> tuple[Speculation | None, ...]:
-    """Speculative decoding of the workload beside none, where an engine can have it."""
+    """Speculative decoding of the workload beside none, where an engine can have it; a draft that is trained
+    is used."""
     asked = request.workload.speculation
-    return (None,) if asked is None or layout.pp > 1 else (None, asked)
+    if asked is None or layout.pp > 1:
+        return () if request.workload.trains_draft else (None,)
+    return (asked,) if asked.trained else (None, asked)
 
 
 def _replicas(

@@ -16,6 +16,7 @@ from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
+from rlhfsim.memory.kv_cache import BF16, draft_weights
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
@@ -28,6 +29,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import sums_fp32
+from rlhfsim.specs.placement.drafts import training_work
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
@@ -147,14 +149,17 @@ def _rollout(
     layout = _rollout_layout(role, kv_tokens)
     device, model = setting.device(role), setting.models.actor
     priced = _generate(device, model, layout, requests, kv_tokens, drawn)
-    if role.layout.open_dispatcher:
+    if role.layout.open_dispatcher or role.layout.speculation:
         priced = replace(priced, cost=_widened(setting, role, priced.cost))
     return priced.scaled(bias_of(setting, "actor.generate"))
 
 
 def _widened(setting: CallSetting, role: RolloutPlacement, cost: Cost) -> Cost:
-    """The cost of generation with what a dispatcher that is not said leaves open."""
+    """The cost of generation with what a dispatcher that is not said, and an acceptance, leave open."""
     layout, device = role.layout, setting.device(role)
+    if layout.speculation is not None:
+        for resource in cost.by_resource():
+            cost = cost.widened(resource, layout.speculation.spread)
     inside = layout.tp * layout.attention_dp <= device.domain
     spread = exchange_spread(device, setting.models.actor, layout)
     return cost.widened("nvlink" if inside else "network", spread)
@@ -291,9 +296,11 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
         for sharded in (False, True)
     ]
     factor = workload.epochs * bias_of(setting, f"{role}.train", placed.pool)
+    work = 1 + (training_work(model, workload.speculation) if role == "actor" else 0.0)
 
     def passes(layout: Layout, packs: float | None) -> Cost:
-        return both[layout.shards is not None].passes(layout, packs)
+        priced = both[layout.shards is not None].passes(layout, packs)
+        return priced if work == 1 else priced.scaled(work)
 
     def updates(layout: Layout) -> Cost:
         return both[layout.shards is not None].updates(layout).scaled(factor)
@@ -429,7 +436,16 @@ def sync_cost(setting: CallSetting) -> Cost:
             f"weight path {setting.placement.weight_path!r} cannot be used: {priced.why_not}",
             help="compare the paths with: rlhfsim sync",
         )
-    return priced.cost.scaled(bias_of(setting, "actor.sync"))
+    return priced.cost.scaled(bias_of(setting, "actor.sync") * _with_draft(setting))
+
+
+def _with_draft(setting: CallSetting) -> float:
+    """Bytes of the policy with a draft that is trained beside it, over those of the policy alone."""
+    if not setting.workload.trains_draft:
+        return 1.0
+    model = setting.models.actor
+    drafted = RolloutLayout(speculation=setting.workload.speculation)
+    return 1 + draft_weights(model, drafted) / (BF16 * model.num_params)
 
 
 def _around(

@@ -152,11 +152,15 @@ def answers(question: Question, prices: Prices | None = None) -> Iterator[tuple[
 
 
 def variants(request: Request) -> tuple[Workload, ...]:
-    """The workload as asked, and with each allowed switch and all of them."""
+    """The workload as asked, and with each allowed switch and all of them; with a draft that is trained, then
+    with it as it is."""
     switches = sorted(request.switches - STALE)
     sizes = sorted({1, len(switches)}) if switches else []
-    chosen = (frozenset(some) for size in sizes for some in combinations(switches, size))
-    return tuple(dict.fromkeys([request.workload, *(switched(request.workload, some) for some in chosen)]))
+    chosen = [frozenset(some) for size in sizes for some in combinations(switches, size)]
+    asked = [request.workload]
+    if (drafts := request.workload.speculation) is not None and drafts.trained:
+        asked.append(replace(request.workload, speculation=replace(drafts, trained=False)))
+    return tuple(dict.fromkeys(switched(work, some) for some in (frozenset(), *chosen) for work in asked))
 
 
 def good(question: Question, prices: Prices | None = None) -> Candidate | None:

@@ -18,7 +18,9 @@ METHODS: dict[str, Literal["ngram", "mtp", "eagle", "draft"]] = {
     "deepseek_mtp": "mtp",
 }
 """`method` of vLLM's SpeculativeConfig -> ours."""
-ACCEPTANCE = "speculation.acceptance"
+SPECULATION = "speculation"
+EXPECTED = ("acceptance", "low", "high", "drift", "age")
+"""Fields of it that no configuration says."""
 KEPT = "dynamic_sampling.kept"
 TURNS, PER_TURN = "environment.turns", "environment.seconds_per_turn"
 """Keys by which a user says what no configuration does: tokens that are accepted, groups that are kept, turns
@@ -35,7 +37,7 @@ def own_modules(zero: int) -> dict[str, Any]:
     return {"sleep": 2, "weight_path": "ipc"} if zero == 3 else {"weight_path": "none"}
 
 
-def speculation(s: FrameworkSettings, prefix: str) -> Speculation | None:
+def speculation(s: FrameworkSettings, prefix: str, *, trained: bool = False) -> Speculation | None:
     """vLLM's `speculative_config` under `prefix`; None where it drafts nothing that is priced."""
     method = METHODS.get(str(s.find(f"{prefix}.method")))
     if method is None:
@@ -43,9 +45,17 @@ def speculation(s: FrameworkSettings, prefix: str) -> Speculation | None:
     return Speculation(
         method=method,
         draft_tokens=s.whole(f"{prefix}.num_speculative_tokens", default=1),
-        acceptance=s.share(ACCEPTANCE, default=USUAL),
         model=s.text(f"{prefix}.model") if method == "draft" else None,
+        trained=trained,
+        **expected(s),
     )
+
+
+def expected(s: FrameworkSettings) -> dict[str, Any]:
+    """What a user expects of the drafts."""
+    found = {name: s.share(f"{SPECULATION}.{name}", default=0.0) for name in EXPECTED[1:]}
+    accepted = s.share(f"{SPECULATION}.{EXPECTED[0]}", default=USUAL)
+    return {EXPECTED[0]: accepted, **{name: value for name, value in found.items() if value}}
 
 
 def environment(s: FrameworkSettings) -> Environment:

@@ -61,6 +61,7 @@ ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampl
 TRANSPORT = f"{GEN}.refit_transport"
 FORCED = f"{LOSS}.force_on_policy_ratio"
 ENDS = tuple(f"{VLLM}.num_{end}_layers_in_bf16" for end in ("first", "last"))
+TRAINS_DRAFT = "policy.draft.enabled"
 DRAFTS, ESTIMATOR = f"{KWARGS}.speculative_config", "grpo.adv_estimator.name"
 FILTERS, MULTIPLIER = "grpo.use_dynamic_sampling", "grpo.batch_multiplier"
 MOST_BATCHES = "grpo.dynamic_sampling_max_gen_batches"
@@ -165,7 +166,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "rollout.gpus": own or read["actor.gpus"],
         "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
         "rollout.bf16_attention": fp8 and "o_proj" in attention,
-        "rollout.speculation": speculation(s, DRAFTS),
+        "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(TRAINS_DRAFT)),
         "rollout.sleep": 2,
         "weight_path": path if own else "ipc",
     }
@@ -345,6 +346,7 @@ _ROLLOUT: tuple[Row, ...] = (
         *(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
     ),
     drafts(f"++{DRAFTS}"),
+    FixedKey(TRAINS_DRAFT, True, "rollout.speculation.trained", "so that its acceptance does not fall"),
     *given_that(
         "rollout",
         Key(

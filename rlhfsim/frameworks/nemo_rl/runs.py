@@ -67,6 +67,7 @@ RUNS = Runs(
         "rollout expert parallelism",
         "rollout replicas across nodes",
         "speculative decoding",
+        "EAGLE-3 heads trained with the policy",
         "FP8 rollout",
         "FP8 KV cache",
         "BF16 layers in an FP8 rollout",

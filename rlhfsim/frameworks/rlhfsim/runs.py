@@ -11,6 +11,8 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 _NOT_RUN = {
     "oversampling",
     "speculative decoding",
+    "MTP layers trained with the policy",
+    "EAGLE-3 heads trained with the policy",
     "MXFP4 rollout",
     "BF16 layers in an FP8 rollout",
     "double buffering",

@@ -84,6 +84,7 @@ RUNS = Runs(
         "rollout attention data parallelism",
         "rollout replicas across nodes",
         "speculative decoding",
+        "MTP layers trained with the policy",
         "FP8 rollout",
         "FP8 KV cache",
         "offload to the host",
@@ -99,6 +100,7 @@ RUNS = Runs(
     ),
     only_with={
         "speculative decoding": ("megatron",),
+        "MTP layers trained with the policy": ("megatron",),
         "FP8 rollout": ("megatron",),
         "FP8 training": ("megatron",),
         "BF16 gradients": ("megatron",),

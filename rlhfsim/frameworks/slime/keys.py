@@ -196,6 +196,10 @@ def _drafting(plan: Plan) -> Iterator[Setting]:
     yield Setting(key=f"{prefix}-num-draft-tokens", value=drafted.draft_tokens + 1, why="the last token too")
     if drafted.method in ("draft", "eagle"):
         yield Setting(key=f"{prefix}-draft-model-path", value="${DRAFT_MODEL}")
+    if drafted.trained:
+        yield Setting(key="--mtp-num-layers", value=1)
+        yield Setting(key="--enable-mtp-training", value=True, why="so that its acceptance does not fall")
+        yield Setting(key="--mtp-loss-scaling-factor", value=0.2, why="as in its documentation")
 
 
 def _weight_path(s: FrameworkSettings, *, shared: bool) -> WeightPath:

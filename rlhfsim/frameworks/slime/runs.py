@@ -72,6 +72,7 @@ RUNS = Runs(
         "rollout attention data parallelism",
         "rollout replicas across nodes",
         "speculative decoding",
+        "MTP layers trained with the policy",
         "FP8 rollout",
         "FP8 KV cache",
         "offload to the host",

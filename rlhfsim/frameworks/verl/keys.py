@@ -108,7 +108,7 @@ MINI_BATCH, GENERATED = f"{ACTOR}.ppo_mini_batch_size", "data.gen_batch_size"
 OWN_NODES, OWN_EACH = f"{ROLL}.nnodes", f"{ROLL}.n_gpus_per_node"
 SLEEPS, SENT = f"{ROLL}.free_cache_engine", f"{ROLL}.checkpoint_engine.backend"
 ENGINE_NAME, VLLM = f"{ROLL}.name", f"{ROLL}.engine_kwargs.vllm"
-DRAFTS = f"{VLLM}.speculative_config"
+DRAFTS, MTP = f"{VLLM}.speculative_config", "actor_rollout_ref.model.mtp"
 MARKS = ("actor_rollout_ref.", "critic.ppo_", ESTIMATOR, "data.max_response_length")
 """Beginnings of keys that no other framework has."""
 
@@ -227,7 +227,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "actor.residency": "offloaded" if read["actor.hosted"] else "resident",
         "actor.offload_between": read["actor.leaves"],
         "rollout.gpus": gpus if own is None else own,
-        "rollout.speculation": speculation(s, DRAFTS),
+        "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(f"{MTP}.enable_train")),
         "rollout.sleep": (1 if beside else 2) if sleeps else 0,
         "weight_path": "lora" if beside else _path(s, apart=own is not None),
         "schedule.staleness": _staleness(s) if own is not None else 0.0,
@@ -379,6 +379,11 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.precision", f"{ROLL}.quantization", codec=marked("fp8", "fp8")),
     Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=unwritten(marked("fp8", "fp8"))),
     drafts(f"+{DRAFTS}"),
+    *given_that(
+        "rollout.speculation.trained",
+        FixedKey(f"{MTP}.enable", True),
+        FixedKey(f"{MTP}.enable_train", True, why="so that its acceptance does not fall"),
+    ),
     FixedKey(f"{ROLL}.load_format", "safetensors", "weight_path=lora"),
     FixedKey(SENT, _sent, why=of_call("actor.sync")),
 )

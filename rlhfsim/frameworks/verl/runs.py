@@ -71,6 +71,7 @@ RUNS = Runs(
         "rollout attention data parallelism",
         "rollout replicas across nodes",
         "speculative decoding",
+        "MTP layers trained with the policy",
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",

@@ -147,6 +147,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     yield from (("lend", text) for text in lines.lending(plan, answer))
     yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
     yield from sampling(plan).items()
+    yield from (("drafts", text) for text in lines.drafts(plan, answer))
     if plan.idle_gpus:
         yield "idle", lines.idle(answer)
     if (other := answer.elsewhere) is not None and other.seconds is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.plan import Plan
+from rlhfsim.present.reproduce import drafting
 from rlhfsim.present.terminal.ranking import sums_in_fp32
-from rlhfsim.present.words import RESOURCES, gpus, signed
+from rlhfsim.present.words import RESOURCES, gpus, percent, signed
 from rlhfsim.units import format
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck
 from rlhfsim.what_if.design import Design, most_bf16_sums
+from rlhfsim.what_if.drafting import PUBLISHED, stops_paying, would_draft
 from rlhfsim.what_if.fewer_gpus import DEARER, FewerGpus
 from rlhfsim.what_if.lent_trainer import lent_trainer
 from rlhfsim.what_if.sent_changes import sent_changes
@@ -112,4 +114,22 @@ def lending(plan: Plan, answer: Design) -> Iterator[str]:
         yield (
             f"{format(found.step_s, 's')} ({signed(-found.saved)}), if the trainer's GPUs generate "
             f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
+        )
+
+
+def drafts(plan: Plan, answer: Design) -> Iterator[str]:
+    """`pays above 31 % accepted, 98 s without; in 680 steps at its drift`, or what a draft would save."""
+    if (found := would_draft(plan, answer.request)) is not None:
+        low, high = map(percent, PUBLISHED.ends)
+        ends = (found.slow_s, found.fast_s)
+        times = " to ".join(format(seconds, "s") for seconds in ends)
+        saved = " to ".join(signed(seconds / plan.prediction.step_s - 1) for seconds in ends)
+        yield (
+            f"{times} ({saved}), if an EAGLE-3 head drafts and {low} to {high} are accepted, as published: "
+            f"--speculation {drafting(PUBLISHED)}"
+        )
+    elif (stop := stops_paying(plan, answer.request)) is not None:
+        when = "" if stop.steps is None else f", in {stop.steps:,.0f} steps at its drift"
+        yield (
+            f"they pay above {percent(stop.acceptance)} accepted ({format(stop.plain_s, 's')} without){when}"
         )

@@ -39,6 +39,22 @@ def draft_of(model: ModelSpec, speculation: Speculation) -> ModelSpec | None:
     )
 
 
+def training_work(model: ModelSpec, speculation: Speculation | None) -> float:
+    """Products of training the draft over those of training the policy; 0 where nobody trains it.
+
+    An MTP layer learns in one pass and leaves the policy's LM head alone (2 of its 3 products); an EAGLE-3
+    head with an LM head of its own takes a pass for each drafted token (arXiv 2503.01840).
+    """
+    if speculation is None or not speculation.trained:
+        return 0.0
+    draft, mtp = draft_of(model, speculation), speculation.method == "mtp"
+    assert draft is not None
+    joins = (2.0 if mtp else 3.0) * model.hidden**2
+    one = 3 * (draft.num_matmul_params_active + joins)
+    passes = one - draft.params_lm_head if mtp else one * speculation.draft_tokens
+    return passes / (3 * model.num_matmul_params_active)
+
+
 def own_params(model: ModelSpec, speculation: Speculation) -> float:
     """Elements of a head beside its layer: what joins hidden states (2 h^2, EAGLE-3 3 h^2), and its LM head.
 

@@ -244,6 +244,11 @@ class Workload(Hashed):
     """Seed of drawn lengths."""
 
     @property
+    def trains_draft(self) -> bool:
+        """Whether what drafts tokens for the rollout is trained with the policy."""
+        return self.generates and self.speculation is not None and self.speculation.trained
+
+    @property
     def one_update(self) -> bool:
         """Whether the policy that is trained is the one that generated, all through the step."""
         return self.epochs == self.mini_batches == 1

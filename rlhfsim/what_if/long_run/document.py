@@ -14,6 +14,7 @@ from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Seconds, Text
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.specs.workload.lengths import MAX_TOKENS, SIGMA, Floats, cut_log_normal
@@ -180,6 +181,11 @@ class RunStretch:
         """Of the run."""
         return self.end - self.start
 
+    @property
+    def middle(self) -> int:
+        """The step at which a draft is as old as in the mean."""
+        return (self.start + self.end) // 2
+
 
 def read_run(path: Path) -> tuple[LongRun, LengthCurve]:
     """The file with its curve.
@@ -238,20 +244,22 @@ def _measured(path: Path) -> Iterator[tuple[float, float, float, float]]:
 # --- stretches ----------------------------------------------------------------------------------------
 
 
-def stretches(run: LongRun, curve: LengthCurve) -> tuple[RunStretch, ...]:
-    """The run in stretches: a stage begins one, and lengths within one differ by little."""
+def stretches(run: LongRun, curve: LengthCurve, drafts: Speculation | None = None) -> tuple[RunStretch, ...]:
+    """The run in stretches: a stage begins one; within it lengths and tokens of a draft hardly differ."""
     for ratio in CHANGES:
-        cut = tuple(_stretches(run, curve, math.log(ratio)))
+        cut = tuple(_stretches(run, curve, math.log(ratio), drafts))
         if len(cut) <= MAX_STRETCHES:
             return cut
     raise AssertionError("a stretch a stage is always few enough")
 
 
-def _stretches(run: LongRun, curve: LengthCurve, change: float) -> list[RunStretch]:
+def _stretches(
+    run: LongRun, curve: LengthCurve, change: float, drafts: Speculation | None
+) -> list[RunStretch]:
     ends = [*(s.start for s in run.stages[1:]), run.steps]
     found = []
     for stage, end in zip(run.stages, ends, strict=True):
-        for first, last in pairwise(_cuts(curve, stage.start, end, change)):
+        for first, last in pairwise(_cuts(curve, stage.start, end, change, drafts)):
             inside = np.linspace(first, last - 1, GRID)
             tokens = {
                 n: float(np.minimum(curve.at(inside, n), stage.max).mean()) for n in ("mean", "low", "high")
@@ -260,22 +268,33 @@ def _stretches(run: LongRun, curve: LengthCurve, change: float) -> list[RunStret
     return found
 
 
-def _cuts(curve: LengthCurve, start: int, end: int, change: float) -> list[int]:
-    """Steps between which the log of the mean length moves by at most `change`."""
+def _cuts(curve: LengthCurve, start: int, end: int, change: float, drafts: Speculation | None) -> list[int]:
+    """Steps between which the logs of mean length and tokens of a draft move by at most `change` together."""
     points = curve.step[(curve.step > start) & (curve.step < end)]
     steps = np.union1d(np.linspace(start, end - 1, GRID), points)
-    moved = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(np.log(curve.at(steps)))))])
+    tokens = np.array([aged(drafts, int(step)).tokens_per_step if drafts else 1.0 for step in steps])
+    logs = np.abs(np.diff(np.log(curve.at(steps)))) + np.abs(np.diff(np.log(tokens)))
+    moved = np.concatenate([[0.0], np.cumsum(logs)])
     count = max(1, math.ceil(moved[-1] / change - 1e-9))
     inner = np.interp(np.linspace(0, moved[-1], count + 1)[1:-1], moved, steps)
     return sorted({start, *np.rint(inner).astype(int).tolist(), end})
 
 
-def workload_at(workload: Workload, run: LongRun, stage: LengthStage, mean: float) -> Workload:
-    """The work of one step of a stage whose responses have this mean."""
+def workload_at(
+    workload: Workload, run: LongRun, stage: LengthStage, mean: float, steps: int = 0
+) -> Workload:
+    """The work of one step of a stage whose responses have this mean, after so many `steps` of the policy."""
+    drafts = workload.speculation
     lengths = cut_log_normal(min(mean, stage.max), stage.max, run.sigma)
     return replace(
         workload,
         response_len=lengths,
         prompts=stage.prompts or workload.prompts,
         samples=stage.samples or workload.samples,
+        speculation=drafts and aged(drafts, steps),
     )
+
+
+def aged(drafts: Speculation, steps: int) -> Speculation:
+    """A draft after so many further steps of the policy."""
+    return replace(drafts, age=drafts.age + steps)

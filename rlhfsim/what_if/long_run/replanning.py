@@ -30,6 +30,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.estimate import estimate, priced_placement
@@ -90,7 +91,7 @@ class RunPlan:
         return tuple(
             after.stretch.start
             for before, after in zip(self.stretches, self.stretches[1:], strict=False)
-            if before.plan.placement != after.plan.placement
+            if _of_age(before.plan.placement, None) != _of_age(after.plan.placement, None)
         )
 
     @property
@@ -153,8 +154,11 @@ def planned_run(
             f"{sorted(switches)[0]} changes what is learnt and cannot come and go within a run",
             help="with --run only async may be allowed",
         )
-    parts = stretches(run, curve)
-    asked = [replace(request, workload=workload_at(request.workload, run, s.stage, s.mean)) for s in parts]
+    parts = stretches(run, curve, request.workload.speculation)
+    asked = [
+        replace(request, workload=workload_at(request.workload, run, s.stage, s.mean, s.middle))
+        for s in parts
+    ]
     for one in asked:
         check_context(one.workload)
     searched = mapped(_searched, asked)
@@ -178,19 +182,29 @@ def planned_run(
 def _searched(request: Request) -> _Searched:
     found = answer(Question(request=request))
     met = {
-        placement: iteration.seconds
+        _of_age(placement, None): iteration.seconds
         for placement, (iteration, cutoff) in found.search.steps.items()
         if cutoff == math.inf
     }
     return _Searched(
-        best=found.best.placement if found.best else None,
+        best=_of_age(found.best.placement, None) if found.best else None,
         seconds=met,
         shortage=None if found.best else shortage(found),
     )
 
 
 def _judged(request: Request, placement: Placement) -> Candidate | None:
-    return judged(request, models_of(request.workload), placement)
+    return judged(request, models_of(request.workload), _of_age(placement, request.workload.speculation))
+
+
+def _of_age(placement: Placement, drafts: Speculation | None) -> Placement:
+    """The plan with its draft, where it has one, as old as another; fresh for None."""
+    role = placement.rollout
+    mine = role.layout.speculation if role else None
+    if role is None or mine is None:
+        return placement
+    mine = replace(mine, age=drafts.age if drafts else 0)
+    return replace(placement, rollout=replace(role, layout=replace(role.layout, speculation=mine)))
 
 
 class _Table:
@@ -268,6 +282,7 @@ class _Table:
         """Seconds of a step with other lengths, whether or not they fit."""
         request = self.asked[k]
         work = workload_at(request.workload, self.run, self.parts[k].stage, mean)
+        placement = _of_age(placement, work.speculation)
         return priced_placement(placement, work, request.cluster).iteration.seconds
 
 
