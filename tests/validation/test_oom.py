@@ -66,11 +66,12 @@ def test_the_spread_of_users_peaks_is_fitted_on_one_half_and_brings_the_other_ne
     assert oom_fit.brier(held_out, value) < rate * (1 - rate) < oom_fit.brier(held_out, 0.0)
 
 
-@pytest.mark.parametrize("least, most", [(0.0, 0.2), (0.2, 0.4), (0.4, 0.6)])
+@pytest.mark.parametrize(("least", "most"), [(0.0, 0.2), (0.2, 0.4), (0.4, 0.6)])
 def test_risks_of_held_out_cases_happen_about_as_often_as_they_are_said(least, most):
     within = [o for o in every() if o.detail["half"] == HELD_OUT and least <= (o.predicted or 0.0) < most]
     said, happened = (
-        sum(figures) / len(within) for figures in zip(*((o.predicted, o.measured) for o in within))
+        sum(figures) / len(within)
+        for figures in zip(*((o.predicted, o.measured) for o in within), strict=False)
     )
     assert happened == pytest.approx(said, abs=0.1)
 
