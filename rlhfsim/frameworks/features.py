@@ -103,6 +103,7 @@ def workload_features(workload: Workload) -> Iterator[str]:
         "speculative decoding": workload.speculation is not None,
         "MTP layers trained with the policy": trained == "mtp",
         "EAGLE-3 heads trained with the policy": trained == "eagle",
+        "router replay": workload.router_replay,
         "LoRA": lora is not None,
         "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",
         "old log-probs of the rollout": old == "rollout",

@@ -89,6 +89,7 @@ FEATURES: Mapping[str, str] = {
     "speculative decoding": "leave out speculation, of workload and rollout layout",
     "MTP layers trained with the policy": "set speculation.trained: false",
     "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
+    "router replay": "leave out workload.router_replay",
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",
     "MXFP4 rollout": "set rollout precision to bf16 or fp8",
@@ -417,6 +418,12 @@ def framework(name: str) -> Runs:
 def runs_of(name: str | None) -> Runs | None:
     """What a framework of `frameworks` runs; None for no framework, and for one that is only read."""
     return next((runs for runs in frameworks() if runs.name == name), None)
+
+
+def engine_of(framework: str | None) -> str:
+    """The rollout engine of a framework."""
+    runs = runs_of(framework)
+    return runs.engine if runs else PRICED_ENGINE
 
 
 def known_by(known: Known, *names: Name) -> dict[Name, Known]:

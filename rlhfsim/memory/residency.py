@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlhfsim.frameworks.runs import engine_of
 from rlhfsim.memory.components import (
     ENGINE,
     NO_SYNC,
@@ -79,6 +80,7 @@ def role_in_plan(
     role: str,
     stage: Stage = "only",
     software: Software | None = None,
+    engine: str = "",
 ) -> RoleBytes:
     """What a role of a plan holds on a GPU of `stage`."""
     placed = placement.roles[role]
@@ -91,6 +93,7 @@ def role_in_plan(
         profile=profile,
         beside_actor=role == "reference" and placed.pool == placement.actor.pool,
         software=software,
+        engine=engine,
     )
     return memory.of(placed, stage if placed.layout.pp > 1 else "only")
 
@@ -137,10 +140,12 @@ def pool_bytes(
     """Everything that sits in `pool`."""
     software = software_of(placement.software, cluster.framework, placement.backend, packing=workload.packing)
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
+    engine_name = engine_of(cluster.framework)
     placed = placement.roles
     here = [r for r in ROLES if getattr(models, r) is not None and r in placed and placed[r].pool == pool]
     roles = {
-        r: [role_in_plan(models, placement, workload, profile, r, s, software) for s in stages] for r in here
+        r: [role_in_plan(models, placement, workload, profile, r, s, software, engine_name) for s in stages]
+        for r in here
     }
     host = sum(most_host(parts) for parts in roles.values())
     processes = sum(parts[0].framework > 0 for parts in roles.values())

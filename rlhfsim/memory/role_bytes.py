@@ -24,6 +24,7 @@ from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
 from rlhfsim.memory.logits import Size
+from rlhfsim.memory.routes import COPIES, INDEX, step_bytes, token_bytes
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Shard, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -109,6 +110,8 @@ class RoleKind(NamedTuple):
     software: Software
     fp8: bool
     """Matrix products of training keep their inputs in FP8."""
+    routes: float = 0.0
+    """Bytes of the experts that the rollout chose for a step, on the hosts of one copy of the model."""
     draft: Speculation | None = None
     """Of which a draft is trained beside the policy, on the last pipeline stage."""
 
@@ -187,6 +190,10 @@ class RoleMemory(NamedTuple):
             )
             for held, call in zip(found, passed, strict=False):
                 held[:, rows] = np.stack(np.broadcast_arrays(*call))
+            if kind.routes and kind.model.moe:
+                found[:, 0, rows] += (
+                    token_bytes(kind.model, "", INDEX) / (layout.pp * layout.tp * layout.cp) * tokens[:, rows]
+                )
             if kind.trained and (share := _share_kept(kind, layout, layers[rows[0]])) != 1.0:
                 found[1, 0, rows] *= share
         return Activations(*found[0]), Activations(*found[1])
@@ -214,8 +221,10 @@ def role_memory(
     profile: Profile,
     beside_actor: bool = False,
     software: Software | None = None,
+    engine: str = "",
 ) -> RoleMemory:
-    """What a role of a workload holds under any layout; `beside_actor`: a reference in the actor's pool.
+    """What a role of a workload holds under any layout; `beside_actor`: a reference in the actor's pool;
+    `engine`: of the rollout.
 
     Beside adapters it holds nothing: the actor's base gives its log-probs.
     """
@@ -235,6 +244,7 @@ def role_memory(
         lora=workload.lora if role == "actor" else None,
         software=software,
         fp8=workload.train_precision == "fp8",
+        routes=COPIES * step_bytes(model, workload, engine) if role == "actor" else 0.0,
         draft=workload.speculation if role == "actor" and workload.trains_draft else None,
     )
     return RoleMemory(
@@ -291,7 +301,7 @@ class _Standing(NamedTuple):
 
 Cut: TypeAlias = tuple[Any, ...]
 """Fields `memory.states.CUT` of a layout."""
-_PP = memory.CUT.index("pp")
+_PP, _DP = map(memory.CUT.index, ("pp", "dp"))
 _parted = itemgetter(*map(memory.CUT.index, memory.PARTED))
 
 
@@ -357,6 +367,8 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
         held = _standing(kind, layout, memory.stacked(parts))
         for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
             row[rows] = size
+    if kind.routes:
+        sizes[States._fields.index("host")] += kind.routes / np.array([cut[_DP] for cut in distinct])
     *states, gathered, buffers, step, layers = sizes[:, places]
     communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
     return _Standing(States(*states), gathered, buffers, step, layers, communicators)

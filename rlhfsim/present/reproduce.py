@@ -33,6 +33,7 @@ def design_arguments(plan: Plan) -> list[str]:
     options = {
         **_cluster(plan, plan.choice.asked),
         **_workload(plan.workload),
+        "router-replay": "" if plan.workload.router_replay else None,
         "no-kl": None if plan.workload.kl else "",
         "no-packing": None if plan.workload.packing else "",
         **_asked(plan.choice.asked),

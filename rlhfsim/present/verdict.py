@@ -132,6 +132,8 @@ def _changes(plan: Plan) -> Iterator[str]:
         yield "the KV cache is FP8"
     if work.train_precision not in ("bf16", "fp16"):
         yield f"training in {work.train_precision.upper()}"
+    if work.router_replay:
+        yield "training sends tokens to the experts that the rollout chose"
     if work.optimizer == "adam8bit":
         yield "8-bit Adam moments"
     if work.gradients == "bf16" and BACKENDS[plan.placement.backend].gradient_bytes >= 4:

@@ -7,6 +7,7 @@ from itertools import chain
 
 import numpy as np
 
+from rlhfsim.frameworks.runs import engine_of
 from rlhfsim.memory.components import NO_SYNC, Rows, host_of, rested, role_sums, stage_rows, training_bytes
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
@@ -51,6 +52,7 @@ def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
         profile=request.cluster.node_groups[key.hardware].profile,
         beside_actor=key.beside_actor,
         software=software_of(None, framework, request.backend, packing=packing),
+        engine=engine_of(framework),
     )
 
 

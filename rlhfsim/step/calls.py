@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import runs_of
+from rlhfsim.frameworks.runs import engine_of, runs_of
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.kv_cache import BF16, draft_weights
 from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.memory.routes import step_bytes
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
@@ -43,6 +44,7 @@ from rlhfsim.step.framework_overhead import (
     controller,
     framework_call,
     launched_layers,
+    routes,
     trains_pieces,
 )
 from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
@@ -377,6 +379,12 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
         software=stack_of(setting),
     )
     return Pricing(_caller(setting, call.name, placed, lambda x, packs: price(layout=x, pack_len=packs)))
+
+
+def routes_cost(setting: CallSetting) -> Cost:
+    """What passing on the experts takes that the rollout chose."""
+    size = step_bytes(setting.models.actor, setting.workload, engine_of(setting.cluster.framework))
+    return routes(setting.device(setting.placement.actor), size)
 
 
 def controller_cost(setting: CallSetting) -> Cost:

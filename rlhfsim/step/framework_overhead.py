@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.links import pageable_rate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
@@ -66,6 +67,16 @@ def own_parts(workload: Workload, cluster: Cluster | None = None) -> dict[str, C
         rests_on = OWN_PARTS if spread is None else MEASURED_PARTS
         costs[name] = Cost(parts=(part("custom", seconds * count, rests_on, spread=spread or (1.0, 1.0)),))
     return costs
+
+
+def routes(device: Device, size: float) -> Cost:
+    """What one process takes to pass on `size` bytes of experts that the rollout chose: in and out of it.
+
+    An upper end where several collect, or where an engine's answers are taken in while others generate.
+    """
+    copied = pageable_rate(device, 1)
+    seconds = 2 * size / copied.value
+    return Cost(parts=(part("host", seconds, copied.rests_on, spread=copied.spread),))
 
 
 def with_driver(

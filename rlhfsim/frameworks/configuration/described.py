@@ -100,6 +100,7 @@ class RunDescription:
     scoring_residency: Residency = "resident"
     optimizer_leaves: bool = False
     """Optimizer states move to the host between the actor's calls."""
+    router_replay: bool = False
     train_precision: Literal["bf16", "fp8"] = "bf16"
     """Matrix products of training and scoring."""
     rollout: RolloutLayout
@@ -258,6 +259,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         rollout_bf16_layers=run.rollout.bf16_layers,
         kv_precision="fp8" if run.rollout.kv_precision == "fp8" else "bf16",
         train_precision=run.train_precision,
+        router_replay=run.router_replay,
     )
 
 

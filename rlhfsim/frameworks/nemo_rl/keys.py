@@ -309,6 +309,7 @@ _TRAINING: tuple[Row, ...] = (
         codec=flag("fp8", "bf16"),
         when="backend=megatron",
     ),
+    Key("workload.router_replay", "policy.router_replay.enabled", codec=flag(), when="backend=megatron"),
 )
 
 

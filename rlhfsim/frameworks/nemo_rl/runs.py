@@ -68,6 +68,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "speculative decoding",
         "EAGLE-3 heads trained with the policy",
+        "router replay",
         "FP8 rollout",
         "FP8 KV cache",
         "BF16 layers in an FP8 rollout",
@@ -82,7 +83,7 @@ RUNS = Runs(
         "old log-probs of the rollout",
         "old log-probs of the training pass",
     ),
-    only_with={"FP8 training": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
+    only_with={"FP8 training": ("megatron",), "router replay": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
     dispatchers=("alltoall", "deepep", "hybridep"),
     rollout_dispatchers=("allgather", "deepep-ll"),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "

@@ -13,6 +13,7 @@ _NOT_RUN = {
     "speculative decoding",
     "MTP layers trained with the policy",
     "EAGLE-3 heads trained with the policy",
+    "router replay",
     "MXFP4 rollout",
     "BF16 layers in an FP8 rollout",
     "double buffering",

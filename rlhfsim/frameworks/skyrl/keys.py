@@ -392,6 +392,13 @@ _POLICY: tuple[Row, ...] = (
         lambda plan: plan.workload.gradients != "bf16",
         "backend=megatron",
     ),
+    Key(
+        "workload.router_replay",
+        f"{MEGATRON}.moe_enable_routing_replay",
+        codec=flag(),
+        when="backend=megatron",
+    ),
+    FixedKey(f"{ENGINE}.enable_return_routed_experts", True, "workload.router_replay"),
     FixedKey(
         f"{MEGATRON}.lora_config.merge_lora", lambda plan: plan.placement.weight_path != "lora", _ADAPTERS
     ),

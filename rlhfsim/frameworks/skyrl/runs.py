@@ -85,6 +85,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "speculative decoding",
         "MTP layers trained with the policy",
+        "router replay",
         "FP8 rollout",
         "FP8 KV cache",
         "offload to the host",
@@ -101,6 +102,7 @@ RUNS = Runs(
     only_with={
         "speculative decoding": ("megatron",),
         "MTP layers trained with the policy": ("megatron",),
+        "router replay": ("megatron",),
         "FP8 rollout": ("megatron",),
         "FP8 training": ("megatron",),
         "BF16 gradients": ("megatron",),

@@ -358,6 +358,12 @@ _TRAINING = (
     FixedKey("--overlap-cpu-optimizer-d2h-h2d", True, "actor.offload_optimizer=cpu"),
     FixedKey("--use-precision-aware-optimizer", True, "actor.offload_optimizer=cpu"),
     Key("workload.gradients", "--grad-reduce-in-bf16", codec=flag("bf16", "backend")),
+    Key(
+        "workload.router_replay",
+        "--use-rollout-routing-replay",
+        codec=flag(),
+        why="training takes the experts that the rollout chose",
+    ),
     FixedKey("--accumulate-allreduce-grads-in-fp32", True, "!workload.gradients=bf16"),
     FixedKey("--transformer-impl", "transformer_engine", "workload.train_precision=fp8"),
     Key("workload.train_precision", "--fp8-format", codec=marked("fp8", "e4m3", mark="")),

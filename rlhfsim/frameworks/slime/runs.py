@@ -73,6 +73,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "speculative decoding",
         "MTP layers trained with the policy",
+        "router replay",
         "FP8 rollout",
         "FP8 KV cache",
         "offload to the host",

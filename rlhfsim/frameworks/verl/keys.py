@@ -337,6 +337,14 @@ _POLICY: tuple[Row, ...] = (
         codec=_SUMS,
         when="backend=megatron",
     ),
+    Key(
+        "workload.router_replay",
+        f"{ROLL}.enable_rollout_routing_replay",
+        codec=flag(),
+        when="backend=megatron",
+        why="training takes the experts that the rollout chose",
+    ),
+    FixedKey(f"{ACTOR}.megatron.router_replay.mode", "R3", "backend=megatron workload.router_replay"),
     *recomputing("actor"),
     *POLICY_MICRO_BATCHES,
 )

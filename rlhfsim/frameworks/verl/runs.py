@@ -72,6 +72,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "speculative decoding",
         "MTP layers trained with the policy",
+        "router replay",
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",
@@ -83,6 +84,7 @@ RUNS = Runs(
         "micro-batches by tokens",
         "old log-probs of the rollout",
     ),
+    only_with={"router replay": ("megatron",)},
     dispatchers=("alltoall", "deepep"),
     rollout_dispatchers=("allgather", "deepep-ll"),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool, "

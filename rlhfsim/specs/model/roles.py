@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.workload.dataflow import Role
@@ -51,6 +52,12 @@ def models_of(workload: Workload) -> Models:
         RlhfsimError: a name that is no preset, alias or readable file.
     """
     policy = resolve_model(workload.model)
+    if workload.router_replay and policy.moe is None:
+        raise RlhfsimError(
+            "router-replay-without-experts",
+            f"router replay needs experts, {workload.model} has none",
+            help="leave out --router-replay (router_replay: true)",
+        )
 
     def named(name: str) -> ModelSpec:
         return policy if name == SAME else resolve_model(name)
