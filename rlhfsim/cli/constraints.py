@@ -21,17 +21,9 @@ from rlhfsim.cli.params import (
     typed,
 )
 from rlhfsim.errors import unknown_name
-from rlhfsim.search.request import (
-    FIXABLE_ROLES,
-    FORBIDDABLE,
-    STALE,
-    SWITCHES,
-    Limit,
-    Request,
-    second_pool_for_rollout,
-)
+from rlhfsim.search.request import FORBIDDABLE, STALE, SWITCHES, Limit, Request, second_pool_for_rollout
 from rlhfsim.search.requirements import CONFIDENCE, QUANTITIES, Requirement, check_steps, requirement
-from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES, bound
+from rlhfsim.search.role_fields import FIXABLE_ROLES, bound, named
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import SEARCHED
 from rlhfsim.specs.ranges import Steps
@@ -141,7 +133,7 @@ def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], 
     limits: list[Limit] = []
     for text in (part for item in items for part in item.split(",")):
         limit = limit_of(text, "--fix")
-        if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
+        if limit.relation == "=" and limit.field in named(limit.role, "fixed"):
             fields = fixed.setdefault(limit.role, {})
             if fields.get(limit.field, limit.value) != limit.value:
                 raise bad_option(

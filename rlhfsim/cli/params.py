@@ -17,7 +17,7 @@ from rlhfsim import outputs, units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.frameworks.rlhfsim.run_folder import is_plan_of_a_run
 from rlhfsim.specs.loading import convert, parse_json
-from rlhfsim.specs.ranges import FieldValues, taken, taken_by
+from rlhfsim.specs.ranges import FieldValues, taken, taken_by, whole
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -304,15 +304,10 @@ class Whole(ParamType):
         Raises:
             RlhfsimError: no whole number, or outside the range.
         """
-        rule = f"give a whole number from {self.low:,} to {self.high:,}"
-        text = value.strip()
-        digits = text.removeprefix("-").replace(",", "").replace("_", "")
-        if not (digits.isascii() and digits.isdecimal()) or len(digits) > 30:
-            raise bad_option(f"{option}: {text[:40]!r} is not a whole number", rule)
-        number = -int(digits) if text.startswith("-") else int(digits)
-        if not self.low <= number <= self.high:
-            raise bad_option(f"{option}: {number:,} is out of range", rule)
-        return number
+        try:
+            return whole(value, self.low, self.high, option)
+        except RlhfsimError as error:
+            raise bad_option(error.message, error.help or "") from error
 
 
 class Number(ParamType):

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from rlhfsim.cli.params import (
-    COMMAND_LINE,
-    OneOf,
-    Option,
-    Whole,
-    Words,
-    bad_option,
-    on_command_line,
-    option,
-    parse_pairs,
-    together,
-)
-from rlhfsim.errors import unknown_name
+from rlhfsim.cli.params import Option, Words, bad_option, on_command_line, option, parse_pairs, together
 from rlhfsim.search.fixed_layouts import check_layout
-from rlhfsim.search.layouts import EXCHANGE
 from rlhfsim.search.request import Request
-from rlhfsim.search.role_fields import NAMES, PACKS, WHOLE, WORDS
+from rlhfsim.search.role_fields import field_of, named
 from rlhfsim.specs.model.roles import Models
 
 Fields = dict[str, int | str]
@@ -32,16 +19,11 @@ OPTIONS = {
     "reference": "--reference-layout",
     "reward": "--reward-layout",
 }
-"""RolePlacement -> option; the plain names of the others already name models."""
-ROLE_FIELDS = (
-    *("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "score_micro_batch"),
-    *(*PACKS, "recompute", *EXCHANGE),
-)
-ROLLOUT_FIELDS = ("tp", "pp", "ep", "dispatcher")
+"""Role -> option; the plain names of the others already name models."""
 
 
 def _role_option(role: str, name: str) -> Option:
-    fields = ", ".join(ROLLOUT_FIELDS if role == "rollout" else ROLE_FIELDS)
+    fields = ", ".join(named(role, "fixed"))
     help = f"Layout of the {role}: {fields}." if role in ("actor", "rollout") else f"The same for the {role}."
     left_out = " What is left out is chosen." if role == "actor" else ""
     return option(f"{name} {role}_layout", Words("KEY=VALUE,..."), help + left_out)
@@ -52,7 +34,7 @@ role_options = together(*(_role_option(role, name) for role, name in OPTIONS.ite
 
 
 def fixed_layouts(given: Mapping[str, Any]) -> dict[str, Fields]:
-    """RolePlacement -> field -> value, of the options that were given.
+    """Role -> field -> value, of the options that were given.
 
     Raises:
         RlhfsimError: an unknown field, or a value that is no degree.
@@ -63,21 +45,11 @@ def fixed_layouts(given: Mapping[str, Any]) -> dict[str, Fields]:
 
 def fixed_fields(role: str, text: str, option: str) -> Fields:
     """Field -> value of one role from `tp=8,pp=2`; errors name `option`."""
-    allowed = ROLLOUT_FIELDS if role == "rollout" else ROLE_FIELDS
     fields: Fields = {}
     for name, value in parse_pairs(text, option).items():
-        if name not in allowed:
-            raise unknown_name("layout field", name[:40], allowed, place=COMMAND_LINE)
-        fields[name] = _value(option, name, value)
+        with on_command_line():
+            fields[name] = cast(int | str, field_of(role, name, "fixed").read(value, f"{option} {name}"))
     return fields
-
-
-def _value(option: str, name: str, value: str) -> int | str:
-    if name in NAMES:
-        word = OneOf(name, NAMES[name]).read(value)
-        return word == "yes" if name in WORDS else word
-    low, high = WHOLE[name]
-    return Whole(low, high).read(value, f"{option} {name}")
 
 
 # --- checks -----------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from rlhfsim.cli.params import COMMAND_LINE, bad_option, on_command_line
 from rlhfsim.cli.roles import check_layouts
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import read_plan
-from rlhfsim.search.request import FIXABLE_ROLES, SWITCHES, Limit, Request
+from rlhfsim.search.request import SWITCHES, Limit, Request
+from rlhfsim.search.role_fields import FIXABLE_ROLES
 from rlhfsim.search.space import roles_of
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS

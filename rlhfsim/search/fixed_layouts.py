@@ -13,7 +13,6 @@ from rlhfsim.frameworks.runs import ANY
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.layouts import (
     CONTEXTS,
-    EXCHANGE,
     divides_heads,
     interleaves,
     powers_of_two,
@@ -21,6 +20,7 @@ from rlhfsim.search.layouts import (
     splits_layers,
 )
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_fields import EXCHANGE
 from rlhfsim.search.space import partitions, splits
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models

@@ -23,6 +23,7 @@ from rlhfsim.memory.states import CUT
 from rlhfsim.search import micro_batches
 from rlhfsim.search.dispatchers import rollout_dispatcher, training_dispatcher
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_fields import EXCHANGE, OPTIMIZER_SHARES
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import published_type
@@ -49,10 +50,6 @@ LARGE_MOE = 200 * BILLION
 """Parameters from which replicas of several scale-up domains compete."""
 ROOM = 0.8
 """Share of usable memory that weights take, above which a replica hardly runs."""
-EXCHANGE = ("dispatcher", "ep_overlap")
-"""How tokens reach their experts: given, never chosen."""
-SHARES = (0.25, 0.5, 0.75)
-"""Of the optimizer states on the host, where they need not all go."""
 UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
 """Shares of usable memory that a rollout engine may claim."""
 
@@ -345,7 +342,7 @@ def _states(
 ) -> list[tuple[int, Offload, float]]:
     """ZeRO stages with where optimizer states live, and which share of them is away."""
     pairs = _zeros_and_offloads(rules, request, fixed, alone, trained)
-    parts = () if "partial-offload" in request.left_out else SHARES
+    parts = () if "partial-offload" in request.left_out else OPTIMIZER_SHARES
     return [
         (zero, offload, share)
         for zero, offload in pairs

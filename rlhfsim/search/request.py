@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, Runs, framework, frameworks, runner_of
 from rlhfsim.frameworks.says import Same
+from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
@@ -71,7 +72,6 @@ WITHOUT: dict[str, tuple[str, ...]] = {
 """Feature of a framework -> choices that do not compete without it."""
 LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
-FIXABLE_ROLES = ("rollout", "actor", "critic", "reference", "reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Limit:
     role: str
     field: str
     """Of the layout or the role; or `gpus`, the size of its pool; `hardware`, its node group."""
-    relation: Literal["=", "!=", "<=", ">="]
+    relation: Relation
     value: int | float | str
 
     def holds(self, value: Any) -> Any:
@@ -119,7 +119,7 @@ class Request(_Runner):
     forbid: frozenset[str] = frozenset()
     """Subset of `SWITCHES` and `FORBIDDABLE`."""
     fix: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
-    """Role -> layout field -> value: `{"actor": {"tp": 8}}`."""
+    """Role -> field of `search.role_fields` -> value: `{"actor": {"tp": 8}}`."""
     limits: tuple[Limit, ...] = ()
     """Bounds on layouts, roles and pool sizes."""
     architecture: str | None = None
@@ -147,6 +147,7 @@ class Request(_Runner):
         ):
             for name in set(names) - set(known):
                 raise unknown_name(what, name, known)
+        check_fixed(self.fix)
         self._check_framework()
         runs = self.runs
         priced = replace(self.cluster, framework=runs.name if runs else None)

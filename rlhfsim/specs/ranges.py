@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.quantities import Ratio, Seconds, Unit
 from rlhfsim.specs.workload.lengths import MAX_TOKENS
@@ -74,3 +75,19 @@ def taken(hint: Any, default: Any = None) -> FieldValues:
         dimension=units[0] if units else "1",
         default=default,
     )
+
+
+def whole(text: str, low: int, high: int, name: str) -> int:
+    """The whole number of a text in a range, both ends included; 1,024 and 1_024 are 1024.
+
+    Raises:
+        RlhfsimError: another text, or a number outside the range; `name` says of what.
+    """
+    rule = f"give a whole number from {low:,} to {high:,}"
+    digits = text.strip().replace(",", "").replace("_", "")
+    unsigned = digits.removeprefix("-")
+    if not (unsigned.isascii() and unsigned.isdecimal()) or len(digits) > 30:
+        raise RlhfsimError("bad-value", f"{name}: {text.strip()[:40]!r} is not a whole number", help=rule)
+    if not low <= (number := int(digits)) <= high:
+        raise RlhfsimError("bad-value", f"{name}: {number:,} is out of range", help=rule)
+    return number

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -41,6 +41,13 @@ DIMENSIONS: dict[str, Dimension] = {
     "per_version": "1",
 }
 """Last part of a path -> what is measured; all others are plain numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Mark of the keys of a mapping: the names that exist; whoever reads the mapping refuses others."""
+
+    names: tuple[str, ...]
 
 
 def keys(path: str) -> Keys:
@@ -80,18 +87,24 @@ def _children(kind: Any) -> Iterator[tuple[str, Any]]:
     """Names one step below a type, through unions, annotations, lists and mappings."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         yield from ((f.name, hints[f.name]) for f in fields(kind))
     elif origin is Annotated:
         yield from _children(arguments[0])
     elif origin is tuple:
         yield ITEM, arguments[0]
     elif origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        names = get_args(arguments[0]) if get_origin(arguments[0]) is Literal else ()
-        yield from ((name, arguments[1]) for name in names)
+        yield from ((name, arguments[1]) for name in _names(arguments[0]))
     elif origin is not Literal:
         for argument in arguments:
             yield from _children(argument)
+
+
+def _names(key: Any) -> tuple[str, ...]:
+    """Names that a key of a mapping may be; empty: any."""
+    if get_origin(key) is Literal:
+        return get_args(key)
+    return next((mark.names for mark in get_args(key)[1:] if isinstance(mark, Names)), ())
 
 
 def check_known(path: str, kind: Any, place: Place | None) -> None:

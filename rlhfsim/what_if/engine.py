@@ -19,7 +19,8 @@ from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, v
 from rlhfsim.search.options import Wish
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, STALE, Limit, Request, switched
+from rlhfsim.search.request import FP32_SUMS, STALE, Limit, Request, switched
+from rlhfsim.search.role_fields import FIXABLE_ROLES
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.placement import Placement, RolePlacement

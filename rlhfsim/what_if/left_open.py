@@ -18,8 +18,8 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exporter, Value, exporter, exporters
 from rlhfsim.frameworks.table import bare
 from rlhfsim.plan import Plan
-from rlhfsim.search.layouts import EXCHANGE
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_fields import EXCHANGE
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.verdict import rejection

@@ -26,7 +26,7 @@ from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, switched
-from rlhfsim.search.role_fields import DEGREES, ROLE_DEGREES
+from rlhfsim.search.role_fields import named
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
@@ -168,7 +168,7 @@ def limited(request: Request, limit: Limit) -> Request:
     """The limit in place of what is said about the same field; `=` on a degree is tried as such."""
     limits = tuple(x for x in request.limits if (x.role, x.field) != (limit.role, limit.field))
     fields = {k: v for k, v in request.fix.get(limit.role, {}).items() if k != limit.field}
-    if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
+    if limit.relation == "=" and limit.field in named(limit.role, "fixed"):
         fields[limit.field] = cast(int | str, limit.value)
     else:
         limits = (*limits, limit)

@@ -86,7 +86,7 @@ def test_an_unknown_dispatcher_is_said_with_its_range() -> None:
     ("arguments", "words"),
     [
         ((*ASKED, "--actor", f"{LAYOUT},dispatcher=nvshmem"), "dispatcher"),
-        ((*ASKED, "--actor", f"{LAYOUT},ep_overlap=often"), "ep_overlap"),
+        ((*ASKED, "--actor", f"{LAYOUT},ep_overlap=often"), "ep overlap"),
         ((*ASKED, "--fabric", "ethernet"), "fabric"),
         (("--gpus", "8", "--model", "8b", "--actor", "tp=8,dispatcher=deepep"), "has no experts"),
     ],

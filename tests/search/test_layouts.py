@@ -10,9 +10,10 @@ import pytest
 from rlhfsim.cli.constraints import limit_of
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.layouts import SHARES, ModelCut, Shapes, role_layouts, rollout_layouts, splits_layers
+from rlhfsim.search.layouts import ModelCut, Shapes, role_layouts, rollout_layouts, splits_layers
 from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_fields import OPTIMIZER_SHARES
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
@@ -69,7 +70,7 @@ def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it()
         space = role_layouts(asked, "actor", MODEL, 16, 8, trained=True)
         return {s.offload_fraction for s in space.layouts}
 
-    assert shares(request("megatron", framework="verl")) == {*SHARES, 1.0}
+    assert shares(request("megatron", framework="verl")) == {*OPTIMIZER_SHARES, 1.0}
     assert shares(request("megatron", framework="verl", forbid=frozenset({"partial-offload"}))) == {1.0}
     assert shares(request()) == {1.0}
     half = Layout(dp=2, zero=3, offload_optimizer="cpu", offload_fraction=0.5)

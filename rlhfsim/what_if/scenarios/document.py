@@ -12,6 +12,7 @@ from pydantic import Field
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.search.request import Objective
+from rlhfsim.search.role_fields import ROLE_FIELDS, RoleName
 from rlhfsim.specs.hardware.clusters import ClusterText
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.placement.backends import Backend
@@ -20,24 +21,9 @@ from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime, Steps
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.dotted_paths import Names
 
-RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
-LayoutField = Literal[
-    "tp",
-    "pp",
-    "dp",
-    "cp",
-    "ep",
-    "vp",
-    "zero",
-    "micro_batch",
-    "score_micro_batch",
-    "pack_tokens",
-    "score_pack_tokens",
-    "recompute",
-]
-MemoryField = Literal["residency", "offload_optimizer", "offload_between", "sleep", "gpus"]
-FieldName = Literal[LayoutField, MemoryField]
+FieldName = Annotated[str, Names(tuple(ROLE_FIELDS))]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
 Above = Annotated[Seconds, Field(gt=0)]
 MAX_SCENARIO = 100
@@ -55,7 +41,7 @@ class RequestText:
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
     fix: dict[RoleName, dict[FieldName, int | str]] = field(default_factory=dict)
-    """RolePlacement -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
+    """Role -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
     architecture: Architecture | None = None
     weight_path: WeightPath | None = None
     max_gpus_per_role: PoolGpus | None = None
