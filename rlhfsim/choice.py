@@ -119,8 +119,9 @@ class Choice:
     """Probability that the plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]
     break_evens: Annotated[
-        tuple[BreakEven, ...], Field(validation_alias=AliasChoices("break_evens", "flips"))
+        tuple[BreakEven, ...] | None, Field(validation_alias=AliasChoices("break_evens", "flips"))
     ]
+    """None: not looked for."""
     certificate: Searched
     runners_up: tuple[RunnerUp, ...]
     fastest: bool = False

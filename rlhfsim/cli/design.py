@@ -45,6 +45,7 @@ from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.design import design_dict, show
 from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.search import clock
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
@@ -179,6 +180,7 @@ def designed(
             simple=not given["fastest"],
             at_most=limit,
             remedied=remedied,
+            overturned=given["as_json"] or wants(given["detail"], "proof"),
         )
 
     answer = answered(within, remedied=within == request)

@@ -66,11 +66,11 @@ PAGE = Output("page")
 )
 @option("--out", PAGE, "Where the page is written; default: the name of SOURCE with .html, here.")
 @option("--title", None, "Title of the page; default: what it is about.")
-@flag("--no-sizes", "Do not search the best plans of other numbers of GPUs.")
+@flag("--no-sizes", "Search neither the best plans of other numbers of GPUs nor break-evens.")
 @option(
     "--size-limit",
     Number(0.1, DAY, "s"),
-    "Longest search of all other numbers of GPUs together, seconds.",
+    "Longest search of all other numbers of GPUs together, and of break-evens, seconds.",
     default=sizes.LIMIT_S,
 )
 @json_option
@@ -143,13 +143,13 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
     if kind == WHATIF_SCHEMA:
         return whatif_page(read_whatif(source), file=source.name, title=title)
     priced = read_plan(source, as_priced=True)
-    with _searching(0 if given["no_sizes"] else len(sizes.counts(priced))) as done:
-        best = (
-            sizes.NONE
-            if given["no_sizes"]
-            else sizes.other_sizes(basis(priced), limit_s=given["size_limit"], done=done)
-        )
-    return plan_page(priced, file=source.name, title=title, sizes=best)
+    if given["no_sizes"]:
+        return plan_page(priced, file=source.name, title=title)
+    limit_s = given["size_limit"]
+    with _searching(len(sizes.counts(priced))) as done:
+        best = sizes.other_sizes(basis(priced), limit_s=limit_s, done=done)
+    told = sizes.with_break_evens(priced, limit_s=limit_s)
+    return plan_page(told, file=source.name, title=title, sizes=best)
 
 
 def _schema(source: Path) -> str:

@@ -91,6 +91,13 @@ def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) 
     )
 
 
+NOT_LOOKED_FOR = (
+    "not looked for: rlhfsim design does with --detail proof or --json, rlhfsim report without --no-sizes, "
+    "where a best plan is proven in time"
+)
+"""Instead of break-evens."""
+
+
 def break_evens(nearest: str | None, factor: float, winner: str) -> str:
     """The change that is nearest to turning the answer over."""
     if nearest is None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
-from rlhfsim.present.basis import Basis
+from rlhfsim.present.basis import Basis, basis
 from rlhfsim.search.planning import asked_again
 from rlhfsim.search.request import Request
 from rlhfsim.units import HOUR
+from rlhfsim.what_if.design import what_overturns
 from rlhfsim.what_if.sizing import attempt
 
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
@@ -80,6 +81,15 @@ def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: 
         left = (end - time.monotonic()) / (len(todo) - len(tried))
         tried.append(_tried(replace(base, time_limit=max(left, LEAST_S)), n, done))
     return Sizes(tried=tuple(tried), notes=tuple(_notes(tried)))
+
+
+def with_break_evens(plan: Plan, *, limit_s: float = LIMIT_S) -> Plan:
+    """The plan with what would change its choice, searched where `design` did not look for it."""
+    cluster = basis(plan).cluster
+    if cluster is None or plan.choice is None or plan.choice.break_evens is not None:
+        return plan
+    found = what_overturns(replace(asked_again(plan, cluster), time_limit=limit_s))
+    return replace(plan, choice=replace(plan.choice, break_evens=found))
 
 
 def _tried(base: Request, gpus: int, done: Step) -> Size:

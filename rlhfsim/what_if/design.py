@@ -59,8 +59,8 @@ class Design:
     """Probability that the best plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...] = ()
     """What fills the step of the chosen plan, what the best one would save, and why that one won."""
-    break_evens: tuple[BreakEven, ...] = ()
-    """Single changes that would make another plan the best."""
+    break_evens: tuple[BreakEven, ...] | None = None
+    """Single changes that would make another plan the best; None: not looked for."""
     gains: tuple[Gain, ...] = ()
     """What each choice that is not allowed would bring, where that was asked."""
     elsewhere: Gain | None = None
@@ -124,10 +124,12 @@ def design(
     simple: bool = True,
     at_most: float = inf,
     remedied: bool = True,
+    overturned: bool = True,
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
-    `explain`: also the reasons, and the best plan of every other kind up to 1 %. `left_out`: also what each
+    `explain`: also the reasons, and the best plan of every other kind up to 1 %. `overturned`: also the
+    break-evens, which take as long as all the rest. `left_out`: also what each
     choice would bring that does not compete; it takes as long again. Without `rivals` only those runners-up
     are named that were met on the way, and the search is shorter. `simple`:
     the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
@@ -150,6 +152,7 @@ def design(
             simple=simple,
             at_most=at_most,
             remedied=remedied,
+            overturned=overturned,
         )
 
 
@@ -163,6 +166,7 @@ def _designed(
     simple: bool,
     at_most: float,
     remedied: bool,
+    overturned: bool,
 ) -> Design:
     searches = list(answers(Question(request=request, rivals=rivals)))
     found = Design(
@@ -182,12 +186,10 @@ def _designed(
 
     proven = found.certificate.proven
 
-    def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...]]:
+    def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...] | None]:
         behind = _proven(request, searches, first) if explain and rivals else met[1:]
-        if not (explain and proven) or clock.over():
-            return behind, ()
-        same_work = [r.candidate for r in (first, *behind) if r.workload == first.workload]
-        return behind, tuple(break_evens(prices.request, same_work))
+        looked_for = explain and overturned and proven
+        return behind, _crossings(prices.request, first, behind) if looked_for else None
 
     def recommended() -> _Recommended:
         close = simple and proven and not clock.over()
@@ -220,6 +222,29 @@ def _designed(
         whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
     )
     return _compared(found, ours, [first, *behind], prices.request, explain=explain)
+
+
+def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
+    """Single changes that would make another plan the answer; None where no best plan was proven in time.
+
+    Raises:
+        RlhfsimError: unknown model, or a request that contradicts itself.
+    """
+    with clock.within(request.time_limit):
+        searches = list(answers(Question(request=request)))
+        met = _met(request, searches)
+        if not met or not all(found.certificate.proven for _, found in searches):
+            return None
+        first = met[0]
+        variant = _prices(request, first.workload, searches).request
+        return _crossings(variant, first, _proven(request, searches, first))
+
+
+def _crossings(variant: Request, first: Rival, behind: Sequence[Rival]) -> tuple[BreakEven, ...] | None:
+    """Break-evens of the best plan with those of other kinds; None where time is up before they are known."""
+    same_work = [r.candidate for r in (first, *behind) if r.workload == first.workload]
+    found = None if clock.over() else tuple(break_evens(variant, same_work))
+    return None if clock.over() else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,7 +261,9 @@ def _doubts(known: Basis) -> Iterator[Block]:
         items=known.notes or ("no coefficient of this plan has an interval",),
         mark="warn",
     )
-    if plan.choice is not None:
+    if plan.choice is not None and plan.choice.break_evens is None:
+        yield Listing(title="What would change the choice", items=(findings.NOT_LOOKED_FOR,), mark="warn")
+    elif plan.choice is not None:
         yield figures_choice.break_evens(plan.choice) or Listing(
             title=findings.break_evens(None, 1.0, ""),
             items=(

@@ -290,7 +290,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "calibration": recalibrated.as_data(extras.recalibrated, best)
         if extras.recalibrated and best
         else None,
-        "break_evens": each(answer.break_evens, *BREAK_EVEN),
+        "break_evens": None if answer.break_evens is None else each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
         "unsaid": list(_unsaid(answer)),

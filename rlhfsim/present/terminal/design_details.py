@@ -90,7 +90,7 @@ def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Part
     if wants(detail, "memory"):
         yield "memory", [memory_chart(plan, width)]
     if wants(detail, "proof"):
-        break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
+        break_evens = [_break_even_text(b, answer) for b in answer.break_evens or ()] or [_unflipped(answer)]
         yield "proof", [ranking(answer, width), considered(answer)]
         yield "what would change the choice", [indented(Text(text)) for text in break_evens]
     if wants(detail, "sure"):
@@ -109,6 +109,8 @@ def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
 
 def _unflipped(answer: Design) -> str:
     """What was tried in vain."""
+    if answer.break_evens is None:
+        return findings.NOT_LOOKED_FOR
     cluster, work = answer.request.cluster, answer.request.workload
     tried = ["responses and prompts by 8 either way" if work.generates else "pairs by 8 either way"]
     tried += ["samples by 8"] if work.generates and work.samples > 1 else []
