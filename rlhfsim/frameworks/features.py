@@ -9,6 +9,8 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
 from rlhfsim.specs.workload.workload import Workload
 
+APART = "prefill apart from decode"
+
 
 def model_features(model: ModelSpec) -> Iterator[str]:
     """Of a model's kinds of layer."""
@@ -61,6 +63,7 @@ def rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
         "rollout expert parallelism": layout.ep > 1,
         "rollout attention data parallelism": layout.attention_dp > 1,
         "rollout replicas across nodes": not one_node,
+        APART: layout.prefill > 0,
         "speculative decoding": layout.speculation is not None,
         "FP8 rollout": layout.precision == "fp8",
         "FP8 KV cache": layout.kv_precision == "fp8",

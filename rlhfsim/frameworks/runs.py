@@ -86,6 +86,7 @@ FEATURES: Mapping[str, str] = {
     "rollout expert parallelism": "use rollout tp and dp",
     "rollout attention data parallelism": "use rollout tp and dp",
     "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
+    "prefill apart from decode": "set rollout prefill: 0",
     "speculative decoding": "leave out speculation, of workload and rollout layout",
     "MTP layers trained with the policy": "set speculation.trained: false",
     "EAGLE-3 heads trained with the policy": "set speculation.trained: false",

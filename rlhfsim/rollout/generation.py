@@ -20,7 +20,7 @@ from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound
 from rlhfsim.rollout.decode import Engine, decode_step, own_name
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
-from rlhfsim.rollout.prefill import group_prefill
+from rlhfsim.rollout.prompts import beside, decoding, elsewhere, prompts
 from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_lengths, expected_schedule, schedule
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import RESTS_ON, Waiting, delayed, waits
@@ -124,6 +124,8 @@ def generate(
     the expected order statistics of the response lengths by observed ones. Prompts are prefilled
     before their replica decodes; that passes of a refilled batch share weight reads is not counted.
     """
+    if layout.prefill:
+        return _apart(device, model, layout, requests, kv_tokens, lengths, engine, worker)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
     limit = layout.max_num_seqs * layout.attention_dp
     if lengths is None:
@@ -157,6 +159,29 @@ def generate(
     return _assemble(device, layout, plan, table, first, capacity, worker, engine, waiting)
 
 
+def _apart(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    requests: Requests,
+    kv_tokens: float | None,
+    lengths: Floats | None,
+    engine: Engine,
+    worker: bool,
+) -> Generation:
+    """The same where some replicas only prefill."""
+    asked, many = replace(requests, prefills=False), decoding(layout)
+    decoded = generate(
+        device, model, many, asked, kv_tokens=kv_tokens, lengths=lengths, engine=engine, worker=worker
+    )
+    other, first = elsewhere(device, model, layout, requests, engine)
+    turns = requests.answered.turns_each if requests.answered else 1.0
+    steps = decoded.decode_tokens / requests.sequences / layout.tokens_per_step / turns
+    cost = beside(decoded.cost, other, first, steps * decoded.mean_step)
+    late = cost.seconds / decoded.seconds
+    return replace(decoded, cost=cost, prefill_seconds=first, finish=tuple(t * late for t in decoded.finish))
+
+
 def _first(
     device: Device,
     model: ModelSpec,
@@ -168,27 +193,28 @@ def _first(
 ) -> Cost:
     """Prefill of one replica's prompts, and of what preempted sequences had generated."""
     each = plan.each / layout.attention_dp
-    cost = _group_prefill(device, model, layout, each, requests.samples, plan.prompt, shared, engine)
+    cost = Cost()
+    if requests.prefills:
+        cost = _prompts(device, model, layout, each, requests, plan.prompt, shared, engine)
     if not plan.preempted:
         return cost
     context, evicted = plan.recomputed / plan.preempted, plan.preempted / layout.attention_dp
-    return cost + _group_prefill(device, model, layout, evicted, 1, context, False, engine)
+    again = replace(requests, samples=1, answered=None)
+    return cost + _prompts(device, model, layout, evicted, again, context, False, engine)
 
 
 @lru_cache(maxsize=4096)
-def _group_prefill(
+def _prompts(
     device: Device,
     model: ModelSpec,
     layout: RolloutLayout,
     each: float,
-    samples: int,
+    requests: Requests,
     prompt: float,
     shared: bool,
     engine: Engine,
 ) -> Cost:
-    return group_prefill(device, model, layout, each, samples, prompt, shared=shared, engine=engine).cost(
-        device
-    )
+    return prompts(device, model, layout, each, requests, prompt, shared=shared, engine=engine).cost(device)
 
 
 def step_table(

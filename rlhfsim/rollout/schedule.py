@@ -39,6 +39,11 @@ class Requests:
     environment: Environment | None = None
     """Sequences wait for it between their turns, each by itself."""
 
+    answered: Environment | None = None
+    """The same, where its answers have tokens or its context is not all cached; in lockstep too."""
+    prefills: bool = True
+    """False: other replicas prefill."""
+
     @property
     def sequences(self) -> int:
         """prompts x samples."""
@@ -108,7 +113,8 @@ def schedule(
     Where all fit they start together (G8), else finished ones are replaced (G9).
     """
     prompt = stats(requests.prompt_lengths).mean
-    saved = prompt * (1.0 - 1.0 / requests.samples) if shared else 0.0
+    common = prompt - (requests.answered.answers_total if requests.answered else 0.0)
+    saved = common * (1.0 - 1.0 / requests.samples) if shared else 0.0
     dealt = deal(lengths, replicas, requests.samples, requests.seed)
     timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
     preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)

@@ -30,7 +30,8 @@ from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
-from rlhfsim.rollout.prefill import group_prefill, prefill
+from rlhfsim.rollout.prefill import prefill
+from rlhfsim.rollout.prompts import prompts
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -94,7 +95,7 @@ def steady_state(
     tau = sum(step.values())
     steps = requests.sequences * response.mean / (layout.dp * running)
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = group_prefill(device, model, layout, share, requests.samples, prompt, engine=engine).cost(device)
+    first = prompts(device, model, layout, share, requests, prompt, engine=engine).cost(device)
     again = (
         prefill(device, model, layout, running / layout.attention_dp, context, engine=engine).cost(device)
         if interrupted

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.features import APART
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.memory.states import CUT
@@ -492,12 +493,26 @@ def rollout_layouts(
             whole = _formatted(request, replace(replica, dp=gpus // each))
             whole = replace(whole, dispatcher=rollout_dispatcher(request, model, whole, group))
             whole = replace(whole, max_num_seqs=_running(request, whole, gpus, shares))
-            for speculation in _speculations(request, whole):
+            for speculation, prefill in product(_speculations(request, whole), _prefills(request, whole)):
                 layouts += [
-                    replace(whole, memory_utilization=share, speculation=speculation)
+                    replace(whole, memory_utilization=share, speculation=speculation, prefill=prefill)
                     for share in UTILIZATIONS
                 ]
     return tuple(layouts)
+
+
+def _prefills(request: Request, layout: RolloutLayout) -> tuple[int, ...]:
+    """Replicas that only prefill: none, and powers of two of them where turns have answers to prefill.
+
+    An engine that never drains is priced without.
+    """
+    asked = request.workload.environment
+    agents = asked is not None and (asked.answer_tokens > 0 or asked.prefix_reuse < 1)
+    runs = request.runs is None or APART in request.runs.features
+    some = agents and runs and not request.stale
+    every = (0, *powers_of_two(layout.dp - 1)) if some and layout.dp > 1 else (0,)
+    asked_for = _values(request.fix.get("rollout", {}), "prefill", every)
+    return tuple(p for p in asked_for if p < layout.dp and not (p and request.stale))
 
 
 def _formatted(request: Request, layout: RolloutLayout) -> RolloutLayout:

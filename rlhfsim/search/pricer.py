@@ -407,6 +407,7 @@ class Pricer:
                 layout.ep,
                 layout.attention_dp,
                 layout.speculation,
+                layout.prefill,
                 layout.max_num_seqs,
                 key.double_buffered,
                 key.adapters,

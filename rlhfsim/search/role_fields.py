@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.ranges import FieldValues, PoolGpus, taken, taken_by, whole
 
@@ -89,6 +89,7 @@ TABLE = (
     _row(Layout, "offload_optimizer", roles="bounded"),
     _row(RolePlacement, "offload_between", roles="bounded"),
     RoleField(name="offload_fraction", values=_SHARES, roles="bounded"),
+    _row(RolloutLayout, "prefill", roles=None, rollout="fixed"),
     _row(RolloutPlacement, "sleep", roles=None, rollout="bounded"),
     RoleField(name="gpus", values=taken(PoolGpus), roles="bounded", rollout="bounded"),
 )

@@ -106,6 +106,12 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
                 f"{call.name} needs a role for {role!r}, the placement has none",
                 help=f"add {role}: {{pool: ..., layout: ...}}",
             )
+    if placement.rollout and placement.rollout.layout.prefill and placement.schedule.continuous:
+        raise RlhfsimError(
+            "prefill-apart-without-drain",
+            "replicas that only prefill are priced where every batch drains",
+            help="set rollout prefill: 0, or staleness: 0 or 1 without partial_rollout",
+        )
     placement.check_pools([group.gpus for group in cluster.node_groups])
     for name, taken in placement.roles.items():
         model = models.actor if name == "rollout" else getattr(models, name)

@@ -169,7 +169,7 @@ def _widened(setting: CallSetting, role: RolloutPlacement, cost: Cost) -> Cost:
 
 def requests_of(setting: CallSetting) -> Requests:
     """What the rollout engine is asked for: a generation batch, or what a step needs if it never drains."""
-    workload, path = setting.workload, setting.placement.weight_path
+    workload, path, env = setting.workload, setting.placement.weight_path, setting.workload.environment
     sampling, prompts = workload.dynamic_sampling, workload.gen_prompts
     if sampling is not None and setting.placement.schedule.continuous:
         prompts = math.ceil(workload.prompts / sampling.kept)
@@ -184,6 +184,7 @@ def requests_of(setting: CallSetting) -> Requests:
         seed=workload.seed,
         adapters=WEIGHT_PATHS[path].adapters_only if path != "none" else False,
         environment=None if _in_lockstep(setting) else workload.environment,
+        answered=None if env is None or (not env.answer_tokens and env.prefix_reuse == 1) else env,
     )
 
 

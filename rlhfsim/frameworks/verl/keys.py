@@ -6,6 +6,8 @@ verl/experimental/{one_step_off_policy,fully_async_policy}/config; what changed:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
@@ -13,7 +15,7 @@ from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_vllm
-from rlhfsim.frameworks.export import Value
+from rlhfsim.frameworks.export import Setting, Value
 from rlhfsim.frameworks.fields import Fields, shares
 from rlhfsim.frameworks.predictions import call, predicted
 from rlhfsim.frameworks.table import (
@@ -104,6 +106,7 @@ MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
 LATE = "trainer.v1.sampler.max_off_policy_strategy"
 LENDS = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
 SYNCED, LAG = "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.sampler.max_off_policy_threshold"
+SPLIT = f"{ROLL}.disaggregation"
 MINI_BATCH, GENERATED = f"{ACTOR}.ppo_mini_batch_size", "data.gen_batch_size"
 OWN_NODES, OWN_EACH = f"{ROLL}.nnodes", f"{ROLL}.n_gpus_per_node"
 SLEEPS, SENT = f"{ROLL}.free_cache_engine", f"{ROLL}.checkpoint_engine.backend"
@@ -208,6 +211,12 @@ def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
     return roles
 
 
+def _prefills(s: FrameworkSettings, replicas: int) -> int:
+    """Of so many replicas those that only prefill."""
+    each = [s.whole(f"{SPLIT}.{name}_replicas", default=1, least=1) for name in ("prefill", "decode")]
+    return replicas * each[0] // sum(each) if s.flag(f"{SPLIT}.enabled") else 0
+
+
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     gpus, own, prompts = read["actor.gpus"], _own_gpus(s, read), read["workload.prompts"]
     beside = read["workload.lora.rank"] > 0 and not s.flag(MERGED)
@@ -227,6 +236,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "actor.residency": "offloaded" if read["actor.hosted"] else "resident",
         "actor.offload_between": read["actor.leaves"],
         "rollout.gpus": gpus if own is None else own,
+        "rollout.prefill": _prefills(s, (gpus if own is None else own) // read["rollout.tp"]),
         "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(f"{MTP}.enable_train")),
         "rollout.sleep": (1 if beside else 2) if sleeps else 0,
         "weight_path": "lora" if beside else _path(s, apart=own is not None),
@@ -366,6 +376,18 @@ def _wide(plan: Plan) -> bool:
     return layout is not None and (layout.attention_dp > 1 or layout.ep > 1)
 
 
+def _prefill(plan: Plan) -> Iterator[Setting]:
+    """A unit of P prefill and D decode engines, as small as the ratio allows; each is a replica of ours."""
+    layout = plan.placement.rollout.layout if plan.placement.rollout else None
+    if layout is None or not layout.prefill:
+        return
+    decode = layout.dp - layout.prefill
+    unit = math.gcd(layout.prefill, decode)
+    yield Setting(key=f"{SPLIT}.enabled", value=True, why="prompts are prefilled apart from decode")
+    yield Setting(key=f"{SPLIT}.prefill_replicas", value=layout.prefill // unit)
+    yield Setting(key=f"{SPLIT}.decode_replicas", value=decode // unit)
+
+
 _ROLLOUT: tuple[Row, ...] = (
     FixedKey(ENGINE_NAME, "vllm"),
     Key("rollout.tp", ROLLOUT_TP, by_version(ROLLOUT_TP), why=of_call("actor.generate")),
@@ -387,6 +409,7 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.precision", f"{ROLL}.quantization", codec=marked("fp8", "fp8")),
     Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=unwritten(marked("fp8", "fp8"))),
     drafts(f"+{DRAFTS}"),
+    _prefill,
     *given_that(
         "rollout.speculation.trained",
         FixedKey(f"{MTP}.enable", True),

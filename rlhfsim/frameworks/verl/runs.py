@@ -73,6 +73,7 @@ RUNS = Runs(
         "speculative decoding",
         "MTP layers trained with the policy",
         "router replay",
+        "prefill apart from decode",
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",

@@ -18,7 +18,8 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity, step_table
-from rlhfsim.rollout.prefill import group_prefill, prefill
+from rlhfsim.rollout.prefill import prefill
+from rlhfsim.rollout.prompts import prompts
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -138,7 +139,7 @@ def engine_of(
     limit = layout.max_num_seqs * layout.attention_dp
     slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = group_prefill(device, model, layout, share, requests.samples, prompt, engine=engine)
+    first = prompts(device, model, layout, share, requests, prompt, engine=engine)
     adapters, reach, most = requests.adapters, prompt + longest, float(slots)
     return ReplicaEngine(
         clock=StepClock(

@@ -143,6 +143,8 @@ class RolloutLayout(Hashed):
     pp: Degree = 1
     dp: Degree = 1
     """Independent replicas (attention-data-parallel groups are one replica: see `attention_dp`)."""
+    prefill: Annotated[int, Field(ge=0, le=65536)] = 0
+    """Replicas of the dp that only prefill and send the KV cache to the others; 0: each does both."""
     ep: Degree = 1
     """Experts over the tp x attention_dp GPUs of one replica."""
     attention_dp: Degree = 1
@@ -174,6 +176,12 @@ class RolloutLayout(Hashed):
                 f"rollout dispatcher {self.dispatcher} with ep {self.ep} on {self.tp * self.attention_dp} "
                 "GPUs (tp x attention_dp): tokens are sent where each GPU holds experts of its own",
                 help="set ep to tp x attention_dp, or leave out dispatcher",
+            )
+        if self.prefill >= self.dp:
+            raise RlhfsimError(
+                "no-replica-decodes",
+                f"{self.prefill} of {self.dp} rollout replicas only prefill, none decodes",
+                help="set prefill below dp, 0 for replicas that do both",
             )
         if self.speculation is not None and self.pp > 1:
             raise RlhfsimError(
@@ -234,4 +242,5 @@ class RolloutLayout(Hashed):
         extra += f" EP{self.ep}" if self.ep > 1 else ""
         extra += f" {self.dispatcher}" if self.dispatcher else ""
         extra += f" +{self.speculation.draft_tokens} drafted" if self.speculation else ""
+        extra += f" {self.prefill}P:{self.dp - self.prefill}D" if self.prefill else ""
         return f"TP{self.tp}{extra} x{self.dp}"

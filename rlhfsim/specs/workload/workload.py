@@ -13,8 +13,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.specs.quantities import Seconds
-from rlhfsim.specs.workload.lengths import Fixed, Lengths
+from rlhfsim.specs.quantities import Seconds, Share
+from rlhfsim.specs.workload.lengths import Fixed, Lengths, stats
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
 OldLogprobs = Literal["recompute", "rollout", "reused"]
@@ -126,6 +126,10 @@ class Environment:
     """Standard deviation of the log of an answer's seconds, which are log-normal; 0: all alike."""
     workers: Count = 64
     """Parallel CPU workers over the whole cluster."""
+    answer_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Mean tokens of one answer, prefilled and not decoded; `prompt_len` holds those of all answers."""
+    prefix_reuse: Share = 1.0
+    """Share of a response's context that the prefix cache still has at its next turn."""
     lockstep: bool = False
     """A turn begins when all sequences of the batch are answered; else each goes on by itself."""
 
@@ -144,9 +148,19 @@ class Environment:
         return not self.lockstep and (self.sigma > 0 or self.mean_turns is not None)
 
     @property
+    def turns_each(self) -> float:
+        """Mean turns of a response."""
+        return self.mean_turns or self.turns
+
+    @property
+    def answers_total(self) -> float:
+        """Mean tokens of all answers of a response that are read."""
+        return (self.turns_each - 1) * self.answer_tokens
+
+    @property
     def seconds_each(self) -> float:
         """Mean seconds of all answers to one sequence."""
-        return (self.mean_turns or self.turns) * self.seconds_per_turn
+        return self.turns_each * self.seconds_per_turn
 
 
 @checked
@@ -290,6 +304,13 @@ class Workload(Hashed):
                 "old log-probs of the training pass are those of one update, a step has "
                 f"{self.epochs * self.mini_batches}",
                 help="set old_logprobs: recompute, or epochs: 1 and mini_batches: 1",
+            )
+        answers = self.environment.answers_total if self.environment else 0.0
+        if answers and answers >= stats(self.prompt_len).mean:
+            raise RlhfsimError(
+                "answers-longer-than-prompt",
+                f"answers of {answers:g} tokens are not inside prompts of {stats(self.prompt_len).mean:g}",
+                help="prompt_len holds a prompt and all answers: add them to it",
             )
         if self.dynamic_sampling is not None:
             self._check_dynamic_sampling(self.dynamic_sampling)
