@@ -20,7 +20,7 @@ from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound
 from rlhfsim.rollout.decode import Engine, decode_step, own_name
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
-from rlhfsim.rollout.prompts import beside, decoding, elsewhere, prompts
+from rlhfsim.rollout.prefill import beside, decoding, elsewhere, prompts
 from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_lengths, expected_schedule, schedule
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import RESTS_ON, Waiting, delayed, waits

@@ -30,8 +30,7 @@ from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
-from rlhfsim.rollout.prefill import prefill
-from rlhfsim.rollout.prompts import prompts
+from rlhfsim.rollout.prefill import prefill, prompts
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -13,8 +13,7 @@ from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, scale_up
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.rollout.generation import Requests, generate
-from rlhfsim.rollout.prefill import group_prefill, prefill
-from rlhfsim.rollout.prompts import beside, elsewhere, prompts
+from rlhfsim.rollout.prefill import beside, elsewhere, group_prefill, prefill, prompts
 from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster

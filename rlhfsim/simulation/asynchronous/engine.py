@@ -18,8 +18,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity, step_table
-from rlhfsim.rollout.prefill import prefill
-from rlhfsim.rollout.prompts import prompts
+from rlhfsim.rollout.prefill import prefill, prompts
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
