@@ -4,7 +4,9 @@ browser where there is one."""
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,3 +59,26 @@ def browser() -> Iterator[Any]:
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
+
+
+DESIGNS: dict[bytes, Any] = {}
+"""Question in `rlhfsim design` -> its answer, for tests with `designs_once`."""
+
+
+@pytest.fixture
+def designs_once(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, Any]:
+    """`rlhfsim design` searches a question once in a process: as text, as JSON and at every width it is the same.
+
+    Emptied by a test that holds two searches of one question against each other.
+    """
+    module = importlib.import_module("rlhfsim.cli.design")
+    search = module.search_design
+
+    def once(request: Any, *, instead: Any = (), **asked: Any) -> Any:
+        key = pickle.dumps((request, [one.text for one in instead], sorted(asked.items())))
+        if key not in DESIGNS:
+            DESIGNS[key] = search(request, instead=instead, **asked)
+        return DESIGNS[key]
+
+    monkeypatch.setattr(module, "search_design", once)
+    return DESIGNS

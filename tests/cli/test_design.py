@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,6 +23,7 @@ from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("designs_once")
 SMALL = ["--gpus", "8", "--model", "qwen3-4b", "--algorithm", "grpo", "--prompts", "64", "--samples", "4"]
 
 
@@ -320,7 +322,9 @@ def test_targets_are_shown_and_set_the_exit_code(tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").exists()
 
 
-def test_a_deadline_and_a_budget_are_answered_with_probabilities(tmp_path: Path) -> None:
+def test_a_deadline_and_a_budget_are_answered_with_probabilities(
+    tmp_path: Path, designs_once: dict[bytes, Any]
+) -> None:
     asked = ("--steps", "1000", "--deadline", "7d", "--budget", "50kUSD")
     shown = tiny(*asked, out=tmp_path).output
     assert "time_of_run<=7 d" in shown
@@ -331,6 +335,7 @@ def test_a_deadline_and_a_budget_are_answered_with_probabilities(tmp_path: Path)
     odds, each = answer["odds"], [r["probability"] for r in answer["requirements"]]
     assert odds["together"] <= min(each) <= 1
     assert odds["run_s"][0] < answer["run"]["seconds"] < odds["run_s"][2]
+    designs_once.clear()  # searched anew, it is the same
     assert tiny(*asked, "--json", out=tmp_path).output == json.dumps(answer, indent=1) + "\n"
     for given in (("--deadline", "7d"), ("--budget", "1", "--steps", "3x"), ("--deadline", "7 weeks")):
         assert isinstance(tiny(*given, out=tmp_path).exception, RlhfsimError)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search import layouts
-from rlhfsim.search.branch_and_bound import Search, _gap
+from rlhfsim.search.branch_and_bound import Search, SearchResult, _gap
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -187,10 +188,16 @@ def question(gpus: int = 8, **changes: Any) -> Request:
     return Request(**(given | changes))
 
 
+@cache
+def free() -> SearchResult:
+    """The question that several tests hold another one against."""
+    return Search(question(), models_of(COMMON)).run()
+
+
 def test_a_time_limit_leaves_plans_and_a_gap() -> None:
     request = question(time_limit=1e-9)
     stopped = Search(request, models_of(COMMON)).run()
-    whole = Search(replace(request, time_limit=None), models_of(COMMON)).run()
+    whole = free()
     proof = stopped.certificate
     assert stopped.best is not None
     assert whole.best is not None
@@ -209,16 +216,16 @@ def test_a_time_limit_leaves_plans_and_a_gap() -> None:
 
 
 def test_a_fixed_choice_never_beats_the_free_one() -> None:
-    free = Search(question(), models_of(COMMON)).run()
     narrow = Search(question(fix={"actor": {"tp": 2}}), models_of(COMMON)).run()
-    assert free.best is not None
+    wide = free()
+    assert wide.best is not None
     assert narrow.best is not None
-    assert free.best.seconds <= narrow.best.seconds * (1 + REL)
-    assert narrow.certificate.space < free.certificate.space
+    assert wide.best.seconds <= narrow.best.seconds * (1 + REL)
+    assert narrow.certificate.space < wide.certificate.space
 
 
 def test_a_known_value_bounds_every_plan_that_does_not_beat_it() -> None:
-    best = Search(question(), models_of(COMMON)).run().best
+    best = free().best
     assert best is not None
     again = Search(question(), models_of(COMMON), below=best.seconds * 0.5).run()
     assert again.best is None
