@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor
-from rlhfsim.simulation.asynchronous.learner import learner_steps
-from rlhfsim.simulation.asynchronous.run import PLAIN, floor_and_replicas
+from rlhfsim.simulation.asynchronous.priced_rollout import PLAIN, floor_and_replicas
 from rlhfsim.simulation.faults import Faults, daly_interval, simulate_faults
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program
-from rlhfsim.step.timetable import ROLLOUT, SYNC, timetable
+from rlhfsim.step.timetable import ROLLOUT, SYNC, learner_steps, timetable
 
 
 def one_f_one_b(forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]]) -> float:
@@ -96,7 +95,7 @@ def asynchronous_bound(
     only add.
     """
     schedule = setting.placement.schedule
-    calls, _ = timetable(learner_steps(priced), PLAIN)
+    calls, _ = timetable(learner_steps(priced.steps), PLAIN)
     learn = max((p.end for p in calls), default=0.0)
     sync = math.fsum(s.cost.seconds for s in priced.steps if s.name == SYNC)
     if schedule.one_step_off:

@@ -49,7 +49,7 @@ def main() -> None:
     )
     cases = (
         ("load a profile with curves", 0.06, 20, lambda: load_profile("h100")),
-        ("build kernel curves", 0.02, 20, lambda: KernelCurves(profile)),
+        ("build kernel curves", 0.02, 20, lambda: KernelCurves(profile, load_profile)),
         (
             "price 8,192 responses",
             0.02,

@@ -109,7 +109,7 @@ def holdout(profile: Profile, samples: Samples, keep: Mask, table: dict[str, Any
 def predict(profile: Profile, samples: Samples, table: Mapping[str, Any]) -> Floats:
     """What the runtime says for the samples, from a table as it stands in a file."""
     section = curves_section(profile, {samples.name: dict(table)})
-    curves = KernelCurves(replace(profile, curves=section))
+    curves = KernelCurves(replace(profile, curves=section), load_profile)
     return curves.at(samples.name, *samples.coordinates)
 
 

@@ -27,7 +27,6 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.grid import Grid, decode, monotone
 from rlhfsim.kernels.work import KINDS, Amount, Kind, largest, roof
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.units import MICROSECOND
 
@@ -91,7 +90,7 @@ class KernelCurves:
 
     __slots__ = ("_engines", "_grids", "_known", "_section", "_tables", "borrowed", "peaks")
 
-    def __init__(self, profile: Profile, lookup: Callable[[str], Profile] = load_profile) -> None:
+    def __init__(self, profile: Profile, lookup: Callable[[str], Profile]) -> None:
         """Curves of a profile; `lookup` finds the profile that it borrows from."""
         self.peaks = peaks_of(profile)
         self._engines: dict[str, KernelCurves] = {}

@@ -10,6 +10,7 @@ from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.hardware.hardware import Cluster, Fabric, NodeGroup, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
 
 
@@ -129,4 +130,4 @@ class Tables:
 @lru_cache(maxsize=64)
 def _curves(key: Tables) -> KernelCurves:
     """Curves that profiles with other coefficients share: a calibration tries hundreds of those."""
-    return KernelCurves(key.profile)
+    return KernelCurves(key.profile, load_profile)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import least_seconds, switch_seconds
+from rlhfsim.simulation.asynchronous.priced_rollout import least_seconds, switch_seconds
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement

@@ -40,7 +40,7 @@ from rlhfsim.search.options import (
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import continuous_bound
+from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout

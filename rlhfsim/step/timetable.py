@@ -5,6 +5,7 @@ Legend: a step is a priced call or move that waits for its place; a phase is a s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rlhfsim.kernels.cost import Cost
@@ -56,6 +57,11 @@ class Phase:
 
 Timetable = tuple[tuple[Phase, ...], tuple[int, ...]]
 """Phases, and the indices of those that make up the step time, in order."""
+
+
+def learner_steps(steps: Iterable[Step]) -> list[Step]:
+    """Calls of the trainer: all but generation and sync."""
+    return [s for s in steps if s.name != SYNC and not s.name.startswith(ROLLOUT)]
 
 
 def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] | None = None) -> Timetable:

@@ -8,7 +8,6 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
 from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
-from rlhfsim.what_if.remedies import sized
 from rlhfsim.what_if.verdict import refusal
 
 HUNGRY = 2.0
@@ -48,7 +47,7 @@ def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
 def _good_on(request: Request, like: Candidate, gpus: int) -> FewerGpus | None:
     """A good plan whose roles share pools as those of another one do."""
     group = request.cluster.node_group
-    cluster = replace(request.cluster, node_groups=(sized(group, gpus, group.gpus_per_node),))
+    cluster = replace(request.cluster, node_groups=(group.sized(gpus, group.gpus_per_node),))
     asked = replace(request, cluster=cluster)
     only, _ = pools_of(like.placement)
     met = None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK, only=only))

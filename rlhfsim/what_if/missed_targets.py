@@ -12,7 +12,7 @@ from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
 from rlhfsim.what_if.engine import Change, Question, good, setting
-from rlhfsim.what_if.remedies import LARGER, same_vendor, sized
+from rlhfsim.what_if.remedies import LARGER, same_vendor
 from rlhfsim.what_if.risk.odds import odds
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.sizing import tokens_of
@@ -80,7 +80,7 @@ def _allowed(request: Request, name: str) -> Change:
 def _resized(gpus: int, request: Request) -> Change:
     group = request.cluster.node_group
     per_node = group.profile.node.gpus if gpus > group.gpus else group.gpus_per_node
-    return setting(f"--gpus {gpus}", {"request.cluster.node_groups": (sized(group, gpus, per_node),)})
+    return setting(f"--gpus {gpus}", {"request.cluster.node_groups": (group.sized(gpus, per_node),)})
 
 
 def _first(request: Request, family: Sequence[Change], targets: Targets) -> Meeting | None:

@@ -169,7 +169,7 @@ def _more_gpus(request: Request) -> Iterator[Asked]:
     if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
         return
     for factor in MORE_GPUS:
-        group = sized(pool, pool.gpus * factor, pool.profile.node.gpus)
+        group = pool.sized(pool.gpus * factor, pool.profile.node.gpus)
         cluster = replace(request.cluster, node_groups=(group, *others))
         yield _with(request, f"--gpus {group.gpus}", cluster=cluster)
 
@@ -190,11 +190,6 @@ def same_vendor(pool: NodeGroup, names: Iterable[str]) -> Iterator[NodeGroup]:
     """As many GPUs of each other kind of these that the vendor makes."""
     groups = (node_group(name, pool.gpus) for name in names if name != pool.profile.name)
     return (group for group in groups if group.profile.vendor == pool.profile.vendor)
-
-
-def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:
-    """A node group of so many GPUs, in nodes of up to `per_node`."""
-    return replace(pool, gpus=gpus, gpus_per_node=min(gpus, per_node))
 
 
 # --- a placement that does not fit ------------------------------------------------------------------

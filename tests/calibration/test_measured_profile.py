@@ -81,7 +81,7 @@ def test_the_interval_is_p10_to_p90_widened_and_wider_for_few_repeats() -> None:
 def test_measured_products_are_what_the_cost_model_then_says() -> None:
     points = products(60e9)
     made = measured_profile(session(*points, seen("memory_copy", 8 * GB, "byte/s")))
-    curves = KernelCurves(profile_from_text(made.text))
+    curves = KernelCurves(profile_from_text(made.text), load_profile)
     said = [float(curves.gemm(p.at[0], p.at[1], p.at[2])) for p in points]
     assert said == pytest.approx([p.value for p in points], rel=0.02)
 

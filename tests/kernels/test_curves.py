@@ -16,7 +16,7 @@ from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, pro
 
 MEASURED = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "l40s"]
 ALL = [*MEASURED, *BORROWERS, "cpu"]
-CURVES = {name: KernelCurves(load_profile(name)) for name in ALL}
+CURVES = {name: KernelCurves(load_profile(name), load_profile) for name in ALL}
 POINTS = 400
 
 
@@ -142,7 +142,7 @@ def test_launch_overheads_do_not_scale_with_the_peaks() -> None:
 def test_borrowing_from_a_profile_without_tables_is_an_error() -> None:
     profile = replace(load_profile("h20_sxm"), curves={"borrow": {"from": "cpu"}})
     with pytest.raises(RlhfsimError) as caught:
-        KernelCurves(profile)
+        KernelCurves(profile, load_profile)
     assert caught.value.code == "borrow-without-tables"
 
 
@@ -163,7 +163,7 @@ def test_profiles_stay_small_and_say_where_each_curve_is_from(name: str) -> None
 
 def test_curves_survive_the_way_through_yaml() -> None:
     profile = load_profile("h100_sxm")
-    again = KernelCurves(profile_from_text(profile_yaml(profile)))
+    again = KernelCurves(profile_from_text(profile_yaml(profile)), load_profile)
     assert (again.gemm(M, N, K, "fp8") == CURVES["h100_sxm"].gemm(M, N, K, "fp8")).all()
 
 

@@ -46,7 +46,7 @@ def table(name: str, **changes: object) -> dict[str, object]:
 def planted(names=tuple(LOSS), *, profile: Profile = H100, **changes: object) -> KernelCurves:
     peaks = {**PEAKS.compute, "hbm": PEAKS.hbm, "link": PEAKS.link}
     tables = {name: table(name, **changes) for name in names}
-    return KernelCurves(replace(profile, curves={"peaks": peaks, "tables": tables}))
+    return KernelCurves(replace(profile, curves={"peaks": peaks, "tables": tables}), load_profile)
 
 
 def roofline(name: str, precision: str, size: float, *at: float) -> float:
@@ -208,7 +208,7 @@ def test_a_borrowed_table_keeps_its_floor_and_scales_the_rest() -> None:
     )
     assert c.spread("gemm/bf16") == (0.4, 2.5)
     assert c.source("gemm/bf16") == "borrowed from a100_sxm (a test): measured gemm/bf16"
-    assert KernelCurves(lender).spread("gemm/bf16") == (0.8, 1.25)
+    assert KernelCurves(lender, load_profile).spread("gemm/bf16") == (0.8, 1.25)
 
 
 def test_decode_time_that_is_borrowed_follows_the_memory() -> None:

@@ -59,7 +59,7 @@ def test_planted_times_are_found_again_on_shapes_left_out(found: fit.Fitted) -> 
 def test_a_fitted_grid_never_falls(found: fit.Fitted) -> None:
     section = fit.curves_section(load_profile("h100_sxm"), {"gemm/bf16": found.table})
     text = "\n".join([_head(), fit.section_text(section)])
-    curves = KernelCurves(profile_from_text(text))
+    curves = KernelCurves(profile_from_text(text), load_profile)
     m = np.arange(1.0, 40000.0, 7.0)
     assert (np.diff(curves.gemm(m, 3000, 5000)) >= 0).all()
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.rollout.continuous_batching import tabulate
 from rlhfsim.rollout.engine_step import on
+from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous import run as stale
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import floor_of, lower_hull
@@ -137,7 +138,7 @@ def run(
     **more: Any,
 ) -> Simulated:
     """Two replicas of two slots, one second a step, four samples of ten tokens a batch: 10 s a batch."""
-    monkeypatch.setattr(stale, "rollout_engine", lambda *a: replica or engine())
+    monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica or engine())
     made = setting(schedule, **more)
     return simulate(made, 1e5, steps=steps, priced=by_hand(generate, learn, sync), record=record)
 
@@ -281,7 +282,7 @@ def test_a_sync_longer_than_a_step_decides_even_when_overlapped(monkeypatch: pyt
 def test_a_slow_gpu_slows_one_replica_and_not_the_step_that_others_fill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stale, "rollout_engine", lambda *a: engine())
+    monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: engine())
     made = setting(replace(PARTIAL, staleness=4), rollout=2, train=6)
     noise = Noise(straggler_share=1 / 8, straggler_slowdown=2.0)
     priced = by_hand(10, 6, 1)
@@ -476,7 +477,7 @@ def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: 
     )
     priced = by_hand(draw(st.floats(1, 200)), draw(st.floats(1, 200)), draw(st.floats(0.1, 50)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stale, "rollout_engine", lambda *a: replica)
+        patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         bound = asynchronous_bound(priced, made)
         found = simulate(
             made, 1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced
@@ -532,7 +533,7 @@ def drawn_run(seed: int, share: float = 1.0, *, noisy: bool = False) -> Simulate
     )
     priced = by_hand(busy, learn, sync)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stale, "rollout_engine", lambda *a: replica)
+        patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         patch.setattr(stale.Draws, "program", lambda *a: priced)
         noise = Noise(lengths=True) if noisy else None
         return simulate(made, 1e5, steps=20, seed=seed, priced=priced, noise=noise)

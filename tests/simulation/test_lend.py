@@ -10,9 +10,10 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.simulation.asynchronous import run as stale
+from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
-from rlhfsim.simulation.asynchronous.run import continuous_bound, lent_replicas, simulate, switch_seconds
+from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound, lent_replicas, switch_seconds
+from rlhfsim.simulation.asynchronous.run import simulate
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.scenario import check_placement
@@ -33,8 +34,8 @@ def run(
     switches: tuple[float, float],
     **more: Any,
 ) -> Simulated:
-    monkeypatch.setattr(stale, "rollout_engine", lambda *a: replica)
-    monkeypatch.setattr(stale, "switch_seconds", lambda *a: switches)
+    monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
+    monkeypatch.setattr(priced_rollout, "switch_seconds", lambda *a: switches)
     return simulate(made, 1e5, priced=by_hand(1.0, learn, sync), **more)
 
 

@@ -11,7 +11,7 @@ import simpy
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.simulator import Running, Simulator
 from rlhfsim.step.iteration import Program
-from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
+from rlhfsim.step.timetable import SYNC, Step, learner_steps
 
 Programs = Callable[[int], Program]
 """The priced calls of step k."""
@@ -78,7 +78,7 @@ class LearnerRun:
         begin = self.simulator.env.now
         self.ages.append(ages)
         ended: dict[str, simpy.Event] = {}
-        for step in learner_steps(self.programs(k)):
+        for step in learner_steps(self.programs(k).steps):
             needs = [ended[n] for n in step.needs if n in ended]
             ended[step.name] = self.simulator.env.process(self._call(step, k, needs))
         yield self.simulator.all_of(list(ended.values()))
@@ -99,8 +99,3 @@ class LearnerRun:
     def end(self) -> None:
         """The step has ended."""
         self.ends.append(self.simulator.env.now)
-
-
-def learner_steps(program: Program) -> list[Step]:
-    """Calls of the trainer: all but generation and sync."""
-    return [s for s in program.steps if s.name != SYNC and not s.name.startswith(ROLLOUT)]

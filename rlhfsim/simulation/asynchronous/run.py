@@ -30,30 +30,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rlhfsim.kernels.cost import Cost, total
-from rlhfsim.rollout.schedule import Requests
+from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
-from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor, floor_of
-from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, engine_of
-from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs, learner_steps
+from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
-from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
+from rlhfsim.simulation.noise import Draws, Noise
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
-from rlhfsim.specs.placement.placement import Placement, Schedule
-from rlhfsim.step.calls import CallSetting, bias_of, requests_of
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.step.calls import CallSetting, requests_of
 from rlhfsim.step.iteration import Iteration, Program, program
-from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
+from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, learner_steps, timetable
 
-PLAIN = Schedule()
 WAIT = "actor.generate.wait"
 """What the trainer waits for samples."""
 
@@ -126,7 +122,7 @@ def _ran(
         paired=schedule.one_step_off and schedule.overlapped_sync,
     )
     pool = None if schedule.one_step_off else _pool(draws, kv_tokens)
-    switches = switch_seconds(setting, kv_tokens) if lends else None
+    switches = priced_rollout.switch_seconds(setting, kv_tokens) if lends else None
     ways = OneStepOff(run, schedule) if pool is None else Async(run, pool, switches)
     if memory_timeline is not None:
         memory_timeline.begin(ROLLOUT, 0.0)
@@ -142,45 +138,17 @@ def least_warmup(schedule: Schedule) -> int:
     return math.ceil(schedule.staleness) + 2
 
 
-def switch_seconds(setting: CallSetting, kv_tokens: float | None) -> tuple[float, float]:
-    """Seconds until the trainer's GPUs generate with new weights, and until their engine sleeps again."""
-    steps = program(replace(setting, placement=setting.placement.lent), kv_tokens).steps
-    wake, sleep = (
-        math.fsum(s.cost.seconds for s in steps if s.name in names)
-        for names in ((f"{ROLLOUT}.load", SYNC), (f"{ROLLOUT}.unload",))
-    )
-    return wake, sleep
-
-
-def lent_replicas(placement: Placement) -> int:
-    """Replicas on the trainer's GPUs."""
-    rollout = placement.lent.rollout if placement.schedule.lend else None
-    return rollout.layout.dp if rollout else 0
-
-
 def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs:
     if draws.noise.quiet:
         return lambda k: usual
     return lambda k: draws.program(kv_tokens, k)
 
 
-def rollout_engine(setting: CallSetting, kv_tokens: float | None, longest: float) -> ReplicaEngine:
-    """One priced replica of the plan."""
-    role, schedule = setting.placement.rollout, setting.placement.schedule
-    assert role is not None
-    requests = requests_of(setting)
-    layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
-    admitted = requests.sequences * (schedule.staleness + 1.0)
-    device, model = setting.device(role), setting.models.actor
-    engine = engine_of(device, model, layout, requests, kv_tokens, longest, admitted)
-    return engine.slower(bias_of(setting, "actor.generate"))
-
-
 def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
     setting, workload = draws.base, draws.base.workload
     longest = workload.response_len.maximum if draws.noise.lengths else float(draws.lengths(0).max())
-    engine = rollout_engine(setting, kv_tokens, longest)
-    schedule, lent = setting.placement.schedule, lent_replicas(setting.placement)
+    engine = priced_rollout.rollout_engine(setting, kv_tokens, longest)
+    schedule, lent = setting.placement.schedule, priced_rollout.lent_replicas(setting.placement)
 
     def lengths(k: int) -> list[list[float]]:
         groups: list[list[float]] = draws.lengths(k).reshape(-1, workload.samples).tolist()
@@ -237,7 +205,7 @@ def _iteration(run: LearnerRun, usual: Program) -> Iteration:
         else math.fsum(s.cost.seconds for s in usual.steps if s.name == SYNC)
     )
     wait = max(0.0, mean - learned - sync)
-    calls, chain = timetable(learner_steps(usual), PLAIN)
+    calls, chain = timetable(learner_steps(usual.steps), priced_rollout.PLAIN)
     stretch = learned / max((p.end for p in calls), default=1.0)
     generation = usual.continuous or (usual.generation.cost if usual.generation else Cost())
     rollout = next(s.pools for s in usual.steps if s.name == ROLLOUT)
@@ -286,39 +254,3 @@ def _moved(phase: Phase, by: float, stretch: float) -> Phase:
         cost=phase.cost.scaled(stretch),
         after=0 if phase.after is None else phase.after + 1,
     )
-
-
-# --- a bound without simulation ---------------------------------------------------------------------
-
-
-def continuous_bound(setting: CallSetting, kv_tokens: float | None) -> float:
-    """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
-    floor, replicas = floor_and_replicas(setting, kv_tokens)
-    return floor.work / replicas
-
-
-def least_seconds(setting: CallSetting, kv_tokens: float | None) -> float:
-    """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work.
-
-    Replicas on the trainer's GPUs work while its calls do not (`search.bound`).
-    """
-    calls, _ = timetable(learner_steps(program(setting, kv_tokens)), PLAIN)
-    learned = max(call.end for call in calls)
-    if not setting.placement.schedule.continuous:
-        return learned
-    floor, replicas = floor_and_replicas(setting, kv_tokens)
-    return max(learned, (floor.work + lent_replicas(setting.placement) * learned) / replicas)
-
-
-def floor_and_replicas(setting: CallSetting, kv_tokens: float | None) -> tuple[ReplicaFloor, int]:
-    """The least that a batch costs a replica, and the number of replicas."""
-    longest = float(usual_lengths(setting).max())
-    engine = rollout_engine(setting, kv_tokens, longest)
-    assert setting.placement.rollout is not None
-    known = _known_floor(engine, requests_of(setting), setting.drawn)
-    return known, setting.placement.rollout.layout.dp + lent_replicas(setting.placement)
-
-
-@lru_cache(maxsize=1024)
-def _known_floor(engine: ReplicaEngine, requests: Requests, drawn: tuple[float, ...] | None) -> ReplicaFloor:
-    return floor_of(engine, known_lengths(requests, drawn), requests.prompts)

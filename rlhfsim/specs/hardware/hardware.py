@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -203,6 +203,10 @@ class NodeGroup:
     def nodes(self) -> int:
         """Servers, the last one possibly part-filled."""
         return -(-self.gpus // self.gpus_per_node)
+
+    def sized(self, gpus: int, per_node: int) -> NodeGroup:
+        """The same nodes with so many GPUs, at most `per_node` in each."""
+        return replace(self, gpus=gpus, gpus_per_node=min(gpus, per_node))
 
 
 @checked

@@ -19,8 +19,8 @@ from rlhfsim.specs.quantities import Coefficient, CoefficientText, Seconds, Text
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.specs.workload.lengths import MAX_TOKENS, SIGMA, Floats, cut_log_normal
 from rlhfsim.specs.workload.workload import Count, Workload
+from rlhfsim.what_if.curve_files import rows_of
 from rlhfsim.what_if.risk.run import CHECKPOINT, RESTART
-from rlhfsim.what_if.scenarios.whole_run import rows_of
 
 MAX_STEPS = 1_000_000
 MAX_POINTS = 10_000
