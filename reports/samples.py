@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.side_by_side import read
+from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.basis import basis
-from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.run import run_page

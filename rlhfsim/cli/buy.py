@@ -8,12 +8,9 @@ from typing import Any
 import click
 
 from rlhfsim.cli.constraints import confidence_option
-from rlhfsim.cli.params import FILE, Output, detail_option, emit, json_option, option, writer
+from rlhfsim.cli.params import FILE, Output, detail_option, json_option, option, reply, writer
 from rlhfsim.outputs import cache_folder
-from rlhfsim.present.html.page import write
-from rlhfsim.present.pages.purchase import purchase_dict, purchase_page
-from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.page import parts
+from rlhfsim.present.answers.buy import purchase_page
 from rlhfsim.what_if.purchase.answer import decided, priced_options
 from rlhfsim.what_if.purchase.document import profiles_of, read_portfolio, terms_of
 from rlhfsim.what_if.scenarios.designs import Designs, Store
@@ -49,13 +46,5 @@ def buy(ctx: click.Context, /, portfolio: Path, **given: Any) -> None:
     terms = terms_of(asked, profiles)
     designs = Designs(local(), Store(cache_folder("designs")))
     answer = decided(asked, terms, profiles, priced_options(asked, profiles, designs), given["confidence"])
-    page = purchase_page(answer)
-    if given["page"]:
-        write(given["page"], page)
-    screen = console()
-    emit(
-        given["as_json"],
-        lambda: purchase_dict(answer),
-        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
-    )
+    reply(given, purchase_page(answer))
     ctx.exit(0 if answer.meets else 1)

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.cli.constraints import requirements
-from rlhfsim.cli.params import Output, bad_option, check_output, emit
+from rlhfsim.cli.params import Output, bad_option, check_output, reply
 from rlhfsim.plan import Plan, write_plan
-from rlhfsim.present.html.page import write
-from rlhfsim.present.pages.long_run import long_run_dict, long_run_page
-from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.page import parts
+from rlhfsim.present.answers.long_run import long_run_page
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import narrowed
@@ -42,18 +39,10 @@ def planned_long_run(request: Request, given: Mapping[str, Any]) -> int:
     with clock.within(request.time_limit):
         answer = planned_run(narrowed(request, targets), run, curve)
     chosen, fixed = run_odds(answer, targets, given["confidence"]) if answer.stretches else (None, None)
-    page = long_run_page(answer, chosen, fixed)
     for path, plan in _plans(answer, given["out"]):
         check_output(path, Output("plan"))
         write_plan(path, plan)
-    if given["page"]:
-        write(given["page"], page)
-    screen = console()
-    emit(
-        given["as_json"],
-        lambda: long_run_dict(answer, chosen, fixed),
-        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
-    )
+    reply(given, long_run_page(answer, chosen, fixed))
     return 0 if chosen is not None and chosen.meets else 1
 
 

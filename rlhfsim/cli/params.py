@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,8 @@ from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.ranges import FieldValues, taken, taken_by, whole
 
 if TYPE_CHECKING:
+    from rlhfsim.present.answers.tree import Page
+
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic for the type checker only (click < 8.2)
@@ -211,6 +213,22 @@ def emit(
     screen = console()
     for part in show() or ():
         put(screen, part)
+
+
+def reply(given: Mapping[str, Any], page: Page) -> None:
+    """Print an answer as `--json` and `--detail` ask for it, and write the page that `--page` names."""
+    if given.get("page"):
+        from rlhfsim.present.html.page import write
+
+        write(given["page"], page)
+    emit(given["as_json"], lambda: page.as_data, lambda: _walked(page, given.get("detail", ())))
+
+
+def _walked(page: Page, detail: Collection[str]) -> Iterable[Any]:
+    from rlhfsim.present.terminal.console import console
+    from rlhfsim.present.terminal.page import parts
+
+    return parts(page, console().width, appendices="all" in detail)
 
 
 def bad_option(message: str, help: str) -> RlhfsimError:

@@ -15,18 +15,15 @@ from rlhfsim.cli.params import (
     Output,
     Whole,
     detail_option,
-    emit,
     json_option,
     on_command_line,
     option,
+    reply,
     writer,
 )
 from rlhfsim.cli.search_progress import shown
 from rlhfsim.outputs import cache_folder
-from rlhfsim.present.html.page import write
-from rlhfsim.present.pages.shared_pool import pool_dict, pool_page
-from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.page import parts
+from rlhfsim.present.answers.pool import pool_page
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.units import DAY
@@ -72,13 +69,5 @@ def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
     with shown():
         options = priced_options(asked, profile, given["gpus"], designs, sure, half_s)
         answer = answered(asked, profile, given["gpus"], options, sure, half_s or LIMIT_S)
-    page = pool_page(answer)
-    if given["page"]:
-        write(given["page"], page)
-    screen = console()
-    emit(
-        given["as_json"],
-        lambda: pool_dict(answer),
-        lambda: parts(page, screen.width, appendices="all" in given["detail"]),
-    )
+    reply(given, pool_page(answer))
     ctx.exit(0 if answer.meets else 1)

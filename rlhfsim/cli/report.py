@@ -31,8 +31,8 @@ from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.present import plain, sizes
+from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.basis import basis, cluster_of, profiles_of
-from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.points import points_page

@@ -7,8 +7,9 @@ from typing import Any
 
 from dash import dcc, html
 
+from rlhfsim.present.answers.tree import Block, Changed, Code, EqualNodes, Figure, Listing, Table, Tile
+from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.html import theme
-from rlhfsim.present.html.content import Block, Changed, Code, EqualNodes, Figure, Listing, Tile
 from rlhfsim.present.html.page import SIGNS
 from rlhfsim.present.tables import TableData
 from rlhfsim.present.words import tied
@@ -22,7 +23,7 @@ def block(item: Block) -> Component:
     match item:
         case Figure():
             return figure(item)
-        case TableData():
+        case Table() | TableData():
             return html.Div(table(item), className="block")
         case Listing():
             lines = html.Ul([html.Li(tied(line)) for line in item.items], className="plain")
@@ -91,8 +92,9 @@ def node(group: EqualNodes) -> Component:
     return html.Div([html.P(group.title), *rows], className="node")
 
 
-def table(data: TableData) -> Component:
+def table(values: Table | TableData) -> Component:
     """A table that scrolls by itself."""
+    data = written(values)
     head = html.Tr([html.Th(str(title).removeprefix(">"), scope="col") for title in data.head])
     rows = [
         html.Tr([_cell(cell.text, cell.value is not None, first=i == 0) for i, cell in enumerate(row)])
@@ -108,20 +110,13 @@ def _cell(text: Any, number: bool, *, first: bool) -> Component:
 
 def tiles(items: Iterable[Tile]) -> Component:
     """The figures of the verdict."""
-    return html.Dl(
-        [
-            html.Div(
-                [
-                    html.Dt(t.label),
-                    html.Dd(tied(t.value), className=f"value {t.mark}"),
-                    html.Dd(tied(t.detail), className="detail"),
-                ],
-                className="tile",
-            )
-            for t in items
-        ],
-        className="tiles",
-    )
+    return html.Dl([_tile(item) for item in items], className="tiles")
+
+
+def _tile(item: Tile) -> Component:
+    value, detail = map(tied, tile_texts(item))
+    shown = html.Dd(value, className=f"value {item.mark}"), html.Dd(detail, className="detail")
+    return html.Div([html.Dt(item.label), *shown], className="tile")
 
 
 def _changes(lines: Iterable[tuple[str, str]]) -> Iterable[Component]:

@@ -14,7 +14,7 @@ from rlhfsim.desk.comparisons import Comparisons, DeskComparison
 from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, to_search, work
 from rlhfsim.desk.view import status
 from rlhfsim.present import words
-from rlhfsim.present.html.content import Code
+from rlhfsim.present.answers.tree import Code
 from rlhfsim.present.terminal.choose import notes, rows, table, warning
 from rlhfsim.what_if.choose import ClusterOption
 

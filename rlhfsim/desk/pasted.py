@@ -24,7 +24,7 @@ from rlhfsim.frameworks.logs.files import LogFiles
 from rlhfsim.frameworks.logs.imported import Choices
 from rlhfsim.frameworks.logs.records import record_of_json
 from rlhfsim.frameworks.logs.said import said_of
-from rlhfsim.present.html.content import Code
+from rlhfsim.present.answers.tree import Code
 from rlhfsim.present.terminal import doctor as doctor_view
 from rlhfsim.present.terminal import watch as watch_view
 from rlhfsim.present.terminal.console import as_text

@@ -11,6 +11,7 @@ from rlhfsim.desk.answer import FINAL, Answer
 from rlhfsim.desk.blocks import Component, block, spoken, tiles
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
+from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.basis import basis
 from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
 from rlhfsim.present.figures import choice as figures_choice
@@ -19,7 +20,6 @@ from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.folded import folded
 from rlhfsim.present.folded import summary as sentence
-from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.plan import mark as mark_of_plan

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
+from rlhfsim.present.answers.tree import Listing
 from rlhfsim.present.basis import Basis, evidence
 from rlhfsim.present.figures.trust import outcome_assumptions
-from rlhfsim.present.html.content import Listing
 from rlhfsim.present.tables import Cell, TableData, number, pairs, table, worth
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient

@@ -12,8 +12,9 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.fit import Calibration
 from rlhfsim.calibration.left_out import off
 from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
+from rlhfsim.present.answers.tree import Figure, Page, Tile
+from rlhfsim.present.answers.written import tile_texts
 from rlhfsim.present.chrome_trace import chrome_path
-from rlhfsim.present.html.content import Figure, Page
 from rlhfsim.simulation.summary import Simulation
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.quantities import Coefficient
@@ -182,7 +183,10 @@ def page(shown: Page, where: Path) -> dict[str, Any]:
         "subtitle": shown.subtitle,
         "verdict": shown.verdict,
         "sure": list(shown.sure),
-        "tiles": [{"label": t.label, "value": t.value, "detail": t.detail} for t in shown.tiles],
+        "tiles": [
+            dict(zip(("label", "value", "detail"), (t.label, *tile_texts(t)), strict=True))
+            for t in shown.tiles
+        ],
         "sections": [
             {
                 "heading": s.heading,
@@ -195,3 +199,8 @@ def page(shown: Page, where: Path) -> dict[str, Any]:
             for s in shown.sections
         ],
     }
+
+
+def _tile(tile: Tile) -> dict[str, str]:
+    value, detail = tile_texts(tile)
+    return {"label": tile.label, "value": value, "detail": detail}

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 
 from rlhfsim.choice import AskedBound
 from rlhfsim.plan import AskedRun, Plan
-from rlhfsim.present.html.content import Code
+from rlhfsim.present.answers.tree import Code
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.search.requirements import CONFIDENCE
 from rlhfsim.specs.hardware.prices import DEFAULT, market_of

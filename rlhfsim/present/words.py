@@ -10,7 +10,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.explain import kind
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
-from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, format, significant
+from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, Dimension, format, significant
 from rlhfsim.units import likely as likely
 from rlhfsim.units import percent as percent
 
@@ -352,6 +352,11 @@ def error_text(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{significant(100 * share, 2)} %" if share < 10 else f"{share:,.0f} times"
+
+
+def long_term(value: float, dimension: Dimension) -> str:
+    """A figure of a purchase, times in days: `30 d`, `2.187 USD/h`."""
+    return f"{significant(value / DAY)} d" if dimension == "s" else format(value, dimension, digits=4)
 
 
 def value_text(c: Coefficient) -> str:

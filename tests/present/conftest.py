@@ -14,8 +14,8 @@ from report_pages import HOSTILE
 
 from rlhfsim.calibration.comparison.side_by_side import SideBySide, read
 from rlhfsim.plan import Plan
+from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.basis import basis
-from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.run import run_page

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from report_pages import HOSTILE, NAMES
 
+from rlhfsim.present.answers.tree import Figure, Page
 from rlhfsim.present.html import plots
-from rlhfsim.present.html.content import Figure, Page
 from rlhfsim.present.html.page import embedded, html
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -20,6 +20,7 @@ from rlhfsim.cli.design import question as asked_request
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.plan import Plan
 from rlhfsim.present import sizes
+from rlhfsim.present.answers.tree import Figure, Listing, Page
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis
 from rlhfsim.present.figures import run as figures_run
@@ -29,7 +30,6 @@ from rlhfsim.present.figures.picture import meaning, node_groups
 from rlhfsim.present.figures.time import resources
 from rlhfsim.present.figures.whatif import changed
 from rlhfsim.present.html import plots
-from rlhfsim.present.html.content import Figure, Listing, Page
 from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments

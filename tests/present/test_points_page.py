@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.present.html.content import Explorer
+from rlhfsim.present.answers.tree import Explorer
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.points import points_page
 from rlhfsim.what_if.scenarios.result import COLUMNS

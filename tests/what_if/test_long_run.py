@@ -14,8 +14,8 @@ import pytest
 from rlhfsim.cli.long_run import _plans
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.present.html.content import Listing
-from rlhfsim.present.pages.long_run import long_run_page
+from rlhfsim.present.answers.long_run import long_run_page
+from rlhfsim.present.answers.tree import Listing
 from rlhfsim.search.candidates import judged
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.request import Request

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.sizes import Sizes, cost_of
 from rlhfsim.present.tables import TableData, compact, number, rounded, table
 from rlhfsim.search.explain import own_kind, shares

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from rlhfsim.present import words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import Cell, compact, rounded, table, worth
 from rlhfsim.units import format

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.present import words
-from rlhfsim.present.html.content import EqualNodes, Figure, RoleLane
+from rlhfsim.present.answers.tree import EqualNodes, Figure, RoleLane
 from rlhfsim.present.tables import TableData, number, table
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement

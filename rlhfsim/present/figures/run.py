@@ -11,9 +11,9 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.figures.time import role_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, compact, number, rounded, table
 from rlhfsim.trace import WAIT
 

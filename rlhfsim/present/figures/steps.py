@@ -9,9 +9,9 @@ from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import compact, number, rounded, table, worth
 from rlhfsim.units import GB
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, compact, number, rounded, table
 from rlhfsim.search.explain import shares
 

@@ -12,8 +12,8 @@ from typing import Any
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import added, number, table
 from rlhfsim.validation.scoreboard import committed
 

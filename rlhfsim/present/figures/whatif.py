@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rlhfsim.present import findings, words
+from rlhfsim.present.answers.tree import Figure
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import Cell, TableData, number, rounded, table, worth
 from rlhfsim.units import DAY, HOUR, Dimension, format, significant

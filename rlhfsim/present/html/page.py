@@ -18,8 +18,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from rlhfsim.outputs import write_atomically
+from rlhfsim.present.answers.tree import Page
+from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Page
 from rlhfsim.present.tables import TableData
 from rlhfsim.present.words import tied
 
@@ -52,7 +53,15 @@ def html(page: Page) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["tied"] = tied
-    environment.globals.update(numeric=_numeric, json=embedded, zooms=ZOOMS, signs=SIGNS, marks=MARKS)
+    environment.globals.update(
+        numeric=_numeric,
+        written=written,
+        tile_texts=tile_texts,
+        json=embedded,
+        zooms=ZOOMS,
+        signs=SIGNS,
+        marks=MARKS,
+    )
     return (
         environment.from_string(_file("template.html"))
         .render(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.frameworks.rlhfsim.run_folder import MAX_METRICS, METRICS, SAMPLES
-from rlhfsim.present.html.content import Block
+from rlhfsim.present.answers.tree import Block
 from rlhfsim.present.tables import Cell, number, table
 from rlhfsim.specs.loading import read_text
 

@@ -8,13 +8,13 @@ from rlhfsim.choice import Choice
 from rlhfsim.plan import Plan
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
+from rlhfsim.present.answers.tree import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.basis import Basis, basis, cores, profile_of
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html.content import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes

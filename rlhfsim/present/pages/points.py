@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlhfsim.present import words
-from rlhfsim.present.html.content import Code, Explorer, Page, PointFilter, Tile, section
+from rlhfsim.present.answers.tree import Code, Explorer, Page, PointFilter, Tile, section
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import compact, table, worth
 from rlhfsim.provenance import installed_version

@@ -9,13 +9,13 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.frameworks.rlhfsim.run_folder import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
+from rlhfsim.present.answers.tree import Block, Code, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.basis import basis, cores
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.pages.plan import heading
 from rlhfsim.present.tables import number, pairs, table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 
 from rich.box import SIMPLE
@@ -116,6 +117,15 @@ def within(data: TableData, width: int) -> TableData:
             break
         data = data.without(title)
     return data
+
+
+def narrowed(data: TableData, width: int) -> TableData:
+    """The table with a word a line in its titles where it has no room: no figure is cut for a title."""
+    if _needed(data) <= width:
+        return data
+    titles = {title: title.replace(" ", "\n") for title in data.head if isinstance(title, str)}
+    fit = {titles.get(title, title): fit for title, fit in data.fit.items()}
+    return replace(data, head=tuple(titles.get(title, title) for title in data.head), fit=fit)
 
 
 def _needed(data: TableData) -> int:

@@ -1,4 +1,4 @@
-"""The page of a run whose lengths and batch change: which plan runs which steps, and when it is done."""
+"""What `design --run` answers: which plan runs which steps of a run that changes, and when it is done."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.plan import RunTarget
+from rlhfsim.plan import Prediction, RunTarget
 from rlhfsim.present import words
+from rlhfsim.present.answers.kinds import COUNT, DURATION, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
+from rlhfsim.present.answers.tree import (
+    Column,
+    Figure,
+    Listing,
+    Page,
+    PageSection,
+    Table,
+    Tile,
+    hidden,
+    rows,
+    section,
+)
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure, Listing, Page, PageSection, Tile, section
-from rlhfsim.present.tables import TableData, fields, number, pairs, table, worth
+from rlhfsim.present.tables import TableData, fields, pairs
 from rlhfsim.present.terminal.odds import asked_data
 from rlhfsim.present.terminal.plan import hardware_text, trained
-from rlhfsim.provenance import installed_version
 from rlhfsim.search.requirements import shown
-from rlhfsim.units import format, likely, significant
 from rlhfsim.verdict import target_text
 from rlhfsim.what_if.long_run.replanning import WORTH, PlannedStretch, RunPlan
 from rlhfsim.what_if.risk.odds import Odds, asked_run
 
-SCHEMA = "rlhfsim.long_run/1"
+MEMORY = ("peak_memory_bytes", "capacity_bytes", "probability_out_of_memory")
 SAME = 5e-5
 """Share of a run below which two runs take as long."""
 SHOWN = 200
@@ -30,17 +40,18 @@ SHOWN = 200
 
 
 def long_run_page(answer: RunPlan, chosen: Odds | None, fixed: Odds | None, title: str | None = None) -> Page:
-    """The page of one run; `chosen` and `fixed`: of the answer and of the best single plan."""
+    """The answer to one run; `chosen` and `fixed`: of the answer and of the best single plan."""
     run = answer.run
     return Page(
-        title=title or run.title or f"A run of {run.steps:,} steps",
+        schema="rlhfsim.long_run/1",
+        title=title or run.title or f"A run of {words.plural(run.steps, 'step')}",
         subtitle=_asked(answer),
         verdict=verdict(answer, chosen),
         mark="bad" if chosen is None else "good" if chosen.meets else "warn",
         sure=tuple(_sure(answer, chosen)),
         tiles=tuple(_tiles(answer, chosen)),
         sections=tuple(_sections(answer, chosen, fixed)),
-        version=installed_version("rlhfsim"),
+        data=_data(answer, chosen, fixed),
     )
 
 
@@ -69,7 +80,7 @@ def verdict(answer: RunPlan, chosen: Odds | None) -> str:
     )
     cost = f" and costs {words.money(chosen.usd[1])}" if chosen.usd else ""
     kept = [
-        f"{target_text(t)} is kept with a probability of {likely(t.probability)}"
+        f"{target_text(t)} is kept with a probability of {PROBABILITY.shown(t.probability)}"
         for t in targets_of(answer, chosen)
         if t.probability is not None
     ]
@@ -98,21 +109,13 @@ def _tiles(answer: RunPlan, chosen: Odds | None) -> Iterator[Tile]:
     if chosen is None or chosen.run_s is None:
         return
     low, middle, high = chosen.run_s
-    yield Tile(
-        label="Done in",
-        value=words.seconds(middle),
-        detail=f"P10-P90 {words.seconds(low)} to {words.seconds(high)}",
-    )
+    yield Tile(label="Done in", value=middle, kind=DURATION, range=(low, high))
     if chosen.usd:
         low, middle, high = chosen.usd
-        yield Tile(
-            label="Cost",
-            value=words.money(middle),
-            detail=f"P10-P90 {words.money(low)} to {words.money(high)}",
-        )
-    fits = chosen.fits
-    yield Tile(label="Fits all the way", value=likely(fits), detail="the tightest stretch decides")
-    yield Tile(label="Best plan of the start", value=_misfit(answer), detail="")
+        yield Tile(label="Cost", value=middle, kind=MONEY, range=(low, high))
+    tightest = "the tightest stretch decides"
+    yield Tile(label="Fits all the way", value=chosen.fits, kind=PROBABILITY, detail=tightest)
+    yield Tile(label="Best plan of the start", value=_misfit(answer))
 
 
 def _misfit(answer: RunPlan) -> str:
@@ -142,17 +145,15 @@ def _remedies(answer: RunPlan) -> tuple[str, ...]:
     )
 
 
-def _targets(chosen: Odds) -> TableData:
-    return table(
+def _targets(chosen: Odds) -> Table:
+    return rows(
+        "",
         "Targets of the run",
         chosen.verdicts,
-        ("target", lambda v: v.requirement.text),
-        ("", lambda v: "met" if v.met else "MISSED"),
-        ("without failures", lambda v: shown(v.requirement, v.actual)),
-        (
-            "probability",
-            lambda v: "-" if v.probability is None else worth(v.probability, likely(v.probability)),
-        ),
+        Column("target", "requirement.text"),
+        Column("", lambda v: "met" if v.met else "MISSED"),
+        Column("without failures", lambda v: shown(v.requirement, v.actual)),
+        Column("probability", "probability", PROBABILITY),
     )
 
 
@@ -160,7 +161,7 @@ def _choice(answer: RunPlan, chosen: Odds, fixed: Odds | None) -> Iterator[str]:
     """How the plans were chosen, what another one costs, and what a single one would."""
     run = answer.run
     parts = (("checkpoint", run.checkpoint), ("restart", run.restart), ("warm-up", run.warm_up))
-    cost = ", ".join(f"{name} {format(c.value, 's')}" for name, c in parts)
+    cost = ", ".join(f"{name} {SECONDS.shown(c.value)}" for name, c in parts)
     for steps, plan in _pieces(answer.stretches):
         yield f"steps {steps}: {plan}"
     if answer.changes:
@@ -188,28 +189,33 @@ def _pieces(parts: Sequence[PlannedStretch]) -> Iterator[tuple[str, str]]:
         yield f"{mine[0].stretch.start:,} to {mine[-1].stretch.end:,}", words.plan_text(mine[0].plan)
 
 
-def stretches_table(answer: RunPlan) -> TableData:
+def stretches_table(answer: RunPlan) -> Table:
     """Every stretch with its lengths, its batch and its step."""
     changed = set(answer.changes)
-    return table(
+    return rows(
+        "stretches",
         "Stretches of the run",
         answer.stretches,
-        ("from step", lambda p: worth(p.stretch.start, f"{p.stretch.start:,}")),
-        ("mean tokens", lambda p: worth(p.stretch.mean, f"{p.stretch.mean:,.0f}")),
-        ("cut at", lambda p: worth(p.stretch.stage.max, f"{p.stretch.stage.max:,.0f}")),
-        ("responses", lambda p: worth(p.plan.workload.num_sequences, f"{p.plan.workload.num_sequences:,}")),
-        ("step", lambda p: worth(p.plan.prediction.step_s, format(p.plan.prediction.step_s, "s"))),
-        ("evaluations", lambda p: number(p.evaluations, ",")),
-        ("all of it", lambda p: worth(p.seconds, words.seconds(p.seconds))),
-        ("fullest GPU", lambda p: _memory(p)),
-        ("", lambda p: "another plan" if p.stretch.start in changed else ""),
+        Column("from step", "stretch.start", COUNT),
+        *hidden("stretch.end"),
+        Column("mean tokens", "stretch.mean", COUNT),
+        *hidden("stretch.low", "stretch.high"),
+        Column("cut at", "stretch.stage.max", COUNT),
+        *hidden("plan.workload.prompts", "plan.workload.samples"),
+        Column(None, lambda p: words.plan_text(p.plan), key="plan"),
+        Column("responses", lambda p: p.plan.workload.num_sequences, COUNT),
+        Column("step", "plan.prediction.step_s", SECONDS),
+        Column("evaluations", "evaluations", COUNT),
+        *hidden("evaluation_s"),
+        Column("all of it", "seconds", DURATION),
+        Column("fullest GPU", lambda p: _full(p.plan.prediction), SHARE),
+        *hidden(*(f"plan.prediction.{name}" for name in MEMORY)),
+        Column("", lambda p: "another plan" if p.stretch.start in changed else ""),
     )
 
 
-def _memory(part: PlannedStretch) -> Any:
-    p = part.plan.prediction
-    share = p.peak_memory_bytes / p.capacity_bytes
-    return worth(share, words.percent(share))
+def _full(p: Prediction) -> float:
+    return p.peak_memory_bytes / p.capacity_bytes
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -297,23 +303,21 @@ def _step_line(name: str, parts: Sequence[PlannedStretch], line: dict[str, Any])
 def _assumed(answer: RunPlan) -> TableData:
     run = answer.run
     rate = answer.request.cluster.node_group.profile.coefficient("mtbf_per_gpu")
-    rows = [
+    figures = [
         ("a checkpoint blocks the run for", run.checkpoint),
         ("from a failure until the run goes on", run.restart),
         ("warm-up of a new plan", run.warm_up),
         ("a GPU fails once in", rate),
     ]
-    known = [(name, f"{words.value_text(c)} ({words.between(c)}): {c.source}") for name, c in rows]
+    known = [(name, f"{words.value_text(c)} ({words.between(c)}): {c.source}") for name, c in figures]
     return pairs(
         "Figures that the steps do not say",
-        [*known, ("sigma of the lengths of a step", significant(run.sigma))],
+        [*known, ("sigma of the lengths of a step", NUMBER.shown(run.sigma))],
     )
 
 
-def long_run_dict(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> dict[str, Any]:
-    """The same content for machines."""
+def _data(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "verdict": verdict(answer, chosen),
         "steps": answer.run.steps,
         "changes": list(answer.changes),
@@ -321,18 +325,5 @@ def long_run_dict(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> d
         "replan_s": answer.run.replan_s,
         **asked_data(chosen),
         "fixed": asked_data(fixed)["odds"],
-        "stretches": [_stretch_dict(p) for p in answer.stretches],
-    }
-
-
-def _stretch_dict(part: PlannedStretch) -> dict[str, Any]:
-    p = part.plan.prediction
-    return {
-        **fields(part.stretch, "start", "end", "mean", "low", "high"),
-        "max": part.stretch.stage.max,
-        **fields(part.plan.workload, "prompts", "samples"),
-        "plan": words.plan_text(part.plan),
-        "step_s": p.step_s,
-        **fields(part, "evaluations", "evaluation_s", "seconds"),
-        **fields(p, "peak_memory_bytes", "capacity_bytes", "probability_out_of_memory"),
+        "stretches": stretches_table(answer).records,
     }

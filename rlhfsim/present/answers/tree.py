@@ -1,12 +1,15 @@
-"""What a page is made of: sections of figures, tables, lists and code; no HTML and no drawing here."""
+"""What an answer is made of: sections of typed tables, figures, lists and code; nothing is drawn here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-from rlhfsim.present.tables import TableData
+from rlhfsim.present.answers.kinds import TEXT, ValueKind
+from rlhfsim.present.tables import Fit, TableData
+from rlhfsim.provenance import installed_version
 
 Mark = Literal["good", "warn", "bad", "plain"]
 
@@ -31,6 +34,78 @@ class EqualNodes:
     lanes: tuple[RoleLane, ...]
 
 
+class Column(NamedTuple):
+    """A column of a table: its title, what it holds of an item, and the key of that in JSON."""
+
+    title: str | None
+    """None: in JSON alone."""
+    of: str | Callable[[Any], Any]
+    """Name of the item's field, with dots into fields of fields, or a function of the item."""
+    kind: ValueKind = TEXT
+    key: str = ""
+    """Key in JSON; empty for the last name of `of`, or without one for no key."""
+    fit: Fit | None = None
+    """How it shares the width of a terminal; None: texts break, figures never."""
+    spare: int = 0
+    """Where a narrow terminal has no room the column with the smallest one is left out first; 0: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Values under typed columns; walkers give them units and digits."""
+
+    name: str
+    """Key of its rows in JSON; empty: not in JSON, or in the rows of another table."""
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """A value a column; None: unknown."""
+    styles: tuple[str, ...] = ()
+    """Of the rows in a terminal."""
+    notes: tuple[str, ...] = ()
+    most: int | None = None
+    """Rows that people see; JSON has all."""
+    kind: Literal["table"] = "table"
+    open: bool = True
+    """Shown at once; else behind a summary that opens it."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Its rows in JSON."""
+        keys = [_key(column) for column in self.columns]
+        return [{key: value for key, value in zip(keys, row, strict=True) if key} for row in self.rows]
+
+
+def _key(column: Column) -> str:
+    return column.key or (column.of.rpartition(".")[2] if isinstance(column.of, str) else "")
+
+
+def rows(
+    name: str,
+    caption: str,
+    items: Iterable[Any],
+    *columns: Column,
+    style: Callable[[Any], str] = lambda item: "",
+    **more: Any,
+) -> Table:
+    """A table with a row for every item."""
+    every = tuple(items)
+    values = [attrgetter(column.of) if isinstance(column.of, str) else column.of for column in columns]
+    return Table(
+        name=name,
+        caption=caption,
+        columns=columns,
+        rows=tuple(tuple(value(item) for value in values) for item in every),
+        styles=tuple(map(style, every)),
+        **more,
+    )
+
+
+def hidden(*names: str) -> tuple[Column, ...]:
+    """Fields of the items that JSON alone has."""
+    return tuple(Column(None, name) for name in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One finding with the picture that shows it, in words and as a table too."""
@@ -47,7 +122,7 @@ class Figure:
     """Plotly's data and layout; colours are variables of the theme."""
     nodes: tuple[EqualNodes, ...] = ()
     """Instead of a plot: a picture of nodes."""
-    table: TableData
+    table: Table | TableData
     zoom: bool = False
     """Whether buttons zoom and move along x."""
     kind: Literal["figure"] = "figure"
@@ -109,7 +184,7 @@ class Explorer:
     money: tuple[float | None, ...]
     time_title: str
     money_title: str
-    table: TableData
+    table: Table | TableData
     """The best points, for those who do not see the picture."""
     kind: Literal["explorer"] = "explorer"
 
@@ -127,7 +202,7 @@ class Explorer:
         }
 
 
-Block = Figure | TableData | Listing | Code | Changed | Explorer
+Block = Figure | Table | TableData | Listing | Code | Changed | Explorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +222,37 @@ class Tile:
     """A figure of the verdict."""
 
     label: str
-    value: str
-    detail: str
+    value: Any
+    detail: str = ""
     mark: Mark = "plain"
+    kind: ValueKind = TEXT
+    range: tuple[Any, Any] | None = None
+    """P10 and P90 of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Everything that one file shows."""
+    """Everything that one answer says."""
 
-    title: str
-    subtitle: str
-    verdict: str
-    mark: Mark
-    sure: tuple[str, ...]
+    title: str = ""
+    subtitle: str = ""
+    verdict: str = ""
+    mark: Mark = "plain"
+    sure: tuple[str, ...] = ()
     """How sure that is, and why."""
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Tile, ...] = ()
     sections: tuple[PageSection, ...]
-    version: str
+    version: str = field(default_factory=lambda: installed_version("rlhfsim"))
+    schema: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What JSON says next to the rows of the tables."""
+
+    @property
+    def as_data(self) -> dict[str, Any]:
+        """The same content for machines: schema, data, and the rows of every table that has a name."""
+        blocks = [b.table if isinstance(b, Figure) else b for s in self.sections for b in s.blocks]
+        tables = {b.name: b.records for b in blocks if isinstance(b, Table) and b.name}
+        return {"schema": self.schema, **self.data, **tables}
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -178,3 +266,8 @@ def section(
     """A section of the blocks that there are."""
     there = tuple(block for block in blocks if block is not None)
     return PageSection(key=key, heading=heading, lead=lead, blocks=there, appendix=appendix)
+
+
+def answer(schema: str, *blocks: Block | None, data: Mapping[str, Any] | None = None, **more: Any) -> Page:
+    """An answer of one section."""
+    return Page(schema=schema, sections=(section("answer", "", *blocks),), data=data or {}, **more)

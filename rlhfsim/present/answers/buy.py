@@ -1,24 +1,35 @@
-"""The page of a purchase, for a board: what to buy and when, what it costs, how surely it keeps its dates."""
+"""What `rlhfsim buy` answers: what to buy and when, what it costs, how surely it keeps its dates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from rlhfsim.present import words
+from rlhfsim.present.answers.kinds import (
+    COEFFICIENT,
+    COUNT,
+    DURATION,
+    MONEY,
+    NODES,
+    NUMBER,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+)
+from rlhfsim.present.answers.tree import Column, Figure, Page, PageSection, Table, Tile, hidden, rows, section
 from rlhfsim.present.figures.whatif import InputSwing, sides
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure, Page, PageSection, Tile, section
-from rlhfsim.present.tables import Cell, TableData, added, rounded, table, worth
-from rlhfsim.provenance import installed_version
+from rlhfsim.present.tables import added, fields, rounded
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.units import DAY, HOUR, MILLION, format, likely, significant
+from rlhfsim.units import HOUR, MILLION
 from rlhfsim.what_if.purchase.answer import Decision, Swing
 from rlhfsim.what_if.purchase.document import QUARTERS
-from rlhfsim.what_if.purchase.supply import Purchase, RunOption
+from rlhfsim.what_if.purchase.supply import Purchase
 
-SCHEMA = "rlhfsim.buy/1"
 SAME = 1e-3
 """Share of the cost by which another purchase must differ to be another one."""
 SHOWN = 10
@@ -29,9 +40,10 @@ SOLD = " The fall in the last quarter is what is sold again."
 
 
 def purchase_page(answer: Decision, title: str | None = None) -> Page:
-    """The page of one portfolio."""
+    """The answer to one portfolio, for a board too."""
     portfolio = answer.portfolio
     return Page(
+        schema="rlhfsim.buy/1",
         title=title or portfolio.title or f"GPUs for {words.plural(len(portfolio.jobs), 'kind')} of jobs",
         subtitle=f"{words.plural(portfolio.years, 'year')}, {words.listed([j.name for j in portfolio.jobs])}",
         verdict=verdict(answer),
@@ -39,7 +51,7 @@ def purchase_page(answer: Decision, title: str | None = None) -> Page:
         sure=tuple(_sure(answer)),
         tiles=tuple(_tiles(answer)),
         sections=tuple(_sections(answer)),
-        version=installed_version("rlhfsim"),
+        data=_data(answer),
     )
 
 
@@ -49,7 +61,7 @@ def verdict(answer: Decision) -> str:
         return f"No kind and number of GPUs finishes {words.listed(list(answer.unserved))} by the deadline."
     if answer.chosen is None or answer.punctual is None:
         return "These supplies cannot serve all runs: bought GPUs have a lead time; let some be rented."
-    kept = likely(answer.punctual.all_in_time)
+    kept = PROBABILITY.shown(answer.punctual.all_in_time)
     what = words.listed(_what(answer.chosen)) or "rent what is needed"
     years = words.plural(answer.portfolio.years, "year")
     cost = f"{words.money(answer.usd[1])} over {years}"
@@ -86,22 +98,13 @@ def _tiles(answer: Decision) -> Iterator[Tile]:
     if answer.chosen is None or answer.punctual is None:
         return
     (low, usd, high), planned = answer.usd, answer.chosen.usd
-    yield Tile(
-        label=f"Cost of {words.plural(answer.portfolio.years, 'year')}",
-        value=words.money(usd),
-        detail=f"P10-P90 {words.money(low)} to {words.money(high)}",
-    )
-    yield Tile(
-        label="No run is late",
-        value=likely(answer.punctual.all_in_time),
-        detail=f"asked for: {words.percent(answer.confidence)}",
-    )
+    cost = f"Cost of {words.plural(answer.portfolio.years, 'year')}"
+    asked = f"asked for: {words.percent(answer.confidence)}"
+    yield Tile(label=cost, value=usd, kind=MONEY, range=(low, high))
+    yield Tile(label="No run is late", value=answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
     paid = list(accumulate(answer.chosen.cash))
-    yield Tile(
-        label="Most cash out",
-        value=words.money(max(paid)),
-        detail=f"by the end of {_quarter(paid.index(max(paid)))}",
-    )
+    latest = f"by the end of {_quarter(paid.index(max(paid)))}"
+    yield Tile(label="Most cash out", value=max(paid), kind=MONEY, detail=latest)
     for name, other in sorted(_others(answer).items(), key=lambda pair: pair[1].usd)[:1]:
         more = f"{words.money(other.usd)}, {words.signed(other.usd / planned - 1)} against the plan"
         yield Tile(label="Instead", value=name, detail=more)
@@ -131,98 +134,96 @@ def _sections(answer: Decision) -> Iterator[PageSection]:
     yield section("figures", "Every figure with its source", figures_table(answer), appendix=True)
 
 
-def nodes_table(answer: Decision, chosen: Purchase) -> TableData:
+def nodes_table(answer: Decision, chosen: Purchase) -> Table:
     """Nodes that arrive, that are reserved, and what is rented, quarter by quarter."""
     hours = {(o.job, o.gpu, o.gpus): o.gpu_hours for o in answer.options}
 
-    def rented(supply: str) -> tuple[str, Callable[[int], Cell]]:
+    def rented(supply: str) -> Column:
         there = [(key[4], n * hours[key[:3]]) for key, n in chosen.runs.items() if key[3] == supply]
         amount = added(there)
-        return f"GPU-hours {supply}", lambda q: worth(amount.get(q, 0.0), f"{amount.get(q, 0.0):,.0f}")
+        return Column(f"GPU-hours {supply}", lambda q: amount.get(q, 0.0), COUNT)
 
-    return table(
+    return rows(
+        "",
         "Nodes and rent by quarter",
         range(answer.portfolio.quarters),
-        ("quarter", _quarter),
-        *((f"{g} bought", lambda q, g=g: _count(chosen.bought[g][q])) for g in chosen.bought),
-        *((f"{g} reserved", lambda q, g=g: _count(chosen.reserved[g][q])) for g in chosen.reserved),
+        Column("quarter", _quarter),
+        *(Column(f"{g} bought", nodes.__getitem__, NODES) for g, nodes in chosen.bought.items()),
+        *(Column(f"{g} reserved", nodes.__getitem__, NODES) for g, nodes in chosen.reserved.items()),
         *(rented(s) for s in ("on-demand", "spot") if s in chosen.by_item),
-        ("paid, USD", lambda q: worth(chosen.cash[q], f"{chosen.cash[q]:,.0f}")),
+        Column("paid, USD", chosen.cash.__getitem__, COUNT),
     )
 
 
-def _count(nodes: int) -> Cell:
-    return Cell(text=f"{nodes:,}" if nodes else "-", value=nodes)
-
-
-def items_table(chosen: Purchase) -> TableData:
+def items_table(chosen: Purchase) -> Table:
     """What the money is for."""
     items = sorted(chosen.by_item.items(), key=lambda pair: -pair[1])
-    return table(
+    return rows(
+        "",
         "What the money is for",
         [item for item in items if round(item[1])],
-        ("item", lambda i: i[0]),
-        ("USD", lambda i: worth(i[1], f"{i[1]:,.0f}")),
-        ("share of the plan", lambda i: worth(i[1] / chosen.usd, words.percent(i[1] / chosen.usd))),
+        Column("item", itemgetter(0)),
+        Column("USD", itemgetter(1), COUNT),
+        Column("share of the plan", lambda i: i[1] / chosen.usd, SHARE),
     )
 
 
-def jobs_table(answer: Decision) -> TableData:
+def jobs_table(answer: Decision) -> Table:
     """Each job: its runs, where they run, how surely they are in time."""
     assert answer.chosen is not None
     assert answer.punctual is not None
     runs, punctual = answer.chosen.runs, answer.punctual
 
-    def where(job: str) -> str:
-        ways = dict.fromkeys(f"{n} x {g}, {s}" for (j, g, n, s, _) in runs if j == job)
-        return "; ".join(ways)
+    def where(job: Any) -> str:
+        return "; ".join(dict.fromkeys(f"{n} x {g}, {s}" for (j, g, n, s, _) in runs if j == job.name))
 
-    return table(
+    return rows(
+        "",
         "Jobs",
         answer.portfolio.jobs,
-        ("job", lambda j: j.name),
-        ("runs of the first year", lambda j: worth(j.runs_per_year, significant(j.runs_per_year))),
-        ("growth a year", lambda j: words.value_text(j.growth)),
-        ("deadline", lambda j: format(j.deadline, "s")),
-        ("runs in time", lambda j: worth(punctual.in_time[j.name], likely(punctual.in_time[j.name]))),
-        ("where", lambda j: where(j.name)),
+        Column("job", "name"),
+        Column("runs of the first year", "runs_per_year", NUMBER),
+        Column("growth a year", "growth", COEFFICIENT),
+        Column("deadline", "deadline", SECONDS),
+        Column("runs in time", lambda j: punctual.in_time[j.name], PROBABILITY),
+        Column("where", where),
     )
 
 
-def options_table(answer: Decision) -> TableData:
+def options_table(answer: Decision) -> Table:
     """Every job on every kind and size."""
-
-    def plan(option: RunOption) -> str:
-        return words.plan_text(option.plan) if option.plan else "-"
-
-    return table(
+    return rows(
+        "options",
         "Runs as priced",
         answer.options,
-        ("job", lambda o: o.job),
-        ("GPUs", lambda o: f"{o.gpus} x {o.gpu}"),
-        ("a run", lambda o: worth(o.hours, words.seconds(o.hours * HOUR))),
-        ("GPU-hours", lambda o: worth(o.gpu_hours, f"{o.gpu_hours:,.0f}")),
-        ("alone in time", lambda o: worth(o.in_time, likely(o.in_time))),
-        ("plan", plan),
+        Column("job", "job"),
+        Column("GPUs", "gpus", COUNT),
+        Column("GPU", "gpu"),
+        Column("a run", lambda o: o.hours * HOUR, DURATION),
+        *hidden("hours"),
+        Column("GPU-hours", lambda o: o.gpu_hours, COUNT),
+        Column("alone in time", "in_time", PROBABILITY),
+        Column("plan", lambda o: o.plan, PLAN),
     )
 
 
-def figures_table(answer: Decision) -> TableData:
+def figures_table(answer: Decision) -> Table:
     """Every figure that the answer rests on."""
-    return table(
+    return rows(
+        "",
         "Value, range, source",
         answer.terms.known.items(),
-        ("figure", lambda i: i[0]),
-        ("value", lambda i: _figure(i[1], i[1].value)),
-        ("range", lambda i: f"{_figure(i[1], i[1].low)} to {_figure(i[1], i[1].high)}"),
-        ("source", lambda i: i[1].source),
+        Column("figure", itemgetter(0)),
+        Column("value", lambda i: _texts(i[1])[1]),
+        Column("range", lambda i: " to ".join(_texts(i[1])[::2])),
+        Column("source", lambda i: i[1].source),
     )
 
 
-def _figure(known: Coefficient, value: float) -> str:
-    if known.dimension == "s":
-        return f"{significant(value / DAY)} d"
-    return format(value, known.dimension, digits=4)
+def _texts(known: Coefficient) -> tuple[str, str, str]:
+    """P10, value and P90."""
+    low, value, high = (words.long_term(x, known.dimension) for x in (known.low, known.value, known.high))
+    return low, value, high
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -254,19 +255,14 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
         how="What has been paid by then, million USD."
         + (SOLD if any(x.bought for x in lines.values()) else ""),
         plot=plots.spec(data, theme.layout(height=300, x="years", y="million USD paid")),
-        table=table(
+        table=rows(
+            "",
             "Paid by the end of each quarter",
             range(answer.portfolio.quarters),
-            ("quarter", _quarter),
-            *((name, _paid(each)) for name, each in lines.items()),
+            Column("quarter", _quarter),
+            *(Column(name, list(accumulate(each.cash)).__getitem__, COUNT) for name, each in lines.items()),
         ),
     )
-
-
-def _paid(bought: Purchase) -> Callable[[int], Cell]:
-    """What was paid by the end of a quarter."""
-    paid = list(accumulate(bought.cash))
-    return lambda quarter: worth(paid[quarter], f"{paid[quarter]:,.0f}")
 
 
 def tornado_figure(answer: Decision) -> Figure:
@@ -292,30 +288,25 @@ def tornado_figure(answer: Decision) -> Figure:
         alt="Bars to both sides of the cost, one a figure",
         how="One figure at its P10 or P90, all others as they are; what is bought stays, its use does not.",
         plot=plots.spec(sides(known, names), layout),
-        table=table(
+        table=rows(
+            "swings",
             "Sensitivity of the cost",
             answer.swings,
-            ("figure", lambda s: s.name),
-            ("at its P10, USD", lambda s: worth(s.low_usd, f"{s.low_usd:,.0f}")),
-            ("at its P90, USD", lambda s: worth(s.high_usd, f"{s.high_usd:,.0f}")),
+            Column("figure", "name", key="figure"),
+            Column("at its P10, USD", "low_usd", COUNT),
+            Column("at its P90, USD", "high_usd", COUNT),
         ),
     )
 
 
 def _swing(answer: Decision, swing: Swing, usd: float) -> InputSwing:
-    known = answer.terms.known[swing.name]
-    low, value, high = (_figure(known, x) for x in (known.low, known.value, known.high))
-    return InputSwing(name=swing.name, labels=(low, value, high), values=(swing.low_usd, usd, swing.high_usd))
+    labels = _texts(answer.terms.known[swing.name])
+    return InputSwing(name=swing.name, labels=labels, values=(swing.low_usd, usd, swing.high_usd))
 
 
-# --- JSON ---------------------------------------------------------------------------------------------
-
-
-def purchase_dict(answer: Decision) -> Mapping[str, Any]:
-    """The same content for machines."""
+def _data(answer: Decision) -> dict[str, Any]:
     chosen, punctual = answer.chosen, answer.punctual
     return {
-        "schema": SCHEMA,
         "verdict": verdict(answer),
         "meets": answer.meets,
         "unserved": list(answer.unserved),
@@ -329,13 +320,8 @@ def purchase_dict(answer: Decision) -> Mapping[str, Any]:
         "by_item": dict(chosen.by_item) if chosen else {},
         "fill": chosen.fill if chosen else None,
         "instead": {name: other.usd for name, other in answer.instead.items()},
-        "swings": [{"figure": s.name, "low_usd": s.low_usd, "high_usd": s.high_usd} for s in answer.swings],
-        "options": [
-            {"job": o.job, "gpu": o.gpu, "gpus": o.gpus, "hours": o.hours, "in_time": o.in_time}
-            for o in answer.options
-        ],
+        "swings": [],
         "figures": {
-            name: {"value": c.value, "low": c.low, "high": c.high, "source": c.source}
-            for name, c in answer.terms.known.items()
+            name: fields(c, "value", "low", "high", "source") for name, c in answer.terms.known.items()
         },
     }

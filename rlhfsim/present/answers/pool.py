@@ -1,0 +1,236 @@
+"""What `rlhfsim pool` answers: which job runs when on how many GPUs, who may share them, who is in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rlhfsim.present import words
+from rlhfsim.present.answers.kinds import (
+    COUNT,
+    DURATION,
+    FACTOR,
+    MONEY,
+    NAMES,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    START,
+)
+from rlhfsim.present.answers.tree import (
+    Column,
+    Figure,
+    Listing,
+    Page,
+    PageSection,
+    Table,
+    Tile,
+    hidden,
+    rows,
+    section,
+)
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.tables import compact, fields
+from rlhfsim.units import DAY
+from rlhfsim.what_if.shared_pool.answer import SAVED, PoolAnswer
+from rlhfsim.what_if.shared_pool.schedule import PoolMode, PoolOption, PoolPlan, ScheduledMode, pairs_well
+
+SHOWN_GAP = 0.005
+"""Smaller gaps are rounding."""
+PAIRS_SHOWN = 12
+"""Rows of the table of pairs."""
+
+
+def pool_page(answer: PoolAnswer, title: str | None = None) -> Page:
+    """The answer to several jobs on one pool."""
+    return Page(
+        schema="rlhfsim.pool/1",
+        title=title
+        or f"{words.plural(len(answer.jobs), 'job')} on {COUNT.shown(answer.gpus)} x {answer.profile.title}",
+        subtitle=words.listed([j.name for j in answer.jobs]),
+        verdict=verdict(answer),
+        mark="bad" if answer.plan is None else "good" if answer.meets else "warn",
+        sure=tuple(_sure(answer)),
+        tiles=tuple(_tiles(answer)),
+        sections=tuple(_sections(answer)),
+        data=_data(answer),
+    )
+
+
+def _data(answer: PoolAnswer) -> dict[str, Any]:
+    plan = answer.plan
+    return {
+        "verdict": verdict(answer),
+        **fields(answer, "meets", "unfit", "gpus"),
+        "makespan_s": plan.makespan_s if plan else None,
+        "goodput": answer.goodput if plan else None,
+        "usd": answer.usd,
+        "gap": plan.gap if plan else None,
+        "jobs": [],
+        "pairs": [],
+    }
+
+
+def verdict(answer: PoolAnswer) -> str:
+    """One sentence: whether every deadline is kept, and when the last job ends."""
+    if answer.plan is None:
+        jobs = words.capital(words.listed(answer.unfit))
+        return f"{jobs} fits on no part of {words.plural(answer.gpus, 'GPU')}."
+    late = [n for n, p in answer.plan.in_time.items() if p < answer.confidence]
+    kept = f"Not surely in time: {words.listed(late)}" if late else "Every job is in time"
+    return f"{kept}; the last one ends after {words.seconds(answer.plan.makespan_s)}."
+
+
+def _sure(answer: PoolAnswer) -> Iterator[str]:
+    if answer.plan is not None:
+        yield (
+            "Probabilities replay the schedule in draws: the model's error is one for all jobs, failures and "
+            "restarts come with each, and a job that ends late delays what waits for its GPUs."
+        )
+        shorter = max(o.gap for o in answer.options)
+        if max(answer.plan.gap, shorter) > SHOWN_GAP:
+            yield (
+                f"Time was up: another schedule could be worth {words.percent(answer.plan.gap)} more, and a "
+                f"step of a job {words.percent(shorter)} shorter."
+            )
+
+
+def _tiles(answer: PoolAnswer) -> Iterator[Tile]:
+    if answer.plan is None:
+        return
+    chance, least = min((p, name) for name, p in answer.plan.in_time.items())
+    asked = f"{least}; asked for: {words.percent(answer.confidence)}"
+    last, rent = "the median of the last end", "rent of the whole pool until then"
+    used = "of the GPU time until then GPUs work"
+    yield Tile(label="Least sure deadline", value=chance, kind=PROBABILITY, detail=asked)
+    yield Tile(label="All done after", value=answer.plan.makespan_s, kind=DURATION, detail=last)
+    yield Tile(label="Goodput", value=answer.goodput, kind=SHARE, detail=used)
+    if answer.usd is not None:
+        yield Tile(label="Price", value=answer.usd, kind=MONEY, detail=rent)
+
+
+def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
+    plan = answer.plan
+    if plan is not None:
+        yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
+    if answer.pairs:
+        note = Listing(title="", items=(_pairing(answer),))
+        yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
+    yield section("options", "What was priced", options_table(answer), appendix=True)
+
+
+class PoolPart(NamedTuple):
+    """A job and the mode that it runs in."""
+
+    mode: ScheduledMode
+    option: PoolOption
+
+    @property
+    def in_turn_with(self) -> list[str]:
+        """The other job on its GPUs."""
+        return [name for name in self.mode.mode.jobs if name != self.option.job]
+
+
+def _parts(plan: PoolPlan) -> list[PoolPart]:
+    return [PoolPart(m, o) for m in plan.modes for o in m.mode.options]
+
+
+def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> Table:
+    """Each job with its GPUs, its start and its end."""
+    asked = {j.name: j for j in answer.jobs}
+    return rows(
+        "jobs",
+        "Jobs",
+        _parts(plan),
+        Column("job", "option.job"),
+        Column("GPUs", "option.gpus", COUNT),
+        Column(
+            "in turn with",
+            lambda p: [n for n in p.mode.mode.jobs if n != p.option.job],
+            NAMES,
+            "in_turn_with",
+        ),
+        Column("starts by", "mode.start_s", START),
+        Column(None, lambda p: list(plan.ends_s[p.option.job]), key="end_s"),
+        Column("ends after", lambda p: plan.ends_s[p.option.job][1], DURATION),
+        Column("deadline", lambda p: asked[p.option.job].deadline, SECONDS),
+        Column("in time", lambda p: plan.in_time[p.option.job], PROBABILITY, "in_time"),
+        Column("alone costs", lambda p: answer.usd_of(p.option), MONEY, "usd_alone"),
+    )
+
+
+def pairs_table(answer: PoolAnswer) -> Table:
+    """Two jobs in turn on the same GPUs: first those that pair well, then those that must not."""
+    return rows(
+        "pairs",
+        "Two jobs in turn, a step of each",
+        sorted((m for m in answer.pairs if m.sharing), key=_rank),
+        Column("jobs", "jobs", NAMES),
+        Column("GPUs", "gpus", COUNT),
+        Column("both steps", "sharing.cycle_s", SECONDS),
+        Column("sleep and wake", "sharing.swap_s", SECONDS),
+        Column("speed", "sharing.gain", FACTOR),
+        *hidden("sharing.refusal"),
+        Column("", _judged),
+        notes=("speed: against one job after the other",),
+        most=PAIRS_SHOWN,
+    )
+
+
+def _rank(pair: PoolMode) -> tuple[bool, bool, float]:
+    assert pair.sharing is not None
+    return not pairs_well(pair.sharing), pair.sharing.refusal is None, -pair.sharing.gain
+
+
+def _judged(pair: PoolMode) -> str:
+    assert pair.sharing is not None
+    if pair.sharing.refusal:
+        return f"must not: {pair.sharing.refusal}"
+    return "pair well" if pairs_well(pair.sharing) else "no gain"
+
+
+def _pairing(answer: PoolAnswer) -> str:
+    if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs):
+        return "pairs that do well compete in the schedule; the others run next to each other or in sequence"
+    return "no two jobs leave each other enough gaps, so they run next to each other or one after the other"
+
+
+def options_table(answer: PoolAnswer) -> Table:
+    """Every job on every part of the pool."""
+    return rows(
+        "",
+        "Runs as priced",
+        answer.options,
+        Column("job", "job"),
+        Column("GPUs", "gpus", COUNT),
+        Column("step", "step_s", SECONDS),
+        Column("fits", "fits", PROBABILITY),
+        Column("plan", "plan", PLAN),
+        notes=(
+            "not tried: GPUs on which arithmetic alone misses the deadline, and twice the GPUs of a job that "
+            f"is in time where the last doubling saved less than {words.percent(SAVED)}",
+        ),
+    )
+
+
+def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
+    """Jobs on a time axis."""
+    parts = _parts(plan)
+    names = [f"{o.job} ({o.gpus} GPUs)" for _, o in parts]
+    starts = [m.start_s / DAY for m, _ in parts]
+    ends = [plan.ends_s[o.job][1] / DAY for _, o in parts]
+    spans = [max(0.0, end - start) for end, start in zip(ends, starts, strict=True)]
+    bars = plots.bars("runs", names, spans, ("blue", ""), unit="days", base=compact(starts))
+    asked = {j.name: j.deadline / DAY for j in answer.jobs}
+    tick = {"symbol": "line-ns-open", "size": 18, "color": theme.colour("red"), "line": {"width": 3}}
+    due = plots.points("deadline", [asked[o.job] for _, o in parts], [], marker=tick)
+    due["y"] = [plots.text(name) for name in names]
+    return Figure(
+        key="schedule",
+        title=f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
+        alt="A bar a job from its planned start to the median of its end, its deadline as a line",
+        how="From the latest planned start to the median end; a red line is the deadline.",
+        plot=plots.spec([bars, due], plots.rows(names, "days from now", each=32, barmode="overlay")),
+        table=jobs_table(answer, plan),
+    )

@@ -1,0 +1,43 @@
+"""A typed table as texts: the step that terminal and pages share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.present.answers.tree import Table, Tile
+from rlhfsim.present.tables import WORDS, Cell, TableData, grid, worth
+from rlhfsim.present.words import plural
+
+
+def written(table: Table | TableData) -> TableData:
+    """The rows that people see, with units and digits; one that is written already stays."""
+    if isinstance(table, TableData):
+        return table
+    seen = [i for i, column in enumerate(table.columns) if column.title is not None]
+    columns = [table.columns[i] for i in seen]
+    titles = [f"{'>' * c.kind.number}{c.title}" for c in columns]
+    left = len(table.rows) - (table.most or len(table.rows))
+    more = (f"and {plural(left, 'more row')}, which --json has",) if left > 0 else ()
+    spare = sorted((c.spare, t) for c, t in zip(columns, titles, strict=True) if c.spare)
+    data = grid(
+        titles,
+        ([_cell(table, row, i) for i in seen] for row in table.rows[: table.most]),
+        fit={t: c.fit or WORDS for c, t in zip(columns, titles, strict=True) if c.fit or not c.kind.number},
+        styles=table.styles[: table.most],
+        notes=(*table.notes, *more),
+        spare=[title for _, title in spare],
+    )
+    return replace(data, caption=table.caption, open=table.open)
+
+
+def _cell(table: Table, row: tuple[Any, ...], i: int) -> Cell:
+    kind, value = table.columns[i].kind, row[i]
+    text = kind.shown(value)
+    return worth(value, text) if kind.number and isinstance(value, int | float) else Cell(text=text)
+
+
+def tile_texts(tile: Tile) -> tuple[str, str]:
+    """Value and detail of a figure of the verdict."""
+    ends = f"P10-P90 {' to '.join(map(tile.kind.shown, tile.range))}" if tile.range else ""
+    return tile.kind.shown(tile.value), ", ".join(filter(None, (ends, tile.detail)))
