@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
-from rlhfsim.present.answers.tree import Listing
+from rlhfsim.present.answers.kinds import COUNT, QUANTITY, YES
+from rlhfsim.present.answers.tree import Column, Listing, Table, pairs, table_of
 from rlhfsim.present.basis import Basis, evidence
 from rlhfsim.present.figures.trust import outcome_assumptions
-from rlhfsim.present.tables import Cell, TableData, number, pairs, table, worth
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.units import Dimension, format
+from rlhfsim.units import Dimension
 from rlhfsim.validation import assumptions
 
 VAGUE = 2.0
@@ -26,7 +26,7 @@ def used(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for p in ranked for name in p.rests_on))
 
 
-def tables(basis: Basis) -> Iterator[TableData]:
+def tables(basis: Basis) -> Iterator[Table]:
     """Coefficients in use and datasheet numbers of every kind of GPU, then the batch."""
     yield _batch(basis.plan)
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
@@ -34,27 +34,25 @@ def tables(basis: Basis) -> Iterator[TableData]:
         yield _datasheet(profile)
 
 
-def _coefficients(names: tuple[str, ...], profile: Profile) -> TableData:
-    def value(c: Coefficient, x: float) -> Cell:
-        return worth(x, format(x, c.dimension))
+def _coefficients(names: tuple[str, ...], profile: Profile) -> Table:
+    def value(end: str) -> Callable[[str], Any]:
+        return lambda n: (getattr(known[n], end), known[n].dimension) if n in known else None
 
     known = profile.coefficients
     curves = (profile.curves or {}).get("tables", {})
-    return table(
+    return table_of(
         f"Coefficients in use of {profile.title} ({profile.name})",
         names,
-        ("number", words.spoken),
-        (
-            "value",
-            lambda n: value(known[n], known[n].value) if n in known else "curve" if n in curves else "",
-        ),
-        ("P10", lambda n: value(known[n], known[n].low) if n in known else ""),
-        ("P90", lambda n: value(known[n], known[n].high) if n in known else ""),
-        ("source", lambda n: evidence(n, profile) or "the cost model's own assumption"),
+        Column("number", words.spoken),
+        Column("value", value("value"), QUANTITY),
+        Column("P10", value("low"), QUANTITY),
+        Column("P90", value("high"), QUANTITY),
+        Column("curve", lambda n: n in curves and n not in known, YES),
+        Column("source", lambda n: evidence(n, profile) or "the cost model's own assumption"),
     )
 
 
-def _datasheet(profile: Profile) -> TableData:
+def _datasheet(profile: Profile) -> Table:
     link, price = profile.scale_up, profile.price
     rows: list[tuple[str, float, Dimension, str]] = [
         ("memory", profile.memory.value, "byte", profile.memory.source),
@@ -68,17 +66,17 @@ def _datasheet(profile: Profile) -> TableData:
     ]
     if price is not None:
         rows.append((f"price of a GPU ({price.date})", price.value, "usd/h", price.source))
-    return table(
+    return table_of(
         f"Datasheet of {profile.title}",
         rows,
-        ("number", lambda row: row[0]),
-        ("value", lambda row: worth(row[1], format(row[1], row[2]))),
-        ("source", lambda row: row[3]),
+        Column("number", 0),
+        Column("value", lambda row: row[1:3], QUANTITY),
+        Column("source", 3),
         open=False,
     )
 
 
-def _batch(plan: Plan) -> TableData:
+def _batch(plan: Plan) -> Table:
     w = plan.workload
     rows = {
         "algorithm": w.title,
@@ -95,15 +93,15 @@ def _batch(plan: Plan) -> TableData:
 # --- blanks and unknowns ----------------------------------------------------------------------------
 
 
-def filled() -> TableData:
+def filled() -> Table:
     """Assumptions behind the published steps that were predicted."""
     sources = {entry.id: entry.source for entry in assumptions.shipped()["rlhf"]}
-    return table(
+    return table_of(
         "Blanks of published runs that were filled by assumption",
         sorted(outcome_assumptions().items(), key=lambda item: (-item[1], item[0])),
-        ("assumption", lambda item: item[0]),
-        ("runs", lambda item: number(item[1], "d")),
-        ("source", lambda item: next((s for i, s in sources.items() if f"({i})" in item[0]), "")),
+        Column("assumption", 0),
+        Column("runs", 1, COUNT),
+        Column("source", lambda item: next((s for i, s in sources.items() if f"({i})" in item[0]), "")),
         open=False,
     )
 

@@ -109,13 +109,6 @@ def _cell(shown: Any) -> Cell:
     return shown if isinstance(shown, Cell) else Cell(text=shown)
 
 
-def pairs(
-    caption: str, rows: Iterable[tuple[str, str]], head: tuple[str, str] = ("what", "value")
-) -> TableData:
-    """Names and values."""
-    return table(caption, rows, (head[0], lambda row: row[0]), (head[1], lambda row: row[1]))
-
-
 def number(value: float | None, spec: str = "g", none: str = "unknown") -> Cell:
     """A cell with a number in a format; `none` without one."""
     return Cell(text=none) if value is None else worth(value, format(value, spec))

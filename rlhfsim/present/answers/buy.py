@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from operator import itemgetter
 from typing import Any
 
 from rlhfsim.present import words
@@ -20,7 +19,17 @@ from rlhfsim.present.answers.kinds import (
     SECONDS,
     SHARE,
 )
-from rlhfsim.present.answers.tree import Column, Figure, Page, PageSection, Table, Tile, hidden, rows, section
+from rlhfsim.present.answers.tree import (
+    Column,
+    Figure,
+    Page,
+    PageSection,
+    Table,
+    Tile,
+    hidden,
+    section,
+    table_of,
+)
 from rlhfsim.present.figures.whatif import InputSwing, sides
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.tables import added, fields, rounded
@@ -143,8 +152,7 @@ def nodes_table(answer: Decision, chosen: Purchase) -> Table:
         amount = added(there)
         return Column(f"GPU-hours {supply}", lambda q: amount.get(q, 0.0), COUNT)
 
-    return rows(
-        "",
+    return table_of(
         "Nodes and rent by quarter",
         range(answer.portfolio.quarters),
         Column("quarter", _quarter),
@@ -158,12 +166,11 @@ def nodes_table(answer: Decision, chosen: Purchase) -> Table:
 def items_table(chosen: Purchase) -> Table:
     """What the money is for."""
     items = sorted(chosen.by_item.items(), key=lambda pair: -pair[1])
-    return rows(
-        "",
+    return table_of(
         "What the money is for",
         [item for item in items if round(item[1])],
-        Column("item", itemgetter(0)),
-        Column("USD", itemgetter(1), COUNT),
+        Column("item", 0),
+        Column("USD", 1, COUNT),
         Column("share of the plan", lambda i: i[1] / chosen.usd, SHARE),
     )
 
@@ -177,14 +184,13 @@ def jobs_table(answer: Decision) -> Table:
     def where(job: Any) -> str:
         return "; ".join(dict.fromkeys(f"{n} x {g}, {s}" for (j, g, n, s, _) in runs if j == job.name))
 
-    return rows(
-        "",
+    return table_of(
         "Jobs",
         answer.portfolio.jobs,
         Column("job", "name"),
         Column("runs of the first year", "runs_per_year", NUMBER),
         Column("growth a year", "growth", COEFFICIENT),
-        Column("deadline", "deadline", SECONDS),
+        Column("deadline", kind=SECONDS),
         Column("runs in time", lambda j: punctual.in_time[j.name], PROBABILITY),
         Column("where", where),
     )
@@ -192,11 +198,10 @@ def jobs_table(answer: Decision) -> Table:
 
 def options_table(answer: Decision) -> Table:
     """Every job on every kind and size."""
-    return rows(
-        "options",
+    return table_of(
         "Runs as priced",
         answer.options,
-        Column("job", "job"),
+        Column("job"),
         Column("GPUs", "gpus", COUNT),
         Column("GPU", "gpu"),
         Column("a run", lambda o: o.hours * HOUR, DURATION),
@@ -204,16 +209,16 @@ def options_table(answer: Decision) -> Table:
         Column("GPU-hours", lambda o: o.gpu_hours, COUNT),
         Column("alone in time", "in_time", PROBABILITY),
         Column("plan", lambda o: o.plan, PLAN),
+        name="options",
     )
 
 
 def figures_table(answer: Decision) -> Table:
     """Every figure that the answer rests on."""
-    return rows(
-        "",
+    return table_of(
         "Value, range, source",
         answer.terms.known.items(),
-        Column("figure", itemgetter(0)),
+        Column("figure", 0),
         Column("value", lambda i: _texts(i[1])[1]),
         Column("range", lambda i: " to ".join(_texts(i[1])[::2])),
         Column("source", lambda i: i[1].source),
@@ -255,8 +260,7 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
         how="What has been paid by then, million USD."
         + (SOLD if any(x.bought for x in lines.values()) else ""),
         plot=plots.spec(data, theme.layout(height=300, x="years", y="million USD paid")),
-        table=rows(
-            "",
+        table=table_of(
             "Paid by the end of each quarter",
             range(answer.portfolio.quarters),
             Column("quarter", _quarter),
@@ -288,13 +292,13 @@ def tornado_figure(answer: Decision) -> Figure:
         alt="Bars to both sides of the cost, one a figure",
         how="One figure at its P10 or P90, all others as they are; what is bought stays, its use does not.",
         plot=plots.spec(sides(known, names), layout),
-        table=rows(
-            "swings",
+        table=table_of(
             "Sensitivity of the cost",
             answer.swings,
             Column("figure", "name", key="figure"),
             Column("at its P10, USD", "low_usd", COUNT),
             Column("at its P90, USD", "high_usd", COUNT),
+            name="swings",
         ),
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from rlhfsim.present import words
-from rlhfsim.units import format, likely, percent, significant
+from rlhfsim.units import Dimension, format, likely, percent, significant
 
 
 class ValueKind(NamedTuple):
@@ -20,11 +21,18 @@ class ValueKind(NamedTuple):
 
     def shown(self, value: Any) -> str:
         """A value for people."""
-        return self.missing if value is None else self.text(value)
+        return self.missing if value is None or value == "" else self.text(value)
+
+    def where(self, missing: str) -> ValueKind:
+        """The kind with another text in place of None."""
+        return self._replace(missing=missing)
 
 
 TEXT = ValueKind(str, number=False, missing="")
+DASH = TEXT.where("-")
 NAMES = ValueKind(lambda names: words.listed(list(names)) or "-", number=False)
+LIST = ValueKind(lambda names: ", ".join(names) or "none", number=False)
+YES = ValueKind(lambda value: "yes" if value else "no", number=False)
 PLAN = ValueKind(words.plan_text, number=False, missing="-")
 """A plan by its kind and layouts."""
 COUNT = ValueKind(lambda value: f"{value:,.0f}")
@@ -34,11 +42,26 @@ DURATION = ValueKind(words.seconds)
 """Seconds as `2 min 54 s`, `3 h 5 min`."""
 BYTES = ValueKind(words.size)
 SHARE = ValueKind(percent)
+FINE_SHARE = ValueKind(lambda value: f"{value:.1%}".replace("%", " %"))
+"""A share with one decimal."""
 PROBABILITY = ValueKind(likely)
 FACTOR = ValueKind(lambda value: words.signed(value - 1))
 """A ratio as the change against 1."""
 START = ValueKind(lambda value: words.seconds(value) if value else "now")
 NUMBER = ValueKind(significant)
+FIGURE = ValueKind(partial(significant, digits=4))
+"""A number whose unit is in the title of its column."""
+DIFFERENCE = ValueKind(lambda value: f"{value:+,.3g}")
+CHANGE = ValueKind(words.signed)
+RATIO = ValueKind(lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}")
 MONEY = ValueKind(words.money, missing="unknown")
+AMOUNTS = ValueKind(lambda named: ", ".join(f"{k} {v:.3g}" for k, v in named.items()), number=False)
+QUANTITY = ValueKind(lambda pair: format(*pair))
+"""A value and its dimension."""
 COEFFICIENT = ValueKind(words.value_text)
 """A figure with its own unit."""
+
+
+def kind_of(unit: Dimension) -> ValueKind:
+    """Quantities of a dimension, each with its unit."""
+    return ValueKind(lambda value: format(value, unit))

@@ -20,11 +20,12 @@ from rlhfsim.present.answers.tree import (
     Table,
     Tile,
     hidden,
-    rows,
+    pairs,
     section,
+    table_of,
 )
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import TableData, fields, pairs
+from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.odds import asked_data
 from rlhfsim.present.terminal.plan import hardware_text, trained
 from rlhfsim.search.requirements import shown
@@ -146,14 +147,13 @@ def _remedies(answer: RunPlan) -> tuple[str, ...]:
 
 
 def _targets(chosen: Odds) -> Table:
-    return rows(
-        "",
+    return table_of(
         "Targets of the run",
         chosen.verdicts,
         Column("target", "requirement.text"),
         Column("", lambda v: "met" if v.met else "MISSED"),
         Column("without failures", lambda v: shown(v.requirement, v.actual)),
-        Column("probability", "probability", PROBABILITY),
+        Column("probability", kind=PROBABILITY),
     )
 
 
@@ -192,8 +192,7 @@ def _pieces(parts: Sequence[PlannedStretch]) -> Iterator[tuple[str, str]]:
 def stretches_table(answer: RunPlan) -> Table:
     """Every stretch with its lengths, its batch and its step."""
     changed = set(answer.changes)
-    return rows(
-        "stretches",
+    return table_of(
         "Stretches of the run",
         answer.stretches,
         Column("from step", "stretch.start", COUNT),
@@ -205,12 +204,13 @@ def stretches_table(answer: RunPlan) -> Table:
         Column(None, lambda p: words.plan_text(p.plan), key="plan"),
         Column("responses", lambda p: p.plan.workload.num_sequences, COUNT),
         Column("step", "plan.prediction.step_s", SECONDS),
-        Column("evaluations", "evaluations", COUNT),
+        Column("evaluations", kind=COUNT),
         *hidden("evaluation_s"),
         Column("all of it", "seconds", DURATION),
         Column("fullest GPU", lambda p: _full(p.plan.prediction), SHARE),
         *hidden(*(f"plan.prediction.{name}" for name in MEMORY)),
         Column("", lambda p: "another plan" if p.stretch.start in changed else ""),
+        name="stretches",
     )
 
 
@@ -300,7 +300,7 @@ def _step_line(name: str, parts: Sequence[PlannedStretch], line: dict[str, Any])
 # --- what is assumed, and JSON ------------------------------------------------------------------------
 
 
-def _assumed(answer: RunPlan) -> TableData:
+def _assumed(answer: RunPlan) -> Table:
     run = answer.run
     rate = answer.request.cluster.node_group.profile.coefficient("mtbf_per_gpu")
     figures = [

@@ -27,8 +27,8 @@ from rlhfsim.present.answers.tree import (
     Table,
     Tile,
     hidden,
-    rows,
     section,
+    table_of,
 )
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.tables import compact, fields
@@ -139,34 +139,28 @@ def _parts(plan: PoolPlan) -> list[PoolPart]:
 def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> Table:
     """Each job with its GPUs, its start and its end."""
     asked = {j.name: j for j in answer.jobs}
-    return rows(
-        "jobs",
+    return table_of(
         "Jobs",
         _parts(plan),
         Column("job", "option.job"),
         Column("GPUs", "option.gpus", COUNT),
-        Column(
-            "in turn with",
-            lambda p: [n for n in p.mode.mode.jobs if n != p.option.job],
-            NAMES,
-            "in_turn_with",
-        ),
+        Column("in turn with", "in_turn_with", NAMES),
         Column("starts by", "mode.start_s", START),
         Column(None, lambda p: list(plan.ends_s[p.option.job]), key="end_s"),
         Column("ends after", lambda p: plan.ends_s[p.option.job][1], DURATION),
         Column("deadline", lambda p: asked[p.option.job].deadline, SECONDS),
         Column("in time", lambda p: plan.in_time[p.option.job], PROBABILITY, "in_time"),
         Column("alone costs", lambda p: answer.usd_of(p.option), MONEY, "usd_alone"),
+        name="jobs",
     )
 
 
 def pairs_table(answer: PoolAnswer) -> Table:
     """Two jobs in turn on the same GPUs: first those that pair well, then those that must not."""
-    return rows(
-        "pairs",
+    return table_of(
         "Two jobs in turn, a step of each",
         sorted((m for m in answer.pairs if m.sharing), key=_rank),
-        Column("jobs", "jobs", NAMES),
+        Column("jobs", kind=NAMES),
         Column("GPUs", "gpus", COUNT),
         Column("both steps", "sharing.cycle_s", SECONDS),
         Column("sleep and wake", "sharing.swap_s", SECONDS),
@@ -175,6 +169,7 @@ def pairs_table(answer: PoolAnswer) -> Table:
         Column("", _judged),
         notes=("speed: against one job after the other",),
         most=PAIRS_SHOWN,
+        name="pairs",
     )
 
 
@@ -198,15 +193,14 @@ def _pairing(answer: PoolAnswer) -> str:
 
 def options_table(answer: PoolAnswer) -> Table:
     """Every job on every part of the pool."""
-    return rows(
-        "",
+    return table_of(
         "Runs as priced",
         answer.options,
-        Column("job", "job"),
+        Column("job"),
         Column("GPUs", "gpus", COUNT),
         Column("step", "step_s", SECONDS),
-        Column("fits", "fits", PROBABILITY),
-        Column("plan", "plan", PLAN),
+        Column("fits", kind=PROBABILITY),
+        Column("plan", kind=PLAN),
         notes=(
             "not tried: GPUs on which arithmetic alone misses the deadline, and twice the GPUs of a job that "
             f"is in time where the last doubling saved less than {words.percent(SAVED)}",

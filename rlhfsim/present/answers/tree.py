@@ -39,11 +39,14 @@ class Column(NamedTuple):
 
     title: str | None
     """None: in JSON alone."""
-    of: str | Callable[[Any], Any]
-    """Name of the item's field, with dots into fields of fields, or a function of the item."""
+    of: Any = ""
+    """Name of the item's field, with dots into fields of fields, or a function of the item.
+
+    A number or a name is the place of an entry where the item is a row or a mapping; empty: the title.
+    """
     kind: ValueKind = TEXT
     key: str = ""
-    """Key in JSON; empty for the last name of `of`, or without one for no key."""
+    """Key in JSON; empty: the last name of `of`, or none where that is no name."""
     fit: Fit | None = None
     """How it shares the width of a terminal; None: texts break, figures never."""
     spare: int = 0
@@ -54,8 +57,8 @@ class Column(NamedTuple):
 class Table:
     """Values under typed columns; walkers give them units and digits."""
 
-    name: str
-    """Key of its rows in JSON; empty: not in JSON, or in the rows of another table."""
+    name: str = ""
+    """Key of its rows in JSON; empty: JSON has them elsewhere or not at all."""
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -77,11 +80,20 @@ class Table:
 
 
 def _key(column: Column) -> str:
-    return column.key or (column.of.rpartition(".")[2] if isinstance(column.of, str) else "")
+    name = column.title if column.of == "" else column.of
+    return column.key or (name.rpartition(".")[2] if isinstance(name, str) else "")
 
 
-def rows(
-    name: str,
+def _value(item: Any, column: Column) -> Any:
+    of = column.title if column.of == "" else column.of
+    if callable(of):
+        return of(item)
+    if isinstance(of, int) or isinstance(item, Mapping):
+        return item[of]
+    return attrgetter(str(of))(item)
+
+
+def table_of(
     caption: str,
     items: Iterable[Any],
     *columns: Column,
@@ -90,15 +102,18 @@ def rows(
 ) -> Table:
     """A table with a row for every item."""
     every = tuple(items)
-    values = [attrgetter(column.of) if isinstance(column.of, str) else column.of for column in columns]
     return Table(
-        name=name,
         caption=caption,
         columns=columns,
-        rows=tuple(tuple(value(item) for value in values) for item in every),
+        rows=tuple(tuple(_value(item, column) for column in columns) for item in every),
         styles=tuple(map(style, every)),
         **more,
     )
+
+
+def pairs(caption: str, rows: Iterable[tuple[str, str]], head: tuple[str, str] = ("what", "value")) -> Table:
+    """Names and values."""
+    return table_of(caption, rows, *(Column(title, i) for i, title in enumerate(head)))
 
 
 def hidden(*names: str) -> tuple[Column, ...]:

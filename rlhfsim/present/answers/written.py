@@ -33,8 +33,8 @@ def written(table: Table | TableData) -> TableData:
 
 def _cell(table: Table, row: tuple[Any, ...], i: int) -> Cell:
     kind, value = table.columns[i].kind, row[i]
-    text = kind.shown(value)
-    return worth(value, text) if kind.number and isinstance(value, int | float) else Cell(text=text)
+    text, first = kind.shown(value), value[0] if isinstance(value, tuple) else value
+    return worth(first, text) if kind.number and isinstance(first, int | float) else Cell(text=text)
 
 
 def tile_texts(tile: Tile) -> tuple[str, str]:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, SHARE
+from rlhfsim.present.answers.tree import Column, Figure, Table, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.sizes import Sizes, cost_of
-from rlhfsim.present.tables import TableData, compact, number, rounded, table
+from rlhfsim.present.tables import compact, rounded
 from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
 
@@ -176,7 +177,7 @@ class CandidateRow(NamedTuple):
     cost: float
 
 
-def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
+def _candidates(plan: Plan, sizes: Sizes, axis: str) -> Table:
     def of(what: str, p: Plan) -> CandidateRow:
         return CandidateRow(
             what, words.gpus(p), own_kind(p), *words.layout_labels(p), p.prediction, cost_of(p)
@@ -194,20 +195,20 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
         )
         for r in _others(plan.choice)
     ]
-    return table(
+    return table_of(
         "Candidates",
         [of("chosen", plan), *rivals, *(of("other size", p) for p in sizes.found)],
-        ("", lambda c: c.what),
-        ("GPUs", lambda c: number(c.gpus, ",")),
-        ("kind", lambda c: c.kind),
-        ("actor", lambda c: c.actor),
-        ("rollout", lambda c: c.rollout),
-        ("step (s)", lambda c: number(c.prediction.step_s, ",.4g")),
-        ("P10 (s)", lambda c: number(c.prediction.low_s, ",.3g")),
-        ("P90 (s)", lambda c: number(c.prediction.high_s, ",.3g")),
-        (axis, lambda c: number(c.cost, ",.3g")),
-        ("memory", lambda c: words.percent(c.prediction.peak_memory_bytes / c.prediction.capacity_bytes)),
-        ("risk of running out", lambda c: words.percent(c.prediction.probability_out_of_memory)),
+        Column("", "what"),
+        Column("GPUs", "gpus", COUNT),
+        Column("kind"),
+        Column("actor"),
+        Column("rollout"),
+        Column("step (s)", "prediction.step_s", FIGURE),
+        Column("P10 (s)", "prediction.low_s", FIGURE),
+        Column("P90 (s)", "prediction.high_s", FIGURE),
+        Column(axis, "cost", FIGURE),
+        Column("memory", lambda c: c.prediction.peak_memory_bytes / c.prediction.capacity_bytes, SHARE),
+        Column("risk of running out", "prediction.probability_out_of_memory", SHARE),
     )
 
 
@@ -238,13 +239,13 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
         how="The step of both plans by call, the largest differences first; over all calls they add up to "
         f"{words.seconds(step)} and {words.seconds(other.step_s)}. Calls that run at once share their time.",
         plot=plots.spec(data, layout),
-        table=table(
+        table=table_of(
             "Seconds of the step by call",
             rows,
-            ("call", lambda row: row[0]),
-            ("chosen (s)", lambda row: number(row[1], ",.3g")),
-            (f"{other.label} (s)", lambda row: number(row[2], ",.3g")),
-            ("more (s)", lambda row: f"{row[3]:+,.3g}"),
+            Column("call", 0),
+            Column("chosen (s)", 1, FIGURE),
+            Column(f"{other.label} (s)", 2, FIGURE),
+            Column("more (s)", 3, DIFFERENCE),
         ),
     )
 
@@ -279,18 +280,19 @@ def break_evens(choice: Choice) -> Figure | None:
         how="A diamond is a value at which another kind of plan is the best; the further from today's"
         " line, the safer the choice. One change at a time, both kinds designed anew there.",
         plot=plots.spec([_diamonds(ranked, choice)], layout),
-        table=table(
+        table=table_of(
             "Break-evens, one change at a time, both kinds designed anew there",
             ranked,
-            ("change", _direction),
-            ("times today's", lambda b: number(b.factor, ".2g")),
-            ("today", lambda b: _value(b, 1.0)),
-            ("break-even", lambda b: _value(b, b.factor)),
-            ("then best", lambda b: b.winner),
-            ("its step (s)", lambda b: number(b.step_s, ",.4g")),
-            (
+            Column("change", _direction),
+            Column("times today's", "factor", FIGURE),
+            Column("today", lambda b: _value(b, 1.0)),
+            Column("break-even", lambda b: _value(b, b.factor)),
+            Column("then best", "winner"),
+            Column("its step (s)", "step_s", FIGURE),
+            Column(
                 "chosen kind (s)" if choice.best is None else "kind fastest now (s)",
-                lambda b: number(b.chosen_step_s, ",.4g", "does not fit"),
+                "chosen_step_s",
+                FIGURE.where("does not fit"),
             ),
         ),
     )

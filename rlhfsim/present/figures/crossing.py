@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import ValueKind, kind_of
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import Cell, compact, rounded, table, worth
+from rlhfsim.present.tables import compact, rounded
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.result import PointBreakEven
 
@@ -50,12 +51,12 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
         how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they "
         "cross.",
         plot=plots.spec(data, layout),
-        table=table(
+        table=table_of(
             even.question,
             even.curve,
-            (input_name(even.path), lambda t: worth(t.x, format(t.x, even.unit))),
-            ("the point", lambda t: _cell(t.a, even)),
-            ("held against", lambda t: _cell(t.b, even)),
+            Column(input_name(even.path), "x", kind_of(even.unit)),
+            Column("the point", "a", _kind(even)),
+            Column("held against", "b", _kind(even)),
         ),
     )
 
@@ -72,7 +73,7 @@ def _curve(
         line={"color": theme.colour(colour), "dash": dash},
         marker={"symbol": symbol, "size": 9},
         connectgaps=False,
-        hovertext=[f"{format(x, even.unit)}: {_cell(y, even).text}" for x, y in zip(xs, ys, strict=True)],
+        hovertext=[f"{format(x, even.unit)}: {_kind(even).shown(y)}" for x, y in zip(xs, ys, strict=True)],
         hoverinfo="text+name",
     )
 
@@ -87,5 +88,5 @@ def _ticks(xs: Sequence[float], *, log: bool) -> list[float]:
     return [xs[i] for i in labelled]
 
 
-def _cell(value: float | None, even: PointBreakEven) -> Cell:
-    return Cell(text="nothing fits") if value is None else worth(value, format(value, even.of_unit))
+def _kind(even: PointBreakEven) -> ValueKind:
+    return kind_of(even.of_unit).where("nothing fits")

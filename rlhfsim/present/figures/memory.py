@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import FIGURE, SHARE
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.basis import Basis, capacity_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.memory import State, states
-from rlhfsim.present.tables import number, rounded, table
+from rlhfsim.present.tables import rounded
 from rlhfsim.units import GB
 
 ROOM = 1.2
@@ -49,16 +50,16 @@ def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
         "top to bottom in the order of the step; the dashed line is what a process can use. Its numbers have "
         "the loads and unloads between phases too.",
         plot=plots.spec(_bars(drawn, names), layout),
-        table=table(
+        table=table_of(
             f"GB on the fullest GPU, of {full}",
             rows,
-            ("phase", lambda state: _name(state.phase)),
+            Column("phase", lambda state: _name(state.phase)),
             *(
-                (f"{g} (GB)", lambda state, g=g: number(state.groups[g] / GB, ",.3g"))
+                Column(f"{g} (GB)", lambda state, g=g: state.groups[g] / GB, FIGURE)
                 for g in words.MEMORY_GROUPS
             ),
-            ("all (GB)", lambda state: number(state.bytes / GB, ",.3g")),
-            ("full", lambda state: words.percent(state.bytes / capacity)),
+            Column("all (GB)", lambda state: state.bytes / GB, FIGURE),
+            Column("full", lambda state: state.bytes / capacity, SHARE),
         ),
     )
 

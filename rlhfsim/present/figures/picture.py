@@ -6,8 +6,8 @@ from itertools import groupby
 
 from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.present import words
-from rlhfsim.present.answers.tree import EqualNodes, Figure, RoleLane
-from rlhfsim.present.tables import TableData, number, table
+from rlhfsim.present.answers.kinds import COUNT
+from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, Table, table_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
@@ -112,20 +112,20 @@ def _piece(layout: Layout | RolloutLayout, stage: int | None) -> str:
 # --- the same in words ------------------------------------------------------------------------------
 
 
-def role_table(plan: Plan) -> TableData:
+def role_table(plan: Plan) -> Table:
     """Every role with its GPUs, its model, its layout and what happens to it between its calls."""
     models = {m.role: m for m in plan.models}
     pool = plan.placement.pool
-    return table(
+    return table_of(
         "Who sits where",
         plan.placement.roles.items(),
-        ("role", lambda item: f"{item[0]} ({words.ROLES[item[0]]})"),
-        ("model", lambda item: models["actor" if item[0] == "rollout" else item[0]].name),
-        ("GPUs", lambda item: number(pool(item[1].pool).gpus, ",")),
-        ("pool", lambda item: item[1].pool),
-        ("layout", lambda item: item[1].layout.label),
-        ("in words", lambda item: meaning(item[1])),
-        ("between its calls", lambda item: between(item[1])),
+        Column("role", lambda item: f"{item[0]} ({words.ROLES[item[0]]})"),
+        Column("model", lambda item: models["actor" if item[0] == "rollout" else item[0]].name),
+        Column("GPUs", lambda item: pool(item[1].pool).gpus, COUNT),
+        Column("pool", lambda item: item[1].pool),
+        Column("layout", lambda item: item[1].layout.label),
+        Column("in words", lambda item: meaning(item[1])),
+        Column("between its calls", lambda item: between(item[1])),
     )
 
 

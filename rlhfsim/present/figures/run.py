@@ -11,10 +11,11 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import COUNT, FIGURE, RATIO
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.time import role_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, number, rounded, table
+from rlhfsim.present.tables import added, compact, rounded
 from rlhfsim.trace import WAIT
 
 LABELLED = 0.08
@@ -97,14 +98,14 @@ def timeline(answer: SideBySide) -> Figure:
         how="The predicted step above the measured step that is nearest to the median. Gaps between measured"
         " bars are time in which no call of that role ran.",
         plot=plots.spec([_bars(side, by_side[side], end) for side in SIDES], layout),
-        table=table(
+        table=table_of(
             "Calls of the step",
             calls,
-            ("call", lambda c: c.name),
-            ("side", lambda c: c.side),
-            ("where", lambda c: c.where),
-            ("starts at (s)", lambda c: number(c.start_s, ".4g")),
-            ("takes (s)", lambda c: number(c.seconds, ".3g")),
+            Column("call", "name"),
+            Column("side"),
+            Column("where"),
+            Column("starts at (s)", "start_s", FIGURE),
+            Column("takes (s)", "seconds", FIGURE),
         ),
         zoom=True,
     )
@@ -183,17 +184,17 @@ def phases(answer: SideBySide) -> Figure | None:
         how="Whiskers: the predicted P10 to P90, and the 90th percentile over the measured steps. The first"
         " step, which warms up, is left out.",
         plot=plots.spec(data, layout),
-        table=table(
+        table=table_of(
             "Phases, predicted and measured",
             (*rows, step),
-            ("phase", lambda r: r.name),
-            ("predicted (s)", lambda r: number(r.predicted_s, ".3g", "-")),
-            ("P10 (s)", lambda r: number(r.low_s, ".3g", "-")),
-            ("P90 (s)", lambda r: number(r.high_s, ".3g", "-")),
-            ("measured (s)", lambda r: number(r.measured_s, ".3g", "-")),
-            ("90th percentile (s)", lambda r: number(r.p90_s, ".3g", "-")),
-            ("measured / predicted", lambda r: f"{r.ratio:.2f}" if r.ratio else "-"),
-            ("steps", lambda r: str(r.steps)),
+            Column("phase", "name"),
+            Column("predicted (s)", "predicted_s", FIGURE),
+            Column("P10 (s)", "low_s", FIGURE),
+            Column("P90 (s)", "high_s", FIGURE),
+            Column("measured (s)", "measured_s", FIGURE),
+            Column("90th percentile (s)", "p90_s", FIGURE),
+            Column("measured / predicted", "ratio", RATIO),
+            Column("steps", kind=COUNT),
         ),
     )
 

@@ -9,10 +9,11 @@ from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, RATIO
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, number, rounded, table, worth
+from rlhfsim.present.tables import compact, rounded
 from rlhfsim.units import GB
 
 
@@ -52,11 +53,8 @@ def gap(gap: Gap) -> Figure:
         how="Up is longer than predicted, down is shorter; the pieces add up exactly. A phase's difference is"
         " split as its prediction splits that phase's time: no counter of the GPU was read.",
         plot=plots.spec([bridge], layout),
-        table=table(
-            "Where the gap comes from",
-            rows,
-            ("cause", lambda row: row[0]),
-            ("seconds", lambda row: number(row[1], ".3g" if row in ends else "+.3g")),
+        table=table_of(
+            "Where the gap comes from", rows, Column("cause", 0), Column("seconds", 1, DIFFERENCE)
         ),
     )
 
@@ -86,13 +84,13 @@ def memory(held: Sequence[PhaseMemory]) -> Figure | None:
         "counter"
         " is the whole process, libraries included, of which the plan counts the model's part.",
         plot=plots.spec(data, layout),
-        table=table(
+        table=table_of(
             "Memory, predicted and measured",
             rows,
-            ("phase and pool", lambda row: row[0]),
-            ("predicted (GB)", lambda row: number(row[1], ".3g")),
-            ("measured (GB)", lambda row: number(row[2], ".3g")),
-            ("measured / predicted", lambda row: f"{row[2] / row[1]:.2f}"),
+            Column("phase and pool", 0),
+            Column("predicted (GB)", 1, FIGURE),
+            Column("measured (GB)", 2, FIGURE),
+            Column("measured / predicted", lambda row: row[2] / row[1], RATIO),
         ),
     )
 
@@ -120,12 +118,12 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
         "out of"
         " the line of seconds.",
         plot=plots.spec(_lines(by_step, p.step_s, reward), layout),
-        table=table(
+        table=table_of(
             "Every step",
             sorted({*by_step, *reward}),
-            ("step", lambda step: worth(float(step), str(step))),
-            ("seconds", lambda step: number(by_step.get(step), ".4g", "not counted")),
-            ("mean reward", lambda step: number(reward.get(step), ".4g", "-")),
+            Column("step", lambda step: step, COUNT),
+            Column("seconds", lambda step: by_step.get(step), FIGURE.where("not counted")),
+            Column("mean reward", lambda step: reward.get(step), FIGURE),
         ),
     )
 

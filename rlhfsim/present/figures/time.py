@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import FIGURE, YES
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, number, rounded, table
+from rlhfsim.present.tables import added, compact, rounded
 from rlhfsim.search.explain import shares
 
 LABELLED = 0.07
@@ -59,17 +60,17 @@ def timeline(plan: Plan) -> Figure:
         how="Each bar is a call; pale, hatched bars are hidden: the step would be as long without them. The"
         " dashed line is the end of the step.",
         plot=plots.spec([_bar(plan, f, end) for f in p.phases], layout),
-        table=table(
+        table=table_of(
             "Predicted phases of one step",
             p.phases,
-            ("phase", lambda f: f.name),
-            ("pool", lambda f: f.pool),
-            ("starts at (s)", lambda f: number(f.start_s, ",.4g")),
-            ("takes (s)", lambda f: number(f.seconds, ",.3g")),
-            ("P10 (s)", lambda f: number(f.low_s, ",.3g")),
-            ("P90 (s)", lambda f: number(f.high_s, ",.3g")),
-            ("bound by", lambda f: words.bound_by(f.bound_by)),
-            ("the step waits for it", lambda f: "yes" if f.critical else "no"),
+            Column("phase", "name"),
+            Column("pool"),
+            Column("starts at (s)", "start_s", FIGURE),
+            Column("takes (s)", "seconds", FIGURE),
+            Column("P10 (s)", "low_s", FIGURE),
+            Column("P90 (s)", "high_s", FIGURE),
+            Column("bound by", lambda f: words.bound_by(f.bound_by)),
+            Column("the step waits for it", "critical", YES),
         ),
         zoom=True,
     )
@@ -145,14 +146,14 @@ def resources(plan: Plan) -> Figure:
         alt="Stacked bars, one a call: " + "; ".join(f"{n} {sum(row.values()):.3g} s" for n, row in rows),
         how=words.capital("; ".join(f"{r.phrase}: {r.effect}" for r in known) + rest),
         plot=plots.spec(data, plots.rows(names, "seconds of the step", each=26, margin=140, barmode="stack")),
-        table=table(
+        table=table_of(
             "Seconds that the step waits for, by call and by what bounds them",
             rows,
-            ("call", lambda item: item[0]),
+            Column("call", 0),
             *(
-                (f"{words.bound_by(r)} (s)", lambda item, r=r: number(item[1].get(r, 0.0), ",.3g"))
+                Column(f"{words.bound_by(r)} (s)", lambda item, r=r: item[1].get(r, 0.0), FIGURE)
                 for r in order
             ),
-            ("all (s)", lambda item: number(sum(item[1].values()), ",.3g")),
+            Column("all (s)", lambda item: sum(item[1].values()), FIGURE),
         ),
     )

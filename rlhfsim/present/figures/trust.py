@@ -12,9 +12,10 @@ from typing import Any
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import CHANGE, DIFFERENCE, FIGURE, FINE_SHARE, LIST, YES
+from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, number, table
+from rlhfsim.present.tables import added
 from rlhfsim.validation.scoreboard import committed
 
 SHOWN = 8
@@ -69,13 +70,13 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
         " of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
         "Assumptions.",
         plot=plots.spec(data, layout),
-        table=table(
+        table=table_of(
             "What each coefficient adds to the interval of the step",
             doubts,
-            ("coefficient", lambda d: words.spoken(d.name)),
-            ("at its P10 (s)", lambda d: number(-d.down_s, "+,.3g")),
-            ("at its P90 (s)", lambda d: number(d.up_s, "+,.3g")),
-            ("share of the doubt", lambda d: f"{d.share:.1%}".replace("%", " %")),
+            Column("coefficient", lambda d: words.spoken(d.name)),
+            Column("at its P10 (s)", lambda d: -d.down_s, DIFFERENCE),
+            Column("at its P90 (s)", "up_s", DIFFERENCE),
+            Column("share of the doubt", "share", FINE_SHARE),
         ),
     )
 
@@ -127,16 +128,16 @@ def scatter() -> Figure:
         how="On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result"
         " enters its own prediction; rows that fitted a constant are marked and not counted.",
         plot=plots.spec([equal, *(_points(i, *item) for i, item in enumerate(by_source.items()))], layout),
-        table=table(
+        table=table_of(
             "Published RLHF steps",
             rows,
-            ("run", lambda o: o["label"]),
-            ("measured (s)", lambda o: number(o["measured"], ",.4g")),
-            ("predicted (s)", lambda o: number(o["predicted"], ",.4g")),
-            ("error", lambda o: words.signed(o["error"])),
-            ("fitted a constant", lambda o: "yes" if o["part"] == "fit" else "no"),
-            ("blanks filled by assumption", lambda o: ", ".join(o["assumptions"]) or "none"),
-            ("source", lambda o: o["source"]),
+            Column("run", "label"),
+            Column("measured (s)", "measured", FIGURE),
+            Column("predicted (s)", "predicted", FIGURE),
+            Column("error", kind=CHANGE),
+            Column("fitted a constant", lambda o: o["part"] == "fit", YES),
+            Column("blanks filled by assumption", "assumptions", LIST),
+            Column("source"),
         ),
     )
 

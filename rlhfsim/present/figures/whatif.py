@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Figure
+from rlhfsim.present.answers.kinds import COUNT, DASH, DIFFERENCE, FIGURE, LIST, YES, kind_of
+from rlhfsim.present.answers.tree import Column, Figure, Table, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import Cell, TableData, number, rounded, table, worth
-from rlhfsim.units import DAY, HOUR, Dimension, format, significant
+from rlhfsim.present.tables import rounded
+from rlhfsim.units import DAY, HOUR, Dimension
 from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
@@ -114,44 +115,36 @@ def finding(result: WhatIf) -> str:
     return ". ".join([*parts, findings.other_work(base[0], others, unit)] if others else parts)
 
 
-def points(result: WhatIf) -> TableData:
+def points(result: WhatIf) -> Table:
     """Every point, the base first; of one that does not fit only its name, its changes and why."""
     scale, unit = _time_scale(result)
     base = result.base
 
-    def cost(p: PointResult) -> Cell:
-        money = money_of(p)
-        return Cell(text="unknown") if money is None else worth(money, significant(money, 4))
-
-    return table(
+    return table_of(
         "Points of the scenario",
         result.everything,
-        ("point", lambda p: p.name),
-        ("changes", changed),
-        ("GPUs", _planned(lambda p: number(p.gpus, ","))),
-        ("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
-        (f"time of a {result.per} ({unit})", _planned(lambda p: _short((p.seconds or 0.0) / scale))),
-        ("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds))),
-        (axis_of(result), _planned(cost)),
-        ("against base", _planned(lambda p: _relative(p, base, money_of))),
-        ("step (s)", lambda p: _short(p.plan.prediction.step_s) if p.plan else "-"),
-        ("unbeaten", _planned(lambda p: "yes" if p.on_front else "no")),
-        ("other work", lambda p: words.work_parts(p.other_work) or "-"),
+        Column("point", "name"),
+        Column("changes", changed),
+        Column("GPUs", _planned(lambda p: p.gpus), COUNT),
+        Column("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
+        Column(f"time of a {result.per} ({unit})", _planned(lambda p: (p.seconds or 0.0) / scale), FIGURE),
+        Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH),
+        Column(axis_of(result), _planned(money_of), FIGURE),
+        Column("against base", _planned(lambda p: _relative(p, base, money_of)), DASH),
+        Column("step (s)", _planned(lambda p: p.plan.prediction.step_s), FIGURE),
+        Column("unbeaten", _planned(lambda p: p.on_front), YES),
+        Column("other work", lambda p: words.work_parts(p.other_work), DASH),
     )
 
 
-def _planned(shown: Callable[[PointResult], Any]) -> Callable[[PointResult], Any]:
-    """What is shown of a point that has a plan; `-` of the others."""
-    return lambda p: "-" if p.plan is None else shown(p)
+def _planned(shown: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What is shown of a point that has a plan; None of the others."""
+    return lambda p: None if p.plan is None else shown(p)
 
 
-def _short(value: float) -> Cell:
-    return worth(value, significant(value, 4))
-
-
-def _relative(point: PointResult, base: PointResult, of: Callable[[PointResult], float | None]) -> str:
+def _relative(point: PointResult, base: PointResult, of: Callable[[PointResult], float | None]) -> str | None:
     change, how = relative(point, base, of), by(point, base)
-    return "-" if change is None else words.signed(change) + ("" if how == "work" else f" per {how}")
+    return None if change is None else words.signed(change) + ("" if how == "work" else f" per {how}")
 
 
 # --- tornado ----------------------------------------------------------------------------------------
@@ -215,15 +208,15 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
         "designed"
         " anew, all others as in the base. A missing bar: nothing fits there.",
         plot=plots.spec(sides(known, names), layout),
-        table=table(
+        table=table_of(
             f"Sensitivity of {what}",
             known,
-            ("input", lambda e: e.name),
-            ("low, base, high", lambda e: ", ".join(e.labels)),
-            ("at low (%)", lambda e: number(e.change(0), "+.1f", "nothing fits")),
-            ("at high (%)", lambda e: number(e.change(2), "+.1f", "nothing fits")),
+            Column("input", "name"),
+            Column("low, base, high", "labels", LIST),
+            Column("at low (%)", lambda e: e.change(0), DIFFERENCE.where("nothing fits")),
+            Column("at high (%)", lambda e: e.change(2), DIFFERENCE.where("nothing fits")),
             *(
-                (title, lambda e, i=i: "-" if e.values[i] is None else format(e.values[i], unit))
+                Column(title, lambda e, i=i: e.values[i], kind_of(unit))
                 for i, title in enumerate((f"{what} at low", "base", "at high"))
             ),
         ),

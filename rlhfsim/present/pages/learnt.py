@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.frameworks.rlhfsim.run_folder import MAX_METRICS, METRICS, SAMPLES
-from rlhfsim.present.answers.tree import Block
-from rlhfsim.present.tables import Cell, number, table
+from rlhfsim.present.answers.kinds import AMOUNTS, COUNT, FIGURE
+from rlhfsim.present.answers.tree import Block, Column, table_of
 from rlhfsim.specs.loading import read_text
 
 SHOWN = 4
@@ -40,8 +40,12 @@ def learnt(folder: Path | None) -> Iterator[Block]:
     rows = [row for row in lines(folder / METRICS) if any(name.startswith(PREFIX) for name in row)]
     names = dict.fromkeys(name for row in rows for name in row if name.startswith(PREFIX))
     if rows:
-        columns = [(name.removeprefix(PREFIX), _value(name)) for name in names]
-        yield table("Evaluations on problems held out", rows, ("iteration", _iteration), *columns)
+        columns = [
+            Column(name.removeprefix(PREFIX), lambda row, name=name: _number(row.get(name)), FIGURE)
+            for name in names
+        ]
+        held_out = "Evaluations on problems held out"
+        yield table_of(held_out, rows, Column("iteration", lambda row: int(row["step"]) + 1, COUNT), *columns)
     samples = list(lines(folder / SAMPLES))
     for part, title in (("training", "samples"), ("evaluation", "responses to problems held out")):
         logged = [line for line in samples if line.get("part") == part]
@@ -51,27 +55,15 @@ def learnt(folder: Path | None) -> Iterator[Block]:
             yield _samples(f"Iteration {done:,}: {title}", [x for x in logged if x["step"] == step])
 
 
-def _iteration(row: Line) -> str:
-    return f"{int(row['step']) + 1:,}"
-
-
-def _value(name: str) -> Any:
-    def shown(row: Line) -> Cell:
-        value = row.get(name)
-        return number(value if isinstance(value, int | float) else None, ".4g", "-")
-
-    return shown
-
-
 def _samples(caption: str, chosen: list[Line]) -> Block:
-    return table(
+    return table_of(
         caption,
         chosen[:SHOWN],
-        ("prompt", lambda line: _short(line.get("prompt"))),
-        ("response", lambda line: _short(line.get("response"))),
-        ("reward", lambda line: number(_number(line.get("reward")), ".4g", "-")),
-        ("rules", lambda line: ", ".join(f"{k} {v:.3g}" for k, v in dict(line.get("rewards") or {}).items())),
-        ("tokens", lambda line: number(_number(line.get("response_tokens")), ",.0f", "-")),
+        Column("prompt", lambda line: _short(line.get("prompt"))),
+        Column("response", lambda line: _short(line.get("response"))),
+        Column("reward", lambda line: _number(line.get("reward")), FIGURE),
+        Column("rules", lambda line: dict(line.get("rewards") or {}), AMOUNTS),
+        Column("tokens", lambda line: _number(line.get("response_tokens")), COUNT),
     )
 
 

@@ -8,7 +8,7 @@ from rlhfsim.choice import Choice
 from rlhfsim.plan import Plan
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
-from rlhfsim.present.answers.tree import Block, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.answers.tree import Block, Listing, Mark, Page, PageSection, Table, Tile, pairs, section
 from rlhfsim.present.basis import Basis, basis, cores, profile_of
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
@@ -18,7 +18,6 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
-from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.present.terminal.odds import quantiles, together
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.request import STALE
@@ -234,7 +233,7 @@ def _why(plan: Plan) -> Iterator[Block | None]:
     yield Listing(title="Why it won, and why not another", items=reasons)
 
 
-def certificate(choice: Choice) -> TableData:
+def certificate(choice: Choice) -> Table:
     """Where every complete plan went."""
     c = choice.certificate
     rows = {

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.tree import Code, Explorer, Page, PointFilter, Tile, section
+from rlhfsim.present.answers.kinds import COUNT, DURATION, FIGURE
+from rlhfsim.present.answers.tree import Code, Column, Explorer, Page, PointFilter, Tile, section, table_of
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import compact, table, worth
+from rlhfsim.present.tables import compact
 from rlhfsim.provenance import installed_version
 from rlhfsim.what_if.scenarios.point_table import PointTable, read_points
 
@@ -68,14 +69,14 @@ def _explorer(points: PointTable) -> Explorer:
         money=tuple(compact(points.money if priced else points.gpu_hours)),
         time_title=f"time of a {per}",
         money_title=f"{'USD' if priced else 'GPU-hours'} per {per}",
-        table=table(
+        table=table_of(
             f"Points of the base's work that no other beats ({len(points.front):,})",
             points.front[:SHOWN],
-            ("point", lambda row: row.name),
-            ("GPUs", lambda row: f"{row.gpus:,}"),
-            ("plan", lambda row: row.architecture),
-            (f"time of a {per}", lambda row: worth(row.seconds, words.seconds(row.seconds))),
-            (f"USD per {per}", lambda row: worth(row.money or 0.0, f"{row.money:,.4g}")),
+            Column("point", "name"),
+            Column("GPUs", "gpus", COUNT),
+            Column("plan", "architecture"),
+            Column(f"time of a {per}", "seconds", DURATION),
+            Column(f"USD per {per}", "money", FIGURE),
         ),
     )
 

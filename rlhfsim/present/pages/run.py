@@ -9,7 +9,20 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.frameworks.rlhfsim.run_folder import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
-from rlhfsim.present.answers.tree import Block, Code, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.answers.kinds import FIGURE
+from rlhfsim.present.answers.tree import (
+    Block,
+    Code,
+    Column,
+    Listing,
+    Mark,
+    Page,
+    PageSection,
+    Tile,
+    pairs,
+    section,
+    table_of,
+)
 from rlhfsim.present.basis import basis, cores
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import run as figures_run
@@ -18,7 +31,6 @@ from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.pages.plan import heading
-from rlhfsim.present.tables import number, pairs, table
 
 REWARD = "reward/mean"
 """Metric that is drawn beside the seconds of steps."""
@@ -152,10 +164,10 @@ def _phases(answer: SideBySide) -> Iterator[Block]:
 
 def _memory(answer: SideBySide) -> Iterator[Block]:
     yield figures_steps.memory(answer.memory) or Listing(title="The run recorded no memory", items=())
-    yield table(
+    yield table_of(
         "Tokens and bytes",
         answer.found.amounts,
-        ("amount", lambda a: f"{a.name} ({a.unit})"),
-        ("predicted", lambda a: number(a.predicted, ",.6g", "-")),
-        ("measured", lambda a: number(a.measured, ",.6g", "-")),
+        Column("amount", lambda a: f"{a.name} ({a.unit})"),
+        Column("predicted", kind=FIGURE),
+        Column("measured", kind=FIGURE),
     )

@@ -6,13 +6,23 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.answers.tree import (
+    Block,
+    Changed,
+    Code,
+    Listing,
+    Mark,
+    Page,
+    PageSection,
+    Tile,
+    pairs,
+    section,
+)
 from rlhfsim.present.changes import asked_leaf, leaf_text, mark_of, value_text
 from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import pairs
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
 
