@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rlhfsim.cli.params import emit, json_option
-from rlhfsim.present.terminal import frameworks as view
+from rlhfsim.cli.params import json_option, reply
+from rlhfsim.present.answers import frameworks as view
 
 EPILOG = """\b
 Examples:
@@ -18,4 +18,4 @@ Examples:
 @json_option
 def frameworks(as_json: bool) -> None:
     """What each framework runs, and how that is known; `design --framework NAME` keeps to it."""
-    emit(as_json, view.as_data, view.listing)
+    reply({"as_json": as_json}, view.listing())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rlhfsim.cli.params import emit, json_option, on_command_line
-from rlhfsim.present.terminal import gpus as view
+from rlhfsim.cli.params import json_option, on_command_line, reply
+from rlhfsim.present.answers import gpus as view
 from rlhfsim.specs.hardware.profiles import load_profile, profile_names
 
 EPILOG = """\b
@@ -24,12 +24,6 @@ def gpus(name: str | None, as_json: bool) -> None:
 
     NAME is a profile, an alias, or a YAML file of your own (docs/hardware.md).
     """
-    if name is None:
-        rows = [view.row(load_profile(known)) for known in profile_names()]
-        emit(as_json, lambda: {"schema": view.SCHEMA, "gpus": rows}, lambda: view.listing(rows))
-        return
     with on_command_line():
-        profile = load_profile(name)
-    emit(
-        as_json, lambda: {"schema": view.SCHEMA, "gpus": [view.details(profile)]}, lambda: view.sheet(profile)
-    )
+        page = view.sheet(load_profile(name)) if name else view.listing(map(load_profile, profile_names()))
+    reply({"as_json": as_json}, page)

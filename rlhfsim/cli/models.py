@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rlhfsim.cli.params import emit, json_option, on_command_line
-from rlhfsim.present.terminal import models as view
+from rlhfsim.cli.params import json_option, on_command_line, reply
+from rlhfsim.present.answers import models as view
 from rlhfsim.specs.model.presets import preset, preset_name, preset_names, resolve_model
 
 EPILOG = """\b
@@ -25,10 +25,8 @@ def models(name: str | None, as_json: bool) -> None:
     NAME is a preset, an alias (8b, 70b), a Hugging Face id or a config.json.
     """
     if name is None:
-        rows = [view.row(preset(known), known) for known in preset_names()]
-        emit(as_json, lambda: {"schema": view.SCHEMA, "models": rows}, lambda: view.listing(rows))
+        reply({"as_json": as_json}, view.listing(view.NamedModel(preset(n), n) for n in preset_names()))
         return
     with on_command_line():
         spec = resolve_model(name)
-    details = view.details(spec, preset_name(name))
-    emit(as_json, lambda: {"schema": view.SCHEMA, "models": [details]}, lambda: view.sheet(spec, details))
+    reply({"as_json": as_json}, view.sheet(view.NamedModel(spec, preset_name(name))))

@@ -228,7 +228,7 @@ def _walked(page: Page, detail: Collection[str]) -> Iterable[Any]:
     from rlhfsim.present.terminal.console import console
     from rlhfsim.present.terminal.page import parts
 
-    return parts(page, console().width, appendices="all" in detail)
+    return parts(page, console().width, detail)
 
 
 def bad_option(message: str, help: str) -> RlhfsimError:

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from rlhfsim.cli.inputs import GPU
-from rlhfsim.cli.params import FILE, bad_option, emit, json_option, on_command_line, option
-from rlhfsim.present.terminal import prices as view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.cli.params import FILE, bad_option, json_option, on_command_line, option, reply
+from rlhfsim.present.answers import prices as view
 from rlhfsim.specs.hardware.prices import ENVIRONMENT, prices_over
 from rlhfsim.specs.hardware.profile_files import find_profile
 
@@ -36,9 +35,4 @@ def prices(name: str | None, file: Path | None, as_json: bool) -> None:
         wanted = None if name is None else find_profile(name).stem
     if wanted is not None and wanted not in known:
         raise bad_option(f"no price of {wanted} is known", "give your own: --price USD_PER_GPU_HOUR")
-    shown = known if wanted is None else {wanted: known[wanted]}
-    emit(
-        as_json,
-        lambda: view.prices_dict(shown),
-        lambda: view.listing(shown, console().width) if wanted is None else view.sheet(wanted, known[wanted]),
-    )
+    reply({"as_json": as_json}, view.sheet(wanted, known[wanted]) if wanted else view.listing(known))

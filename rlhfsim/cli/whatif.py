@@ -35,10 +35,12 @@ from rlhfsim.cli.params import (
 from rlhfsim.errors import shown
 from rlhfsim.extras import need
 from rlhfsim.outputs import cache_folder
+from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.whatif import DETAILS, show
+from rlhfsim.present.terminal.page import parts
 from rlhfsim.search.parallel import cores
 from rlhfsim.specs.loading import parse_yaml
+from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.document import scenario_names
 from rlhfsim.what_if.scenarios.result import SUFFIXES, WhatIf
 
@@ -48,6 +50,8 @@ MOST_S = 15 * 60.0
 """Longer searches are asked about."""
 LOCAL = "local"
 """Value of a bare `--ray`."""
+DETAILS = ("layouts", "tornado", "changes", "notes", "all")
+"""What `--detail` adds."""
 EPILOG = """\b
 Examples:
   rlhfsim whatif half-the-gpus
@@ -89,7 +93,7 @@ Examples:
 @option(
     "--detail",
     Several("part", DETAILS),
-    f"More than points and break-evens: {', '.join(DETAILS)}.",
+    f"Tables below points and break-evens: {', '.join(DETAILS)}.",
     default="",
 )
 @json_option
@@ -115,13 +119,18 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     for path in files:
         if not (answer.written and path.suffix in SUFFIXES):
             answer.write(path)
-    emit(
-        given["as_json"],
-        answer.to_dict,
-        lambda: show(console(), answer, folder, given["out"], given["detail"]),
-    )
+    emit(given["as_json"], answer.to_dict, lambda: _shown(answer, folder, given))
     met = any(all(target.met for target in point.targets) for point in answer.everything if point.plan)
     ctx.exit(0 if answer.base.plan is not None and met else 1)
+
+
+def _shown(answer: WhatIf, folder: Path | None, given: Mapping[str, Any]) -> Iterator[Any]:
+    yield from parts(whatif_page(answer), console().width, given["detail"])
+    p = answer.provenance
+    took = f"designs: {p.searched:,} searched, {p.from_cache:,} from an earlier run; {format(p.seconds, 's')}"
+    yield f"{took}; kept in {folder}" if folder is not None and p.searched else took
+    if given["out"] is None:
+        yield "keep this result with --out whatif.json"
 
 
 @dataclass(slots=True)

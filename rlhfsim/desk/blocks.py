@@ -7,11 +7,11 @@ from typing import Any
 
 from dash import dcc, html
 
-from rlhfsim.present.answers.tree import Block, Changed, Code, EqualNodes, Figure, Listing, Table, Tile
+from rlhfsim.present.answers.tree import Block, Changed, Code, EqualNodes, Figure, Listing, Tile, TypedTable
 from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.html import theme
 from rlhfsim.present.html.page import SIGNS
-from rlhfsim.present.tables import TableData
+from rlhfsim.present.html.plots import checked
 from rlhfsim.present.words import tied
 
 Component = Any
@@ -23,7 +23,7 @@ def block(item: Block) -> Component:
     match item:
         case Figure():
             return figure(item)
-        case Table() | TableData():
+        case TypedTable():
             return html.Div(table(item), className="block")
         case Listing():
             lines = html.Ul([html.Li(tied(line)) for line in item.items], className="plain")
@@ -54,7 +54,7 @@ def spoken(**names: str) -> dict[str, Any]:
 
 def graph(item: Figure) -> Component:
     """A plot in the light colours of the theme."""
-    plot = themed(dict(item.plot or {}))
+    plot = themed(checked(item.plot or {}))
     height = plot["layout"]["height"]
     return dcc.Graph(figure=plot, config=_GRAPH, style={"height": f"{height}px"}, className="plot")
 
@@ -92,7 +92,7 @@ def node(group: EqualNodes) -> Component:
     return html.Div([html.P(group.title), *rows], className="node")
 
 
-def table(values: Table | TableData) -> Component:
+def table(values: TypedTable) -> Component:
     """A table that scrolls by itself."""
     data = written(values)
     head = html.Tr([html.Th(str(title).removeprefix(">"), scope="col") for title in data.head])

@@ -8,7 +8,7 @@ from typing import Any
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.kinds import COUNT, QUANTITY, YES
-from rlhfsim.present.answers.tree import Column, Listing, Table, pairs, table_of
+from rlhfsim.present.answers.tree import Column, Listing, TypedTable, pairs, table_of
 from rlhfsim.present.basis import Basis, evidence
 from rlhfsim.present.figures.trust import outcome_assumptions
 from rlhfsim.specs.hardware.hardware import Profile
@@ -26,7 +26,7 @@ def used(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for p in ranked for name in p.rests_on))
 
 
-def tables(basis: Basis) -> Iterator[Table]:
+def tables(basis: Basis) -> Iterator[TypedTable]:
     """Coefficients in use and datasheet numbers of every kind of GPU, then the batch."""
     yield _batch(basis.plan)
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
@@ -34,7 +34,7 @@ def tables(basis: Basis) -> Iterator[Table]:
         yield _datasheet(profile)
 
 
-def _coefficients(names: tuple[str, ...], profile: Profile) -> Table:
+def _coefficients(names: tuple[str, ...], profile: Profile) -> TypedTable:
     def value(end: str) -> Callable[[str], Any]:
         return lambda n: (getattr(known[n], end), known[n].dimension) if n in known else None
 
@@ -47,12 +47,12 @@ def _coefficients(names: tuple[str, ...], profile: Profile) -> Table:
         Column("value", value("value"), QUANTITY),
         Column("P10", value("low"), QUANTITY),
         Column("P90", value("high"), QUANTITY),
-        Column("curve", lambda n: n in curves and n not in known, YES),
         Column("source", lambda n: evidence(n, profile) or "the cost model's own assumption"),
+        Column("curve", lambda n: (n in curves and n not in known) or None, YES, spare=1),
     )
 
 
-def _datasheet(profile: Profile) -> Table:
+def _datasheet(profile: Profile) -> TypedTable:
     link, price = profile.scale_up, profile.price
     rows: list[tuple[str, float, Dimension, str]] = [
         ("memory", profile.memory.value, "byte", profile.memory.source),
@@ -76,7 +76,7 @@ def _datasheet(profile: Profile) -> Table:
     )
 
 
-def _batch(plan: Plan) -> Table:
+def _batch(plan: Plan) -> TypedTable:
     w = plan.workload
     rows = {
         "algorithm": w.title,
@@ -93,7 +93,7 @@ def _batch(plan: Plan) -> Table:
 # --- blanks and unknowns ----------------------------------------------------------------------------
 
 
-def filled() -> Table:
+def filled() -> TypedTable:
     """Assumptions behind the published steps that were predicted."""
     sources = {entry.id: entry.source for entry in assumptions.shipped()["rlhf"]}
     return table_of(

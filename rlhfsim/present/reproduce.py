@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 
 from rlhfsim.choice import AskedBound
 from rlhfsim.plan import AskedRun, Plan
-from rlhfsim.present.answers.tree import Code, Table, pairs
+from rlhfsim.present.answers.tree import Code, TypedTable, pairs
 from rlhfsim.search.requirements import CONFIDENCE
 from rlhfsim.specs.hardware.prices import DEFAULT, market_of
 from rlhfsim.specs.placement.speculation import Speculation
@@ -172,7 +172,7 @@ def _fixed(asked: AskedBound) -> Iterator[str]:
             yield f"{bound.role}.{bound.field}{bound.relation}{value}"
 
 
-def hashes(plan: Plan) -> Table:
+def hashes(plan: Plan) -> TypedTable:
     """Version, hashes and seed."""
     rows = [
         ("rlhfsim", plan.rlhfsim_version),

@@ -323,6 +323,12 @@ def count(number: int, *, largest: float = 1e21) -> str:
     return f"{number:,}"
 
 
+def parameters(number: float) -> str:
+    """`70.6B`, `350M`."""
+    scale, letter = (BILLION, "B") if number >= BILLION else (MILLION, "M")
+    return f"{significant(number / scale)}{letter}"
+
+
 def plural(number: int, noun: str) -> str:
     """`1 step`, `1,024 steps`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

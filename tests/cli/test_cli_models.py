@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from rlhfsim.cli.models import models
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.present.terminal.models import count
+from rlhfsim.present.words import parameters
 from rlhfsim.specs.model.presets import preset_names
 
 
@@ -74,5 +74,5 @@ def test_an_unknown_name_is_an_error_on_the_command_line() -> None:
 
 
 def test_counts_read_as_people_write_them() -> None:
-    assert count(70_553_706_496) == "70.6B"
-    assert count(494_032_768) == "494M"
+    assert parameters(70_553_706_496) == "70.6B"
+    assert parameters(494_032_768) == "494M"

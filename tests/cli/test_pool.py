@@ -76,4 +76,4 @@ def test_of_many_pairs_the_best_are_shown_and_the_rest_are_counted(monkeypatch: 
     given = [*(f"{name}.yaml" for name in names), "--gpus", "8", "--time-limit", "20s"]
     result = CliRunner().invoke(command.pool, given)
     assert result.output.count("pair well") == 12, result.output
-    assert "and 3 more pairs" in result.output
+    assert "and 3 more rows, which --json has" in result.output

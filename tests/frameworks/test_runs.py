@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from rlhfsim.cli.inputs import trainer
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
-from rlhfsim.present.terminal.frameworks import as_data, lines, rows
+from rlhfsim.present.answers.frameworks import SHORT, lines, listing
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions
@@ -187,7 +188,14 @@ def table() -> str:
     """The lines of `rlhfsim frameworks` as Markdown."""
     names = [runs.name for runs in frameworks()]
     head = f"| a plan asks for | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}\n"
-    return head + "".join(f"| {what} | {' | '.join(row)} |\n" for what, *row in rows())
+    return head + "".join(f"| {what} | {' | '.join(_words(what, known))} |\n" for what, known in lines())
+
+
+def _words(what: str, known: list[Known | None]) -> Iterator[str]:
+    """How it is known that each framework runs it, next to the backends with which alone some do."""
+    for of, runs in zip(known, frameworks(), strict=True):
+        backends = ", ".join(runs.only_with.get(what, ()))
+        yield f"{SHORT[of]} ({backends})" if backends else SHORT[of]
 
 
 def test_the_page_shows_the_table() -> None:
@@ -196,7 +204,7 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_people_and_machines_see_the_same() -> None:
-    shown = as_data()["frameworks"]
+    shown = listing().as_data["frameworks"]
     assert [x["name"] for x in shown] == [x.name for x in frameworks()]
     for column, entry in enumerate(shown):
         assert entry["runs"] == {what: row[column] for what, row in lines() if row[column]}

@@ -21,6 +21,7 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.plan import Plan
 from rlhfsim.present import sizes
 from rlhfsim.present.answers.tree import Figure, Listing, Page
+from rlhfsim.present.answers.written import written
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis
 from rlhfsim.present.figures import run as figures_run
@@ -151,7 +152,7 @@ def test_a_profile_that_changed_is_said(plan: Plan) -> None:
 def test_every_coefficient_in_use_has_value_interval_and_source(plan: Plan) -> None:
     _, coefficients, _ = tables(basis(plan))
     assert len(coefficients.rows) > 5
-    for name, value, low, high, source in coefficients.rows:
+    for name, value, low, high, source, *_ in written(coefficients).rows:
         if value.value is not None:
             assert low.value is not None
             assert high.value is not None
@@ -340,7 +341,7 @@ def test_the_command_tells_every_workload(plan: Plan, work: Workload) -> None:
 
 def test_plotly_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="no_such"):
-        plots.spec([{"type": "bar", "no_such": 1}], {})
+        plots.checked(plots.spec([{"type": "bar", "no_such": 1}], {}))
 
 
 def test_planted_plans_have_a_page_for_every_architecture() -> None:
@@ -401,7 +402,7 @@ def test_a_page_has_phases_in_words_and_kinds_with_their_switches(overlapping: P
     drawn = {row for figure in memory for trace in (figure.plot or {})["data"] for row in trace["y"]}
     assert {"Training of the policy", "Generation"} <= drawn
     assert not [row for row in drawn if "." in row or row.startswith(("Load", "Unload"))]
-    numbers = [str(row[0].text) for figure in memory for row in figure.table.rows]
+    numbers = [str(row[0].text) for figure in memory for row in written(figure.table).rows]
     assert any(row.startswith("Load for ") for row in numbers)
     told = "Hybrid takes 9 s more: training of the policy +4.6 s, loads and unloads +3 s, waiting for generation -1 s"
     assert told in str(page.sections)
@@ -415,7 +416,7 @@ def test_a_resource_that_takes_little_stands_in_the_numbers_alone(plan: Plan) ->
     little = replace(first, by_resource_s={**first.by_resource_s, "storage": whole / 1000})
     figure = resources(replace(plan, prediction=replace(plan.prediction, phases=(little, *rest))))
     assert "Disks" not in [trace["name"] for trace in (figure.plot or {})["data"]]
-    assert "disks (s)" in [str(title).removeprefix(">") for title in figure.table.head]
+    assert "disks (s)" in [str(title).removeprefix(">") for title in written(figure.table).head]
     assert "less than 1 % is in the numbers" in figure.how
 
 

@@ -24,8 +24,8 @@ from rlhfsim.present.answers.tree import (
     Figure,
     Page,
     PageSection,
-    Table,
     Tile,
+    TypedTable,
     hidden,
     section,
     table_of,
@@ -143,7 +143,7 @@ def _sections(answer: Decision) -> Iterator[PageSection]:
     yield section("figures", "Every figure with its source", figures_table(answer), appendix=True)
 
 
-def nodes_table(answer: Decision, chosen: Purchase) -> Table:
+def nodes_table(answer: Decision, chosen: Purchase) -> TypedTable:
     """Nodes that arrive, that are reserved, and what is rented, quarter by quarter."""
     hours = {(o.job, o.gpu, o.gpus): o.gpu_hours for o in answer.options}
 
@@ -163,7 +163,7 @@ def nodes_table(answer: Decision, chosen: Purchase) -> Table:
     )
 
 
-def items_table(chosen: Purchase) -> Table:
+def items_table(chosen: Purchase) -> TypedTable:
     """What the money is for."""
     items = sorted(chosen.by_item.items(), key=lambda pair: -pair[1])
     return table_of(
@@ -175,7 +175,7 @@ def items_table(chosen: Purchase) -> Table:
     )
 
 
-def jobs_table(answer: Decision) -> Table:
+def jobs_table(answer: Decision) -> TypedTable:
     """Each job: its runs, where they run, how surely they are in time."""
     assert answer.chosen is not None
     assert answer.punctual is not None
@@ -196,7 +196,7 @@ def jobs_table(answer: Decision) -> Table:
     )
 
 
-def options_table(answer: Decision) -> Table:
+def options_table(answer: Decision) -> TypedTable:
     """Every job on every kind and size."""
     return table_of(
         "Runs as priced",
@@ -213,7 +213,7 @@ def options_table(answer: Decision) -> Table:
     )
 
 
-def figures_table(answer: Decision) -> Table:
+def figures_table(answer: Decision) -> TypedTable:
     """Every figure that the answer rests on."""
     return table_of(
         "Value, range, source",

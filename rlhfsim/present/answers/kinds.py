@@ -28,6 +28,11 @@ class ValueKind(NamedTuple):
         return self._replace(missing=missing)
 
 
+def kind_of(unit: Dimension) -> ValueKind:
+    """Quantities of a dimension, each with its unit."""
+    return ValueKind(lambda value: format(value, unit))
+
+
 TEXT = ValueKind(str, number=False, missing="")
 DASH = TEXT.where("-")
 NAMES = ValueKind(lambda names: words.listed(list(names)) or "-", number=False)
@@ -35,12 +40,16 @@ LIST = ValueKind(lambda names: ", ".join(names) or "none", number=False)
 YES = ValueKind(lambda value: "yes" if value else "no", number=False)
 PLAN = ValueKind(words.plan_text, number=False, missing="-")
 """A plan by its kind and layouts."""
+ALIASES = ValueKind(lambda names: ", ".join(sorted(names, key=len)), number=False)
 COUNT = ValueKind(lambda value: f"{value:,.0f}")
 NODES = ValueKind(lambda value: f"{value:,}" if value else "-")
 SECONDS = ValueKind(lambda value: format(value, "s"))
 DURATION = ValueKind(words.seconds)
 """Seconds as `2 min 54 s`, `3 h 5 min`."""
 BYTES = ValueKind(words.size)
+RATE = kind_of("byte/s")
+SPEED = kind_of("flop/s")
+PARAMETERS = ValueKind(words.parameters)
 SHARE = ValueKind(percent)
 FINE_SHARE = ValueKind(lambda value: f"{value:.1%}".replace("%", " %"))
 """A share with one decimal."""
@@ -58,10 +67,10 @@ MONEY = ValueKind(words.money, missing="unknown")
 AMOUNTS = ValueKind(lambda named: ", ".join(f"{k} {v:.3g}" for k, v in named.items()), number=False)
 QUANTITY = ValueKind(lambda pair: format(*pair))
 """A value and its dimension."""
+QUANTITIES = ValueKind(lambda of: words.span(*(format(end, of[2]) for end in of[:2])))
+"""P10, P90 and their dimension."""
+PRICE = ValueKind(lambda value: f"{value:.2f}")
+RANGED = ValueKind(lambda ends: f"{ends[0]:g}" + f" ({ends[1]:g}-{ends[2]:g})" * (ends[1] < ends[2]))
+"""A value with its range."""
 COEFFICIENT = ValueKind(words.value_text)
 """A figure with its own unit."""
-
-
-def kind_of(unit: Dimension) -> ValueKind:
-    """Quantities of a dimension, each with its unit."""
-    return ValueKind(lambda value: format(value, unit))

@@ -17,8 +17,8 @@ from rlhfsim.present.answers.tree import (
     Listing,
     Page,
     PageSection,
-    Table,
     Tile,
+    TypedTable,
     hidden,
     pairs,
     section,
@@ -146,7 +146,7 @@ def _remedies(answer: RunPlan) -> tuple[str, ...]:
     )
 
 
-def _targets(chosen: Odds) -> Table:
+def _targets(chosen: Odds) -> TypedTable:
     return table_of(
         "Targets of the run",
         chosen.verdicts,
@@ -189,7 +189,7 @@ def _pieces(parts: Sequence[PlannedStretch]) -> Iterator[tuple[str, str]]:
         yield f"{mine[0].stretch.start:,} to {mine[-1].stretch.end:,}", words.plan_text(mine[0].plan)
 
 
-def stretches_table(answer: RunPlan) -> Table:
+def stretches_table(answer: RunPlan) -> TypedTable:
     """Every stretch with its lengths, its batch and its step."""
     changed = set(answer.changes)
     return table_of(
@@ -300,7 +300,7 @@ def _step_line(name: str, parts: Sequence[PlannedStretch], line: dict[str, Any])
 # --- what is assumed, and JSON ------------------------------------------------------------------------
 
 
-def _assumed(answer: RunPlan) -> Table:
+def _assumed(answer: RunPlan) -> TypedTable:
     run = answer.run
     rate = answer.request.cluster.node_group.profile.coefficient("mtbf_per_gpu")
     figures = [

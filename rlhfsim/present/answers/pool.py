@@ -24,8 +24,8 @@ from rlhfsim.present.answers.tree import (
     Listing,
     Page,
     PageSection,
-    Table,
     Tile,
+    TypedTable,
     hidden,
     section,
     table_of,
@@ -136,7 +136,7 @@ def _parts(plan: PoolPlan) -> list[PoolPart]:
     return [PoolPart(m, o) for m in plan.modes for o in m.mode.options]
 
 
-def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> Table:
+def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> TypedTable:
     """Each job with its GPUs, its start and its end."""
     asked = {j.name: j for j in answer.jobs}
     return table_of(
@@ -155,7 +155,7 @@ def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> Table:
     )
 
 
-def pairs_table(answer: PoolAnswer) -> Table:
+def pairs_table(answer: PoolAnswer) -> TypedTable:
     """Two jobs in turn on the same GPUs: first those that pair well, then those that must not."""
     return table_of(
         "Two jobs in turn, a step of each",
@@ -191,7 +191,7 @@ def _pairing(answer: PoolAnswer) -> str:
     return "no two jobs leave each other enough gaps, so they run next to each other or one after the other"
 
 
-def options_table(answer: PoolAnswer) -> Table:
+def options_table(answer: PoolAnswer) -> TypedTable:
     """Every job on every part of the pool."""
     return table_of(
         "Runs as priced",

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from rlhfsim.present.answers.kinds import TEXT, ValueKind
-from rlhfsim.present.tables import Fit, TableData
+from rlhfsim.present.tables import Fit
 from rlhfsim.provenance import installed_version
 
 Mark = Literal["good", "warn", "bad", "plain"]
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TypedTable:
     """Values under typed columns; walkers give them units and digits."""
 
     name: str = ""
@@ -99,10 +99,10 @@ def table_of(
     *columns: Column,
     style: Callable[[Any], str] = lambda item: "",
     **more: Any,
-) -> Table:
+) -> TypedTable:
     """A table with a row for every item."""
     every = tuple(items)
-    return Table(
+    return TypedTable(
         caption=caption,
         columns=columns,
         rows=tuple(tuple(_value(item, column) for column in columns) for item in every),
@@ -111,7 +111,9 @@ def table_of(
     )
 
 
-def pairs(caption: str, rows: Iterable[tuple[str, str]], head: tuple[str, str] = ("what", "value")) -> Table:
+def pairs(
+    caption: str, rows: Iterable[tuple[str, str]], head: tuple[str, str] = ("what", "value")
+) -> TypedTable:
     """Names and values."""
     return table_of(caption, rows, *(Column(title, i) for i, title in enumerate(head)))
 
@@ -137,7 +139,7 @@ class Figure:
     """Plotly's data and layout; colours are variables of the theme."""
     nodes: tuple[EqualNodes, ...] = ()
     """Instead of a plot: a picture of nodes."""
-    table: Table | TableData
+    table: TypedTable
     zoom: bool = False
     """Whether buttons zoom and move along x."""
     kind: Literal["figure"] = "figure"
@@ -199,7 +201,7 @@ class Explorer:
     money: tuple[float | None, ...]
     time_title: str
     money_title: str
-    table: Table | TableData
+    table: TypedTable
     """The best points, for those who do not see the picture."""
     kind: Literal["explorer"] = "explorer"
 
@@ -217,7 +219,7 @@ class Explorer:
         }
 
 
-Block = Figure | Table | TableData | Listing | Code | Changed | Explorer
+Block = Figure | TypedTable | Listing | Code | Changed | Explorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,8 @@ class PageSection:
     blocks: tuple[Block, ...]
     appendix: bool = False
     """For those who check: it stands behind everything else."""
+    asked: bool = False
+    """A terminal shows it only where `--detail` names its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +270,7 @@ class Page:
     def as_data(self) -> dict[str, Any]:
         """The same content for machines: schema, data, and the rows of every table that has a name."""
         blocks = [b.table if isinstance(b, Figure) else b for s in self.sections for b in s.blocks]
-        tables = {b.name: b.records for b in blocks if isinstance(b, Table) and b.name}
+        tables = {b.name: b.records for b in blocks if isinstance(b, TypedTable) and b.name}
         return {"schema": self.schema, **self.data, **tables}
 
     @property
@@ -275,12 +279,10 @@ class Page:
         return tuple(b for s in self.sections for b in s.blocks if isinstance(b, Figure))
 
 
-def section(
-    key: str, heading: str, *blocks: Block | None, lead: str = "", appendix: bool = False
-) -> PageSection:
+def section(key: str, heading: str, *blocks: Block | None, **more: Any) -> PageSection:
     """A section of the blocks that there are."""
     there = tuple(block for block in blocks if block is not None)
-    return PageSection(key=key, heading=heading, lead=lead, blocks=there, appendix=appendix)
+    return PageSection(key=key, heading=heading, blocks=there, **more)
 
 
 def answer(schema: str, *blocks: Block | None, data: Mapping[str, Any] | None = None, **more: Any) -> Page:

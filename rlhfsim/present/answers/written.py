@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlhfsim.present.answers.tree import Table, Tile
+from rlhfsim.present.answers.tree import Tile, TypedTable
 from rlhfsim.present.tables import WORDS, Cell, TableData, grid, worth
 from rlhfsim.present.words import plural
 
 
-def written(table: Table | TableData) -> TableData:
-    """The rows that people see, with units and digits; one that is written already stays."""
-    if isinstance(table, TableData):
-        return table
-    seen = [i for i, column in enumerate(table.columns) if column.title is not None]
+def written(table: TypedTable) -> TableData:
+    """The rows that people see, with units and digits."""
+    seen = [i for i, column in enumerate(table.columns) if column.title is not None and _says(table, i)]
     columns = [table.columns[i] for i in seen]
     titles = [f"{'>' * c.kind.number}{c.title}" for c in columns]
     left = len(table.rows) - (table.most or len(table.rows))
@@ -31,7 +29,12 @@ def written(table: Table | TableData) -> TableData:
     return replace(data, caption=table.caption, open=table.open)
 
 
-def _cell(table: Table, row: tuple[Any, ...], i: int) -> Cell:
+def _says(table: TypedTable, i: int) -> bool:
+    """Whether a column is to be shown: a spare one without a value is not."""
+    return not table.columns[i].spare or any(row[i] not in (None, "") for row in table.rows)
+
+
+def _cell(table: TypedTable, row: tuple[Any, ...], i: int) -> Cell:
     kind, value = table.columns[i].kind, row[i]
     text, first = kind.shown(value), value[0] if isinstance(value, tuple) else value
     return worth(first, text) if kind.number and isinstance(first, int | float) else Cell(text=text)

@@ -10,7 +10,7 @@ from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
 from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, SHARE
-from rlhfsim.present.answers.tree import Column, Figure, Table, table_of
+from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.sizes import Sizes, cost_of
 from rlhfsim.present.tables import compact, rounded
@@ -177,7 +177,7 @@ class CandidateRow(NamedTuple):
     cost: float
 
 
-def _candidates(plan: Plan, sizes: Sizes, axis: str) -> Table:
+def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TypedTable:
     def of(what: str, p: Plan) -> CandidateRow:
         return CandidateRow(
             what, words.gpus(p), own_kind(p), *words.layout_labels(p), p.prediction, cost_of(p)

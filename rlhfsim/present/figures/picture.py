@@ -7,7 +7,7 @@ from itertools import groupby
 from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.present import words
 from rlhfsim.present.answers.kinds import COUNT
-from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, Table, table_of
+from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, TypedTable, table_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
@@ -112,7 +112,7 @@ def _piece(layout: Layout | RolloutLayout, stage: int | None) -> str:
 # --- the same in words ------------------------------------------------------------------------------
 
 
-def role_table(plan: Plan) -> Table:
+def role_table(plan: Plan) -> TypedTable:
     """Every role with its GPUs, its model, its layout and what happens to it between its calls."""
     models = {m.role: m for m in plan.models}
     pool = plan.placement.pool

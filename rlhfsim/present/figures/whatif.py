@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
+from rlhfsim.plan import Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, DASH, DIFFERENCE, FIGURE, LIST, YES, kind_of
-from rlhfsim.present.answers.tree import Column, Figure, Table, table_of
+from rlhfsim.present.answers.kinds import (
+    COUNT,
+    DASH,
+    DIFFERENCE,
+    FIGURE,
+    LIST,
+    PROBABILITY,
+    QUANTITIES,
+    SECONDS,
+    kind_of,
+)
+from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import rounded
+from rlhfsim.present.tables import NEVER, rounded
+from rlhfsim.present.terminal.odds import CERTAIN, TITLES
 from rlhfsim.units import DAY, HOUR, Dimension
 from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded
@@ -39,7 +52,7 @@ def changed(point: PointResult) -> str:
 # --- points -----------------------------------------------------------------------------------------
 
 
-def pareto(result: WhatIf) -> Figure | None:
+def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
     """Points by time and money, those that no other one beats joined; None where nothing fits."""
     fits = [p for p in result.everything if p.seconds is not None and money_of(p) is not None]
     known = [p for p in fits if not p.other_work]
@@ -72,7 +85,7 @@ def pareto(result: WhatIf) -> Figure | None:
             else ""
         ),
         plot=plots.spec([trace for trace in data if trace["x"]], layout),
-        table=points(result),
+        table=table,
     )
 
 
@@ -115,26 +128,49 @@ def finding(result: WhatIf) -> str:
     return ". ".join([*parts, findings.other_work(base[0], others, unit)] if others else parts)
 
 
-def points(result: WhatIf) -> Table:
+def points(result: WhatIf) -> TypedTable:
     """Every point, the base first; of one that does not fit only its name, its changes and why."""
     scale, unit = _time_scale(result)
-    base = result.base
-
+    base, run = result.base, result.per == "run"
+    asked = next((p.targets for p in result.everything if p.targets), ())
+    chances = [i for i, target in enumerate(asked) if target.quantity not in CERTAIN]
     return table_of(
         "Points of the scenario",
         result.everything,
+        Column("", lambda p: "#" if p.other_work else "*" if p.on_front else ""),
         Column("point", "name"),
-        Column("changes", changed),
+        Column("changes", changed, fit=NEVER, spare=1),
         Column("GPUs", _planned(lambda p: p.gpus), COUNT),
         Column("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
-        Column(f"time of a {result.per} ({unit})", _planned(lambda p: (p.seconds or 0.0) / scale), FIGURE),
-        Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH),
+        Column("step", _planned(lambda p: p.plan.prediction.step_s), SECONDS, spare=6 * run),
+        Column("P10-P90", _planned(lambda p: _ends(p.plan.prediction)), QUANTITIES, spare=3),
+        Column(f"{unit} per {result.per}", _planned(lambda p: (p.seconds or 0.0) / scale), FIGURE),
+        Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH, spare=4),
         Column(axis_of(result), _planned(money_of), FIGURE),
-        Column("against base", _planned(lambda p: _relative(p, base, money_of)), DASH),
-        Column("step (s)", _planned(lambda p: p.plan.prediction.step_s), FIGURE),
-        Column("unbeaten", _planned(lambda p: p.on_front), YES),
-        Column("other work", lambda p: words.work_parts(p.other_work), DASH),
+        Column("cost against base", _planned(lambda p: _relative(p, base, money_of)), DASH, spare=5),
+        *(Column(TITLES[asked[i].quantity], _planned(partial(_chance, i)), PROBABILITY) for i in chances),
+        Column("other work", lambda p: words.work_parts(p.other_work), DASH, spare=2),
+        notes=tuple(_legend(result, [asked[i].text for i in chances])),
     )
+
+
+def _ends(p: Prediction) -> tuple[float, float, str]:
+    return p.low_s, p.high_s, "s"
+
+
+def _chance(i: int, point: PointResult) -> float | None:
+    """The probability of a target; None without a price."""
+    return point.targets[i].probability if point.targets else None
+
+
+def _legend(result: WhatIf, targets: list[str]) -> Iterator[str]:
+    if targets:
+        yield f"percentages: probability of {', '.join(targets)}"
+    if any(p.on_front for p in result.everything):
+        yield "* no point that does the same work is as fast and as cheap"
+    if any(p.other_work for p in result.points):
+        yield "# other work than the base: compared by what a sample or a token of it takes"
+    yield from (f"assumed: {text}" for text in result.assumptions)
 
 
 def _planned(shown: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -57,6 +57,7 @@ def html(page: Page) -> str:
         numeric=_numeric,
         written=written,
         tile_texts=tile_texts,
+        checked=plots.checked,
         json=embedded,
         zooms=ZOOMS,
         signs=SIGNS,

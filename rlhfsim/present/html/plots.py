@@ -7,13 +7,10 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any
-
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from rlhfsim.present.html import theme
 from rlhfsim.present.tables import compact, rounded
@@ -22,12 +19,19 @@ Trace = dict[str, Any]
 
 
 def spec(data: Iterable[Trace], layout: dict[str, Any]) -> dict[str, Any]:
+    """Data and layout of a figure, for `checked`."""
+    return {"data": list(data), "layout": layout}
+
+
+def checked(plot: Mapping[str, Any]) -> dict[str, Any]:
     """Data and layout, checked by Plotly's own schema; its default template is left out.
 
     Raises:
         ValueError: a property that Plotly does not have, which is our own bug.
     """
-    figure: dict[str, Any] = json.loads(go.Figure(data=list(data), layout=layout).to_json())
+    import plotly.graph_objects as go  # an answer in a terminal draws nothing
+
+    figure: dict[str, Any] = json.loads(go.Figure(plot).to_json())
     figure["layout"].pop("template", None)
     return figure
 
@@ -107,6 +111,8 @@ def logarithmic(values: Sequence[float], beyond: float, **more: Any) -> dict[str
 @cache
 def script() -> str:
     """Plotly's bundle, which runs offline."""
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 

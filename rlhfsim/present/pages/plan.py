@@ -8,7 +8,17 @@ from rlhfsim.choice import Choice
 from rlhfsim.plan import Plan
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
-from rlhfsim.present.answers.tree import Block, Listing, Mark, Page, PageSection, Table, Tile, pairs, section
+from rlhfsim.present.answers.tree import (
+    Block,
+    Listing,
+    Mark,
+    Page,
+    PageSection,
+    Tile,
+    TypedTable,
+    pairs,
+    section,
+)
 from rlhfsim.present.basis import Basis, basis, cores, profile_of
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
@@ -233,7 +243,7 @@ def _why(plan: Plan) -> Iterator[Block | None]:
     yield Listing(title="Why it won, and why not another", items=reasons)
 
 
-def certificate(choice: Choice) -> Table:
+def certificate(choice: Choice) -> TypedTable:
     """Where every complete plan went."""
     c = choice.certificate
     rows = {

@@ -26,6 +26,8 @@ LABEL = 8
 """Width of the labels of header and summary."""
 GAP = 2
 """Between two columns of `new_table`."""
+CUT_TO = 12
+"""Columns that a text keeps at least which may be cut."""
 NARROW = 90
 """Below this many columns tables leave out what the bars show."""
 COLOURS = {
@@ -120,23 +122,35 @@ def within(data: TableData, width: int) -> TableData:
 
 
 def narrowed(data: TableData, width: int) -> TableData:
-    """The table with a word a line in its titles where it has no room: no figure is cut for a title."""
-    if _needed(data) <= width:
+    """The table with a word a line in titles longer than their texts, where it has no room for all."""
+    if _needed(data, whole=True) <= width:
         return data
-    titles = {title: title.replace(" ", "\n") for title in data.head if isinstance(title, str)}
-    fit = {titles.get(title, title): fit for title, fit in data.fit.items()}
-    return replace(data, head=tuple(titles.get(title, title) for title in data.head), fit=fit)
+    titles = {
+        t: t.replace(" ", "\n") for i, t in enumerate(data.head) if len(t) > _longest(data, i, whole=True)
+    }
+    return replace(
+        data,
+        head=tuple(titles.get(title, title) for title in data.head),
+        fit={titles.get(title, title): fit for title, fit in data.fit.items()},
+        spare=tuple(titles.get(title, title) for title in data.spare),
+    )
 
 
-def _needed(data: TableData) -> int:
-    """Columns of a terminal that the text of a table takes, with two between its columns."""
-    widest = 0
-    for i, title in enumerate(data.head):
-        texts = [str(title).removeprefix(">"), *(str(row[i].text) for row in data.rows)]
-        breaks = data.fit.get(title, NEVER).overflow == "words"
-        words = [word for text in texts for word in (text.split() if breaks else [text])]
-        widest += max(map(len, words), default=0) + GAP
-    return widest - GAP
+def _needed(data: TableData, *, whole: bool = False) -> int:
+    """Columns of a terminal that a table takes, with two between its columns; `whole`: no text breaks."""
+    titles = (str(title).removeprefix(">").split("\n") for title in data.head)
+    texts = (_longest(data, i, whole=whole) for i in range(len(data.head)))
+    return sum(max(text, *map(len, title)) + GAP for title, text in zip(titles, texts, strict=True)) - GAP
+
+
+def _longest(data: TableData, i: int, *, whole: bool) -> int:
+    """Characters of the longest text of a column, as far as it may not break or be cut."""
+    overflow = data.fit.get(data.head[i], NEVER).overflow
+    texts = [str(row[i].text) for row in data.rows]
+    if overflow == "words" and not whole:
+        texts = [word for text in texts for word in text.split()]
+    longest = max(map(len, texts), default=0)
+    return min(longest, CUT_TO) if overflow == "cut" else longest
 
 
 def labelled(rows: Mapping[str, str]) -> Table:

@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rlhfsim.present.answers.tree import Block, Figure, Listing, Page, Table
+from rlhfsim.present.answers.tree import Block, Changed, Figure, Listing, Page, TypedTable
 from rlhfsim.present.answers.written import tile_texts, written
-from rlhfsim.present.tables import WORDS, TableData
 from rlhfsim.present.terminal.console import WIDTH, drawn, labelled, narrowed, within
 from rlhfsim.present.words import listed
 
+SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
 
 
-def parts(page: Page, width: int = WIDTH, *, appendices: bool = False) -> Iterator[RenderableType]:
-    """The page without its figures, whose numbers are in its tables; appendices where asked for."""
+def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Iterator[RenderableType]:
+    """The page without its figures, whose numbers are in its tables; what `detail` names too."""
     for text, style in ((page.title, "bold"), (page.subtitle, ""), (page.verdict, STYLES[page.mark])):
         if text:
             yield Text(text, style=style)
     if page.tiles:
         yield labelled({tile.label: "  ".join(filter(None, tile_texts(tile))) for tile in page.tiles})
+    left_out = [s for s in page.sections if (s.appendix or s.asked) and not {s.key, "all"} & {*detail}]
     for section in page.sections:
-        if section.appendix and not appendices:
+        if section in left_out:
+            findings = (block.title for block in section.blocks if isinstance(block, Figure))
+            yield from map(Text, findings if section.asked else ())
             continue
         if section.heading:
             yield Text(f"\n{section.heading}", style="bold")
         for block in section.blocks:
             yield from _block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks))
-    left_out = [s.heading.lower() for s in page.sections if s.appendix and not appendices]
     if left_out:
-        yield Text(f"\n--detail all also shows: {listed(left_out)}", style="dim")
+        shown = listed([section.heading.lower() for section in left_out])
+        yield Text(f"\n--detail all also shows: {shown}", style="dim")
 
 
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[RenderableType]:
     """One block; of figures the table, where nothing else says its numbers."""
-    if isinstance(block, Table | TableData):
+    if isinstance(block, TypedTable):
         yield _table(block, width)
     elif isinstance(block, Figure) and figures:
         yield Text(block.title)
         yield _table(block.table, width)
     elif isinstance(block, Listing):
         yield from (Text(f"- {item}") for item in block.items)
+    elif isinstance(block, Changed):
+        sign = "!" if any(sign == "!" for sign, _ in block.lines) else "~"
+        yield Text(f"\n{sign} {block.title}", style="bold")
+        yield from (Text(f"  {mark or ' '} {line}", style=SIGNS.get(mark, "")) for mark, line in block.lines)
 
 
-def _table(table: Table | TableData, width: int) -> RenderableType:
-    data = written(table) if isinstance(table, Table) else _aligned(table)
+def _table(table: TypedTable, width: int) -> RenderableType:
+    data = written(table)
     stretched = any(fit.ratio for fit in data.fit.values())
-    return drawn(narrowed(within(data, width), width), width if stretched else None)
-
-
-def _aligned(data: TableData) -> TableData:
-    """The table with numbers to the right, and text that may break."""
-    numbers = [
-        sum(row[i].value is not None for row in data.rows) * 2 > len(data.rows) for i in range(len(data.head))
-    ]
-    head = tuple(f">{title}" if right else title for title, right in zip(data.head, numbers, strict=True))
-    fit = {title: WORDS for title, right in zip(data.head, numbers, strict=True) if not right}
-    return replace(data, head=head, fit=fit)
+    return drawn(within(narrowed(data, width), width), width if stretched else None)

@@ -1,16 +1,13 @@
-"""What `rlhfsim frameworks` shows: one line for each thing a plan can ask, one column a framework."""
+"""What `rlhfsim frameworks` answers: one line for each thing a plan can ask, one column a framework."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.frameworks.runs import FEATURES, Known, Runs, frameworks
-from rlhfsim.present.tables import REST, grid
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.answers.tree import Column, Page, answer, table_of
+from rlhfsim.present.tables import REST
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
 
@@ -42,35 +39,20 @@ def lines() -> Iterator[tuple[str, list[Known | None]]]:
         yield feature, [x.features.get(feature) for x in every]
 
 
-def rows() -> Iterator[tuple[str, ...]]:
-    """The same in words; backends stand beside what not all of them run."""
-    every = frameworks()
-    for what, row in lines():
-        beside = (", ".join(x.only_with.get(what, ())) for x in every)
-        yield (
-            what,
-            *(
-                f"{SHORT[known]} ({names})" if names else SHORT[known]
-                for known, names in zip(row, beside, strict=True)
-            ),
-        )
-
-
-def listing() -> Sequence[RenderableType]:
+def listing() -> Page:
     """The table, what its cells mean, where each column is from."""
-    every = frameworks()
-    sources = [Text(f"{x.name}: {x.source}", style="dim") for x in every]
-    return [
-        drawn(grid((WHAT, *(x.name for x in every)), map(_starred, rows()), fit={WHAT: REST})),
-        Text(NOTE, style="dim"),
-        *(Text(f"* {line}", style="dim") for line in limited()),
-        *sources,
-    ]
+    every, table = frameworks(), list(lines())
+    columns = [Column(x.name, lambda row, i=i, x=x: _cell(x, i, row)) for i, x in enumerate(every)]
+    notes = (NOTE, *(f"* {line}" for line in limited()), *(f"{x.name}: {x.source}" for x in every))
+    return answer(
+        SCHEMA,
+        table_of("", table, Column(WHAT, 0, fit=REST), *columns, notes=notes),
+        data={"frameworks": [_framework(x, i, table) for i, x in enumerate(every)]},
+    )
 
 
-def _starred(row: Sequence[str]) -> list[str]:
-    """Cells as narrow as eight columns need."""
-    return [row[0], *(f"{cell.partition(' ')[0]}*" if " " in cell else cell for cell in row[1:])]
+def _cell(framework: Runs, i: int, line: tuple[str, Sequence[Known | None]]) -> str:
+    return f"{SHORT[line[1][i]]}{'*' * (line[0] in framework.only_with)}"
 
 
 def limited() -> Iterator[str]:
@@ -79,12 +61,6 @@ def limited() -> Iterator[str]:
         for backends in dict.fromkeys(each.only_with.values()):
             what = [feature for feature, names in each.only_with.items() if names == backends]
             yield f"{each.name} with {', '.join(backends)}: {', '.join(what)}"
-
-
-def as_data() -> dict[str, Any]:
-    """The same for machines."""
-    table = list(lines())
-    return {"schema": SCHEMA, "frameworks": [_framework(x, i, table) for i, x in enumerate(frameworks())]}
 
 
 def _framework(runs: Runs, column: int, table: Sequence[tuple[str, list[Known | None]]]) -> dict[str, Any]:

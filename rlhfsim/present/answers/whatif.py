@@ -1,4 +1,4 @@
-"""The page of a what-if: answer, points, tornado, break-evens, what changes in each plan, assumptions."""
+"""What `rlhfsim whatif` answers: points, tornado, break-evens, what changes in each plan, assumptions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from rlhfsim.present import words
+from rlhfsim.present.answers.kinds import NUMBER
 from rlhfsim.present.answers.tree import (
     Block,
     Changed,
     Code,
+    Column,
     Listing,
     Mark,
     Page,
     PageSection,
     Tile,
+    TypedTable,
     pairs,
     section,
+    table_of,
 )
 from rlhfsim.present.changes import asked_leaf, leaf_text, mark_of, value_text
 from rlhfsim.present.figures import crossing as figures_crossing
@@ -26,15 +30,17 @@ from rlhfsim.present.input_names import input_name
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
 
+LAYOUTS = ("point", "pools", "actor", "rollout", "weights by")
 
-def whatif_page(result: WhatIf, *, file: str, title: str | None = None) -> Page:
-    """The page of one what-if."""
+
+def whatif_page(result: WhatIf, *, file: str = "", title: str | None = None) -> Page:
+    """The answer to one what-if; with the `file` that holds it also what stands behind it."""
     return Page(
         title=title or f"What if: {result.title}",
         subtitle=result.question,
         verdict=verdict(result),
         mark=mark(result),
-        sure=tuple(_sure(result)),
+        sure=tuple(_sure(result)) if file else (),
         tiles=tuple(_tiles(result)),
         sections=tuple(_sections(result, file)),
         version=result.provenance.rlhfsim_version,
@@ -109,15 +115,16 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
 
 
 def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
-    yield section(
-        "points", "Time against money", figures_whatif.pareto(result), figures_whatif.points(result)
-    )
+    points = figures_whatif.points(result)
+    yield section("points", "Time against money", figures_whatif.pareto(result, points), points)
+    yield section("layouts", "What is chosen at each point", layouts_table(result), asked=True)
     if result.tornado:
         tornado = figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),)
-        yield section("tornado", "What moves the answer", *tornado)
+        yield section("tornado", "What moves the answer", *tornado, asked=True)
     if result.break_evens:
         crossings = (figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens))
-        yield section("break-evens", "Break-evens", *crossings)
+        outcomes = Listing(title="", items=tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
+        yield section("break-evens", "Break-evens", outcomes, *crossings)
     yield section(
         "changes",
         "What changes in each plan",
@@ -125,20 +132,42 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign "
         "are what"
         " the scenario sets.",
+        asked=True,
     )
-    yield section("assumptions", "Assumptions and notes", *_assumed(result), appendix=True)
-    yield section("calibration", "How right such predictions were", figures_trust.scatter(), appendix=True)
-    yield section("reproduce", "Reproduce", *_again(result, file), appendix=True)
-
-
-def _assumed(result: WhatIf) -> Iterator[Block]:
-    if result.assumptions:
-        yield Listing(
-            title="The scenario takes for granted", items=tuple(words.capital(a) for a in result.assumptions)
+    notes = tuple(words.capital(note) for note in _notes(result))
+    yield section("notes", "Notes", Listing(title="", items=notes), asked=True)
+    if file:
+        yield section(
+            "calibration", "How right such predictions were", figures_trust.scatter(), appendix=True
         )
-    notes = [*result.notes, *(f"{p.name}: {n}" for p in result.everything for n in p.notes)]
-    if notes:
-        yield Listing(title="To be known", items=tuple(words.capital(n) for n in notes))
+        yield section("reproduce", "Reproduce", *_again(result, file), appendix=True)
+
+
+def layouts_table(result: WhatIf) -> TypedTable:
+    """One row a point: what is chosen."""
+    return table_of(
+        "Layouts", map(_layouts, result.everything), *(Column(t, i) for i, t in enumerate(LAYOUTS))
+    )
+
+
+def _layouts(point: PointResult) -> tuple[str, ...]:
+    if point.plan is None:
+        return point.name, point.shortage or "nothing fits", "", "", ""
+    p = point.plan.placement
+    pools = ", ".join(f"{pool.name} {pool.gpus}" for pool in p.pools)
+    lag = f", lag {NUMBER.shown(p.schedule.staleness)}" if p.schedule.staleness else ""
+    return point.name, pools, *words.layout_labels(point.plan), f"{p.weight_path}{lag}"
+
+
+def _notes(result: WhatIf) -> Iterator[str]:
+    """What holds for all points or for some."""
+    points: dict[str, list[str]] = {}
+    for point in result.everything:
+        for note in point.notes:
+            points.setdefault(note, []).append(point.name)
+    for note, names in points.items():
+        yield f"{'all points' if len(names) == len(result.everything) else ', '.join(names)}: {note}"
+    yield from result.notes
 
 
 def _again(result: WhatIf, file: str) -> Iterator[Block]:
