@@ -129,6 +129,8 @@ class Sender:
                     "weight-sync-checksum",
                     f"channel {self.spec.name!r}: receiver {index} saw checksum {seen[:12]}, "
                     f"sent was {checksum[:12]}",
+                    help="bytes were read before they had arrived, or changed on the way: if it returns, "
+                    "take another weight path (rlhfsim sync plan.json lists them)",
                 )
         self.control.forget([f"{prefix}begin", *(f"{prefix}done/{index}" for index in receivers)])
 

@@ -61,7 +61,8 @@ def disagreement(model: Any, asked: Sequence[GenerationRequest], got: Sequence[C
         logits = model(ids).logits[0] / (request.temperature or 1.0)
         start = len(request.prompt)
         ours = logits.log_softmax(-1)[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-        worst = max(worst, float((ours - torch.tensor(completion.logprobs)).abs().max()))
+        off = float((ours - torch.tensor(completion.logprobs)).abs().max())
+        worst = max(worst, off) if off == off else float("inf")
     return worst
 
 

@@ -150,7 +150,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 // --- memory: one piece, first fit, poisoned while nobody owns it ------------------------------------
 
-// What processes see of each other, in a file per GPU (REHEARSAL_GPU names it): who holds how much.
+// What processes see of each other, in a file per GPU (REHEARSAL_GPUS is how they begin): who holds how much.
 struct Ledger {
   static constexpr int PROCESSES = 64;
   struct Row {
@@ -159,10 +159,19 @@ struct Ledger {
   Row* rows = nullptr;
   Row* own = nullptr;
 
+  static std::string gpu(int index) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible || !*visible) return std::to_string(index);
+    std::istringstream names(visible);
+    std::string name;
+    for (int i = 0; i <= index; ++i) std::getline(names, name, ',');
+    return name;
+  }
   Ledger() {
-    const char* path = std::getenv("REHEARSAL_GPU");
-    if (path == nullptr) return;
-    int file = open(path, O_RDWR | O_CREAT, 0600);
+    const char* prefix = std::getenv("REHEARSAL_GPUS");
+    if (prefix == nullptr) return;
+    auto path = prefix + gpu(current_device);
+    int file = open(path.c_str(), O_RDWR | O_CREAT, 0600);
     TORCH_CHECK(file >= 0 && ftruncate(file, PROCESSES * sizeof(Row)) == 0, "no file ", path);
     rows = static_cast<Row*>(mmap(nullptr, PROCESSES * sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
     close(file);
@@ -572,7 +581,8 @@ int64_t attention_kernel(const Tensor&, const Tensor&, const Tensor&, const std:
   return 0;  // the plain one: flash kernels are CUDA's own
 }
 
-// Any other operation: the CPU's, in the order of the stream, random numbers by the device's generator.
+// Any other operation: the CPU's, in the order of the stream, random numbers by the device's generator. torch's
+// own get copies; those of other libraries the same bytes, as some write where their schema does not say so.
 void any(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   streams().run(current_stream);
   auto& arguments = op.schema().arguments();
@@ -580,7 +590,19 @@ void any(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < arguments.size(); ++i)
     if (arguments[i].name() == "generator" && (*stack)[first + i].isNone())
       (*stack)[first + i] = at::detail::getCUDAHooks().getDefaultGenerator(0);
-  at::native::cpu_fallback(op, stack);
+  auto space = op.schema().getNamespace();
+  if (!space || *space == "aten" || *space == "prims") return at::native::cpu_fallback(op, stack);
+  for (auto value = stack->begin() + first; value != stack->end(); ++value) {
+    if (value->isTensor()) *value = on_host(value->toTensor());
+    else if (value->isTensorList()) {
+      c10::List<Tensor> changed;
+      for (const Tensor& tensor : value->toTensorVector()) changed.push_back(on_host(tensor));
+      *value = changed;
+    }
+  }
+  op.callBoxed(stack);
+  for (auto value = stack->end() - op.schema().returns().size(); value != stack->end(); ++value)
+    if (value->isTensor() && value->toTensor().defined()) *value = value->toTensor().to(Device(c10::DeviceType::CUDA, current_device));
 }
 
 // Collectives: those of gloo on the same bytes. With REHEARSAL_NCCL ranks compare operation, shape and type before,
@@ -619,6 +641,7 @@ void meet(const std::string& name, const std::vector<int64_t>& shape, const c10:
     }
   }
   if (same) return;
+  store->set(key(group->getRank()), std::vector<uint8_t>());  // whoever comes later waits in vain too
   std::this_thread::sleep_until(start + limit);
   TORCH_CHECK_WITH(DistBackendError, false, "[Rank ", group->getRank(), "] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=",
                    number, ", OpType=", name, ", NumelIn=", shape.empty() ? 0 : shape[0], ", Timeout(ms)=", limit.count(),

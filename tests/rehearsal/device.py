@@ -120,7 +120,7 @@ def _show(torch: Any) -> None:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": here.device_count,
+        "device_count": _count,
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_lazy_call": lambda call, **_: call(),
@@ -162,6 +162,12 @@ def _show(torch: Any) -> None:
         setattr(cuda, name, answer)
     cuda.nvtx = None
     cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = memory.reset_peak_memory_stats
+
+
+def _count() -> int:
+    """As `device.cpp` counts."""
+    visible = len((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(","))
+    return int(os.environ.get("REHEARSAL_DEVICES", visible))
 
 
 def _uuid(index: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 
 HERE = Path(__file__).parent
@@ -31,29 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _run(folder: Path, *programs: list[str], **variables: str) -> None:
-    """Programs on the device, at once; what a failed one printed."""
-    path = os.pathsep.join(
-        [os.environ.get("PYTHONPATH", ""), str(HERE.parents[1]), str(HERE.parent / "executor")]
-    )
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
-    environment.pop("DS_ACCELERATOR", None)
-    running = []
-    for words in programs:
-        log = folder / f"{'-'.join(words[:3]).replace('/', '-')}.log"
-        command = [sys.executable, str(HERE / "device.py"), *words]
-        process = subprocess.Popen(command, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)
-        running.append((process, log))
-    for process, log in running:
-        assert process.wait(1200) == 0, log.read_text()[-3000:]
-
-
 def _ranks(folder: Path, part: str, world: int = 2) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     program = str(HERE / "ranks.py")
-    _run(folder, *([program, str(rank), port, part, str(folder)] for rank in range(world)), RANKS=str(world))
+    programs.run(
+        folder, *([program, str(rank), port, part, str(folder)] for rank in range(world)), RANKS=str(world)
+    )
     found: dict[str, Any] = json.loads((folder / f"{part}.json").read_text())
     return found
 
@@ -107,7 +92,7 @@ def test_engines_leave_the_device_by_pinned_memory_and_wait_for_every_copy(
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("faults")
-    _run(
+    programs.run(
         folder,
         [str(HERE / "faults.py"), str(folder)],
         REHEARSAL_BYTES=str(2**30),
@@ -159,13 +144,9 @@ def test_random_numbers_checksums_and_micro_benchmarks_are_the_device_s(faults: 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("launched")
-    path = os.pathsep.join(
-        [os.environ.get("PYTHONPATH", ""), str(HERE.parents[1]), str(HERE.parent / "executor")]
-    )
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop("DS_ACCELERATOR", None)
     command = [sys.executable, str(HERE / "launched.py"), str(folder)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    own = programs.environment()
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=1200, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads((folder / "launched.json").read_text())
     return found
