@@ -167,6 +167,8 @@ class Runs:
     """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
     rules_ahead: Callable[[Workload], bool] = lambda work: False
     """Whether rules score responses as they arrive, while others are decoded."""
+    filters_on_arrival: bool = False
+    """Groups are filtered as they arrive, before a reward model on the actor's GPUs has scored them."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
@@ -271,8 +273,13 @@ class Runs:
         """Whether one of `FEATURES` is not run."""
         return self._first([name], backend)
 
-    def lacks_pools(self, groups: Iterable[Collection[str]], backend: Backend | None = None) -> Lacks | None:
+    def lacks_pools(
+        self, groups: Collection[Collection[str]], workload: Workload, backend: Backend | None = None
+    ) -> Lacks | None:
         """What of the sets of roles that share GPUs is not run."""
+        filtered = self.filters_on_arrival and workload.dynamic_sampling is not None
+        if filtered and any({"actor", "reward"} <= set(group) for group in groups):
+            return _UNSCORED
         return self._first(pool_features(groups), backend)
 
     def lacks_rollout(
@@ -332,7 +339,7 @@ class Runs:
         backend = placement.backend
         found = [self.lacks_hardware(vendors), self.lacks_workload(workload, backend)]
         found.append(self.lacks_schedule(placement.schedule))
-        found.append(self.lacks_pools(placement.groups, backend))
+        found.append(self.lacks_pools(placement.groups, workload, backend))
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
                 found.append(self.lacks_layout(backend, placed.layout, workload, role))
@@ -387,6 +394,11 @@ def _code(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name.lower()) + "-not-run"
 
 
+_UNSCORED = Lacks(
+    code="groups-filtered-before-rewards",
+    what="dynamic sampling by a reward model on the actor's GPUs: it filters groups before they are scored",
+    remedy="give the reward model GPUs of its own, use rules, or leave out workload.dynamic_sampling",
+)
 _ANEW = Lacks(
     code="recreated-rollout-needs-disk",
     what="a rollout that is created anew for each call, without weights on disk",

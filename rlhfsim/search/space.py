@@ -247,7 +247,9 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
             shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
             if shape.role_placement in request.forbid or not _on_allowed_hardware(request, shape):
                 continue
-            if request.runs is not None and request.runs.lacks_pools(groups, request.backend):
+            if request.runs is not None and request.runs.lacks_pools(
+                groups, request.workload, request.backend
+            ):
                 continue
             for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
                 if not _said(request, shape, schedule):

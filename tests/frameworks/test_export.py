@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -337,8 +339,29 @@ def test_verls_trainer_limits_no_generation_batches_and_filters_before_a_shared_
     served = Layout(zero=0, dp=plan.placement.actor.layout.gpus, recompute="none")
     own = replace(plan.placement.actor, layout=served)
     shared = with_placement(filtered, reward=replace(own, residency="offloaded"))
-    with pytest.raises(RlhfsimError, match="filters groups before a reward model"):
+    with pytest.raises(RlhfsimError, match="it filters groups before they are scored"):
         export(shared, "verl", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, True),
+        ({"reward.reward_model.enable_resource_pool": True}, False),
+        ({"trainer.use_v1": False}, False),
+        ({"verl_version": "0.8"}, False),
+        ({"algorithm.filter_groups.enable": False}, False),
+    ],
+)
+def test_filters_of_verls_v1_trainer_are_refused_beside_a_reward_model_on_its_gpus(
+    more: dict[str, Any], refused: bool
+) -> None:
+    reward = {f"reward.reward_model.{name}": v for name, v in {"enable": True, "model_path": "q"}.items()}
+    said = {"algorithm.filter_groups.enable": True, "algorithm.adv_estimator": "grpo"} | reward
+    values = said | {"actor_rollout_ref.model.path": "qwen2.5-7b"} | more
+    refusal = pytest.raises(RlhfsimError, match="verl refuses to start") if refused else nullcontext()
+    with refusal:
+        assert VERL.read(FrameworkSettings(values, "run.sh")).all()["workload.reward.model"] == "q"
 
 
 @pytest.mark.parametrize(("more", "most"), [({}, None), ({"verl_version": "0.8"}, 10)])

@@ -25,7 +25,8 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.workload import Lora, Reward, Workload
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.what_if.planned import not_launched
 
 GRPO = Workload(algorithm="grpo", model="8b", prompts=64, samples=8, reward=Reward(model="same"))
@@ -73,6 +74,17 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     adapters = ours.lacks_layout("deepspeed", Layout(tp=2, dp=4), replace(GRPO, lora=Lora()), "actor")
     assert adapters is not None
     assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
+
+
+def test_verl_filters_groups_where_the_reward_model_has_gpus_of_its_own() -> None:
+    work = replace(GRPO, reward=Reward(model=None, rules=Rules()), dynamic_sampling=DynamicSampling(kept=0.5))
+    beside, apart = [["actor", "reward"], ["rollout"]], [["actor", "rollout"], ["reward"]]
+    lacks = framework("verl").lacks_pools(beside, work)
+    assert lacks is not None
+    assert "filters groups before they are scored" in lacks.what
+    assert framework("verl").lacks_pools(beside, replace(work, dynamic_sampling=None)) is None
+    assert framework("verl").lacks_pools(apart, work) is None
+    assert framework("nemo-rl").lacks_pools(beside, work) is None
 
 
 def test_what_a_framework_runs_without_an_export_of_ours_is_said_so() -> None:

@@ -45,14 +45,7 @@ def write(plan: Plan) -> Written:
         RlhfsimError: an algorithm that verl's main_ppo does not train, or a batch that it cannot cut.
     """
     the_rollout(plan, "verl's main_ppo")
-    work, reward = plan.workload, plan.placement.reward
-    if work.dynamic_sampling is not None and reward is not None and reward.pool == plan.placement.actor.pool:
-        raise RlhfsimError(
-            "groups-filtered-before-rewards",
-            "verl filters groups before a reward model on the GPUs that train scores them",
-            help="give the reward model and the rollout GPUs of their own, use rules, or leave out "
-            "workload.dynamic_sampling",
-        )
+    work = plan.workload
     if work.prompts % work.mini_batches:
         raise RlhfsimError(
             "batch-not-cut-by-prompts",

@@ -52,7 +52,13 @@ from rlhfsim.frameworks.verl.engines import (
 )
 from rlhfsim.frameworks.verl.heads import software
 from rlhfsim.frameworks.verl.releases import RELEASES
-from rlhfsim.frameworks.verl.reward_model import reward_named, reward_role, reward_settings
+from rlhfsim.frameworks.verl.reward_model import (
+    OWN_GPUS,
+    own_gpus,
+    reward_named,
+    reward_role,
+    reward_settings,
+)
 from rlhfsim.frameworks.verl.versions import (
     ACTOR,
     EACH,
@@ -163,6 +169,13 @@ def _dynamic_sampling(s: FrameworkSettings, read: Fields, prompts: int) -> Dynam
         s.overruled(MOST_BATCHES)
     if not s.flag(FILTERS):
         return None
+    if read["v1"] and reward_named(s) and not own_gpus(s):
+        raise RlhfsimError(
+            "groups-filtered-before-rewards",
+            "verl refuses to start: its v1 trainer filters groups before a reward model on the actor's GPUs "
+            "scores them",
+            help=f"rewards by rules, without {FILTERS}, or {OWN_GPUS}=True",
+        )
     each, most = s.whole(GENERATED, default=prompts), 0 if read["v1"] else s.whole(MOST_BATCHES, default=0)
     return dynamic_sampling(s, prompts, each or prompts, most or None)
 

@@ -24,6 +24,7 @@ from rlhfsim.specs.placement.placement import RolePlacement
 PREFIX = "reward.reward_model"
 ENGINE = f"{PREFIX}.rollout"
 LEGACY = "reward_model"
+OWN_GPUS = f"{PREFIX}.enable_resource_pool"
 USUAL_SHARE, SPARE = 0.5, 0.05
 """Share of a GPU that verl gives the engine unless told, and what is left beside a share."""
 BATCHED_TOKENS = 8192
@@ -47,7 +48,7 @@ def reward_settings(plan: Plan) -> Iterator[Setting]:
             help="give it a pool of its own, or design for it: rlhfsim design ... --framework verl",
         )
     yield Setting(key=f"{PREFIX}.enable", value=True)
-    yield Setting(key=f"{PREFIX}.enable_resource_pool", value=apart)
+    yield Setting(key=OWN_GPUS, value=apart)
     if apart:
         nodes, each = nodes_of(plan, plan.placement.pool(placed.pool).gpus)
         yield Setting(key=f"{PREFIX}.nnodes", value=nodes)
@@ -103,7 +104,7 @@ def reward_role(s: FrameworkSettings, gpus: int) -> RoleDescription:
     """The reward model of a configuration."""
     if not s.flag(f"{PREFIX}.enable") and before(s.find(VERSION), SERVERS):
         return RoleDescription(layout=training_layout(gpus, zero=0, recompute="none"))
-    own = s.flag(f"{PREFIX}.enable_resource_pool", f"{LEGACY}.enable_resource_pool")
+    own = own_gpus(s)
     if own:
         nodes = s.whole(f"{PREFIX}.nnodes", f"{LEGACY}.nnodes", default=1)
         gpus = nodes * s.whole(f"{PREFIX}.n_gpus_per_node", f"{LEGACY}.n_gpus_per_node", default=8)
@@ -123,6 +124,11 @@ def reward_role(s: FrameworkSettings, gpus: int) -> RoleDescription:
         pool="reward" if own else None,
         gpus=gpus if own else 0,
     )
+
+
+def own_gpus(s: FrameworkSettings) -> bool:
+    """Whether the reward model of a configuration has GPUs of its own."""
+    return s.flag(OWN_GPUS, f"{LEGACY}.enable_resource_pool")
 
 
 def _keys(name: str) -> tuple[str, str]:

@@ -42,6 +42,7 @@ RUNS = Runs(
     ),
     algorithms=(*COMMON, "dapo", "gspo", "cispo"),
     serves_reward=True,
+    filters_on_arrival=True,  # _resolve_filter_groups_metric of trainer/ppo/v1/trainer_base.py
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
