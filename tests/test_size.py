@@ -34,7 +34,7 @@ BUDGET = {
     "rlhfsim/specs": 40480,
     "rlhfsim/step": 14950,
     "rlhfsim/training": 12570,
-    "rlhfsim/validation": 27140,
+    "rlhfsim/validation": 27160,
     "rlhfsim/weight_sync": 9600,
     "rlhfsim/what_if": 82210,
     "executor": 22840,

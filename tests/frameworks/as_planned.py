@@ -44,6 +44,7 @@ def planned(plan: Plan) -> dict[str, Any]:
             said |= {f"{role}.{name}": value for name, value in _trained(plan, placed).items()}
         else:
             said[f"{role}.sleeps"] = placed.sleep > 0 or placement.schedule.lend
+            said[f"{role}.sleep"] = placed.sleep_level
     return said
 
 

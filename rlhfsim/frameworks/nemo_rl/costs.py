@@ -11,7 +11,7 @@ COSTS = Costs(
     fitted_modes=frozenset({"graphs", "packed", "ipc"}),
     shared={
         "rollout_step_overhead": Coefficient(
-            value=3.23e-3, low=2.90e-3, high=5.40e-3, source=_SIX_ROWS, dimension="s"
+            value=3.00e-3, low=2.68e-3, high=5.26e-3, source=_SIX_ROWS, dimension="s"
         ),
         "rl_layer_time": Coefficient(
             value=1.32e-3, low=0.638e-3, high=7.51e-3, source=_SIX_ROWS, dimension="s"

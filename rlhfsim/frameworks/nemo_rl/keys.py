@@ -167,7 +167,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
         "rollout.bf16_attention": fp8 and "o_proj" in attention,
         "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(TRAINS_DRAFT)),
-        "rollout.sleep": 2,
+        "rollout.sleep": 0 if own else 1,
         "weight_path": path if own else "ipc",
     }
 

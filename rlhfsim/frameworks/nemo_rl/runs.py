@@ -34,9 +34,10 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
-    says=Says(  # offload_before_refit moves its optimizer to the host, offload_after_refit its weights
+    says=Says(  # offload_before_refit moves its optimizer to the host, offload_after_refit its weights; its
+        # engine sleeps at level 1, in each release from 0.3 on (vllm_worker.py, line 1309)
         moves_with="rollout",
-        sharing=Places(between=dict.fromkeys(("actor", "critic"), ("leaves",)), sleep=(2,)),
+        sharing=Places(between=dict.fromkeys(("actor", "critic"), ("leaves",)), sleep=(1,)),
         alone=Places(between=dict.fromkeys(("actor", "critic"), ("stays",)), sleep=(0,)),
         same=(
             Same(aspect="cut", roles=("actor", "reference")),

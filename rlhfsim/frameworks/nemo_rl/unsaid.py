@@ -60,7 +60,11 @@ ROWS = (
         "!workload.algorithm=ppo",
     ),
     Instead(
-        "rollout.sleep", 2, "sleep {}", "a colocated rollout drops weights and KV cache", "rollout shared"
+        "rollout.sleep",
+        1,
+        "sleep {}",
+        "a colocated rollout drops its KV cache and keeps its weights in host memory (sleep 1)",
+        "rollout shared",
     ),
     Instead(
         "rollout.bf16_attention",

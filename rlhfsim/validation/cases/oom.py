@@ -26,6 +26,7 @@ from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Work
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
 from rlhfsim.validation.cases.oom_software import software, token_budget
+from rlhfsim.validation.cases.rlhf import sleep_level
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
 
@@ -339,7 +340,7 @@ def _rollout(
         max_num_seqs=256 if framework.startswith("OpenRLHF") else 1024,
     )
     shared = pool == roles["actor"]
-    level = 0 if framework.startswith("ms-swift") or not shared else 2
+    level = 0 if framework.startswith("ms-swift") or not shared else sleep_level(framework.lower())
     return RolloutPlacement(pool=pool, layout=layout, sleep=level)
 
 

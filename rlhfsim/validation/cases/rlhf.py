@@ -24,6 +24,7 @@ from rlhfsim.frameworks.configuration.described import (
     workload_of,
 )
 from rlhfsim.frameworks.costs import names
+from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.frameworks.verl import versions
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -220,11 +221,17 @@ def description_of(row: Row) -> RunDescription:
             precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
             **{name: value for name, value in limits.items() if value},
         ),
-        sleep=(1 if path == "lora" else 2) if sleeps else 0,
+        sleep=(1 if path == "lora" else sleep_level(framework_of(row))) if sleeps else 0,
         weight_path=path,
         staleness=staleness_of(row),
         partial_rollout=row.text("partial_rollout") == "yes",
     )
+
+
+def sleep_level(framework: str | None) -> int:
+    """The deepest level at which a framework's engine sleeps beside its trainer; 2 where no table says it."""
+    runs = runs_of(framework)
+    return max(runs.says.sharing.sleep) if runs else 2
 
 
 def _weight_path(row: Row, apart: bool) -> WeightPath:

@@ -179,7 +179,7 @@ def _reference(made: Values, *, shared: bool) -> dict[str, Any]:
 
 
 def _rollout(s: Values, gpus: int, loop: str, *, shared: bool) -> dict[str, Any]:
-    """Engines (models/generation/vllm/vllm_generation.py, 119 to 126; vllm_worker.py, 1309)."""
+    """Engines (models/generation/vllm/vllm_generation.py, 119 to 126; vllm_worker.py, 1309: sleep(level=1))."""
     tp, pp = s[f"{VLLM}.tensor_parallel_size"], s[f"{VLLM}.pipeline_parallel_size"]
     if gpus % (tp * pp):
         raise Refused(f"{gpus} GPUs are no whole number of engines of {tp * pp}")
@@ -191,7 +191,7 @@ def _rollout(s: Values, gpus: int, loop: str, *, shared: bool) -> dict[str, Any]
         "rollout.layout.dp": gpus // (tp * pp),
         "rollout.layout.memory_utilization": s[f"{VLLM}.gpu_memory_utilization"],
         "rollout.layout.cuda_graphs": not s[f"{VLLM}.enforce_eager"],
-        "rollout.sleeps": shared,
+        "rollout.sleep": 1 if shared else 0,
         "workload.prompts": prompts,
         "workload.samples": samples,
     }
