@@ -14,14 +14,15 @@ from typing import Any
 
 from executor import refusals, resume
 from executor.algorithms import custom
-from executor.coordination import cluster, run_folder
+from executor.coordination import cluster, forks, run_folder
 from executor.coordination.contents import contents
 from executor.coordination.sample_log import SampleLog
 from executor.coordination.tracing import coordination_overhead
 from executor.coordination.tracking import check_libraries
 from executor.engines.fake import Fakes
+from executor.engines.vllm import start
 from executor.evaluation import Evaluator
-from executor.resolve import Job, located, model_config, model_folder
+from executor.resolve import Job, environment, located, model_config, model_folder, preloaded
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
 from executor.rewards.operations import RuleCounts
@@ -95,7 +96,11 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Run
     )
     job, asked = evaluation_prompter(job, prompter, listener.phase)
     named = contents(job, (prompter.source, asked.source))
-    with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
+    with (
+        run_folder.occupy(options.out.absolute(), resume=options.resume) as files,
+        _logged(files),
+        _forks(job, options, files.logs / "forks.log"),
+    ):
         checkpoint = None
         if options.resume and run_folder.holds_something(files):
             checkpoint = resume.checkpoint_of(files, job, named, options.change, listener.phase)
@@ -322,6 +327,13 @@ class _Alternating:
     def taken(self) -> Mapping[str, RuleCounts]:
         """Nothing happened."""
         return {}
+
+
+def _forks(job: Job, options: LaunchOptions, log: Path) -> contextlib.AbstractContextManager[None]:
+    """Processes of a run on the CPUs of this machine are forks of one that has imported their libraries."""
+    if options.address is not None or job.gpu or job.fakes is not None:
+        return contextlib.nullcontext()
+    return forks.of_run(preloaded(job), start.environment("cpu") | environment(job), log)
 
 
 @contextlib.contextmanager

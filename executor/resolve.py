@@ -11,6 +11,7 @@ from typing import Any
 
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, Head, RolloutSpec
+from executor.engines.training import library
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings, Size
 from rlhfsim.errors import Place, RlhfsimError
@@ -25,6 +26,14 @@ HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic":
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
 CONFIG = "config.json"
+ROLLOUT = (
+    "executor.engines.vllm.engine",
+    "vllm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+"""Modules of a rollout on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +147,16 @@ def engine_specs(job: Job) -> dict[str, EngineSpec]:
         for role, placed in job.plan.placement.roles.items()
         if isinstance(placed, RolePlacement) and role not in served_by(job.plan)
     }
+
+
+def preloaded(job: Job) -> tuple[str, ...]:
+    """Modules that the processes of a run import before they are told what to build."""
+    kind = model_config(job.model).get("model_type")
+    specs = engine_specs(job).values()
+    engines = {f"executor.engines.{library(spec).lower()}.engine" for spec in specs}
+    trained = *sorted(engines), f"transformers.models.{kind}.modeling_{kind}"
+    generates = job.plan.workload.generates
+    return (*trained, *ROLLOUT, f"vllm.model_executor.models.{kind}") if generates else trained
 
 
 def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:

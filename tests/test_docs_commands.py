@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fork_server import serving, written_program
+from fork_server import COMMANDS, serving, written_program
 
 from lab.planted import planted_trace
 from rlhfsim.frameworks.export import Value, exporter
@@ -41,7 +41,7 @@ def blocks(page: str, *, real: bool) -> str:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with an `rlhfsim` that does not import again what it needs."""
     folder, found = tmp_path_factory.mktemp("programs"), Path(sys.executable).with_name("rlhfsim")
-    with serving(str(folder / "socket"), "commands") as address:
+    with serving(str(folder / "socket"), *COMMANDS) as address:
         written_program(folder, found, address)
         yield folder
 

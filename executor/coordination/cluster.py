@@ -23,6 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from executor.coordination import forks
 from executor.coordination.saving import ended_by_sigterm
 from executor.coordination.worker import HOST, LOOPBACK, THREADS
 from executor.ranks import Place, bundles, check_room, places
@@ -88,7 +89,7 @@ def _set_by_user() -> dict[str, str]:
 
 def _start(options: Mapping[str, Any]) -> None:
     try:
-        with ended_by_sigterm():
+        with ended_by_sigterm(), forks.in_place_of_new_workers():
             ray.init(address="local", **options)
     except Exception as error:  # Ray raises no class of its own where its processes do not answer
         ray.shutdown()

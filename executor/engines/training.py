@@ -65,6 +65,8 @@ def start(
 
     from executor.engines import device
 
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # a fork was born with torch, and with fewer
+        torch.set_num_threads(int(threads))
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import click
 
+from executor.coordination.forks import ask, ended
 from lab.base_install.commands import documented, on_page, shown
 from lab.base_install.inputs import overlaid, prepare
 from rlhfsim.extras import EXTRAS
-from tests.executor.fork_server import ask, ended, serving
+from tests.executor.fork_server import COMMANDS, serving
 
 FIRST = "design --gpus 64 --model 70b"
 """The first command of the README, as it is."""
@@ -152,7 +153,7 @@ def main(venv: Path) -> None:
         environment = {"HOME": home, "COLUMNS": "200", "PATH": os.environ["PATH"]}
         environment["PYTHONWARNINGS"] = ",".join(f"error::{kind}" for kind in SEEN_WARNINGS)
         with (
-            serving(f"{home}/socket", "commands", python=str(python), environment=environment) as server,
+            serving(f"{home}/socket", *COMMANDS, python=str(python), environment=environment) as server,
             ThreadPoolExecutor(2) as pool,
         ):
             walk = Walk(program, Path(folder), server, environment)

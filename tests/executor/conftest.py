@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from executor.coordination import forks
+
 SLOTS = 8
-FORKED_WORKER = str(Path(__file__).with_name("fork_server.py"))
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: other tests would starve the engines
 
 
@@ -19,7 +20,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import fork_server
 
     with fork_server.serving(str(tmp_path_factory.mktemp("forks") / "socket")) as address:
-        os.environ[fork_server.VARIABLE] = address
+        os.environ[forks.VARIABLE] = address
         yield address
 
 
@@ -34,7 +35,7 @@ def ray_address(fork_server: str) -> Iterator[str]:
         "resources": {"slot": SLOTS},
         "object_store_memory": 256 * 2**20,
         "include_dashboard": False,
-        "setup_worker_path": FORKED_WORKER,
+        "setup_worker_path": forks.__file__,
     }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address

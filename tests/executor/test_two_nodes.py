@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import fork_server
 import pytest
 import runs
 
+from executor.coordination import forks
 from rlhfsim.api import design, estimate
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
@@ -33,7 +33,7 @@ def nodes_with(slots: int) -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster as RayCluster
 
-    small = {"object_store_memory": 128 * 2**20, "setup_worker_path": fork_server.__file__}
+    small = {"object_store_memory": 128 * 2**20, "setup_worker_path": forks.__file__}
     cluster = RayCluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small}
     )
