@@ -190,8 +190,9 @@ class Worker(TracedProcess):
 
     def train(self, batches: Sequence[MiniBatch], role: str, loss: LossSpec, tags: Tags) -> Reply:
         """Optimizer steps, one a mini-batch; their metrics."""
-        with self._call(role, tags, optimizer_steps=float(len(batches))):
+        with self._call(role, tags, optimizer_steps=float(len(batches))) as notes:
             value = [dict(self._engines[role].train(batch, loss)) for batch in batches]
+            notes |= {f"{part}_s": seconds for part, seconds in self._engines[role].parts_s().items()}
         return self._reply(value)
 
     def unload(self, role: str, how: str, folder: str | None, tags: Tags) -> Reply:

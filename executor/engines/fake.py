@@ -143,6 +143,10 @@ class FakeTraining:
         self._work(f"{self._role}.train")
         return {}
 
+    def parts_s(self) -> Mapping[str, float]:
+        """Its step has no parts."""
+        return {}
+
     def sync(self) -> None:
         """The weight sync's seconds."""
         self._work(f"{self._role}.sync")

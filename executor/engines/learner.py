@@ -6,9 +6,11 @@ Legend: N response tokens of a micro-batch, T of its longest response.
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -106,17 +108,35 @@ class Learner(states.Movable, ForwardPasses):
         skipped = float(not math.isfinite(self._norm))
         return total | {"grad_norm": self._norm, "learning_rate": rate, "skipped": skipped}
 
+    def parts_s(self) -> Mapping[str, float]:
+        """Seconds of the steps since they were asked for last, by `forward`, `loss`, `backward` and `update`.
+
+        Nothing on a GPU, which computes a part when its call has long returned.
+        """
+        parts, self._parts = self._parts, Counter()
+        return parts
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        if self.device.type == "cpu":
+            self._parts[name] += time.perf_counter() - begin
+
     def _accumulate(self, micro: list[MicroBatch], batch: MiniBatch, loss: LossSpec) -> metrics.Metrics:
         """Gradients of all micro-batches, then the update; this rank's metrics."""
         rounds = self._largest(len(micro))
         micro += [filler(self.device)] * (rounds - len(micro))
         sums: metrics.Metrics = {}
         for number, one in enumerate(micro):
-            outputs, entropy = self.call(one, bool(loss.settings.get("entropy_coefficient")))
+            with self._part("forward"):
+                outputs, entropy = self.call(one, bool(loss.settings.get("entropy_coefficient")))
             value, counts = self._loss(outputs, entropy, one, batch, loss)
-            self._backward(value, last=number == rounds - 1)
+            with self._part("backward"):
+                self._backward(value, last=number == rounds - 1)
             sums = metrics.merge(sums, counts)
-        self._update()
+        with self._part("update"):
+            self._update()
         return sums
 
     def _largest(self, mine: int) -> int:
@@ -139,7 +159,8 @@ class Learner(states.Movable, ForwardPasses):
         collated = losses.collate(
             micro.samples, num_tokens=tokens, num_sequences=sequences, device=outputs.device, **rows
         )
-        value, sums = losses.compute(loss, collated)
+        with self._part("loss"):
+            value, sums = losses.compute(loss, collated)
         return value, sums | {"loss": value.detach().double()}
 
     def _reduced(self, mine: metrics.Metrics) -> metrics.Metrics:

@@ -158,6 +158,9 @@ class TrainingEngine(ScoringEngine, Protocol):
     def train(self, batch: MiniBatch, loss: LossSpec) -> Mapping[str, float]:
         """One optimizer step, micro-batch by micro-batch; metrics equal on all ranks."""
 
+    def parts_s(self) -> Mapping[str, float]:
+        """Seconds of the steps since they were asked for last, by part, where they can be told apart."""
+
     def buckets(
         self, bucket_bytes: int, senders: Collection[int] = (0,)
     ) -> Iterator[list[tuple[str, torch.Tensor]]]:

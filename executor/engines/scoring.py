@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,8 @@ class ForwardPasses:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
         self.device = device.own()
+        self._parts = Counter[str]()
+        """Seconds of the parts of steps, where this process sees them end."""
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Log-prob of every response token under the temperature, (R,) a sample."""

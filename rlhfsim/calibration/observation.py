@@ -34,7 +34,7 @@ from rlhfsim.frameworks.rlhfsim.run_folder import (
 )
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.hardware.calibrated import Measurable
-from rlhfsim.specs.workload.measurable import ANSWER, RULES, TURNS, stated
+from rlhfsim.specs.workload.measurable import ANSWER, OWN_LOSS, RULES, TURNS, stated
 from rlhfsim.step.rule_rewards import rounds, rules_ahead
 from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Span, Trace, read_trace
 
@@ -42,6 +42,7 @@ RULE = re.compile(r"latency/.+/mean_s")
 """Metric of a rule: mean seconds of a sample."""
 SCORE = "rules.score"
 FAILED = "failed"
+LOSS_S, ACTOR_TRAIN = "loss_s", "actor.train"
 """Attribute of a span whose work raised an error."""
 ENVIRONMENT = "environment"
 """Role of spans that lie inside generation."""
@@ -177,7 +178,8 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
-        workload=_workload(plan, phases, covers, [lines[step] for step in counted if step in lines]),
+        workload=_workload(plan, phases, covers, [lines[step] for step in counted if step in lines])
+        | _own_loss(plan, spans),
         lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
@@ -390,6 +392,22 @@ def _workload(
         whole = [(t, s) for t, s in zip(*both, strict=True) if t and t > 0 and s is not None and s >= 0]
         found |= {TURNS: tuple(t for t, _ in whole), ANSWER: tuple(s / t for t, s in whole)}
     return {name: values for name, values in found.items() if values}
+
+
+def _own_loss(plan: Plan, spans: Sequence[Span]) -> dict[Measurable, tuple[float, ...]]:
+    """What the user's loss took of a sample in a pass, in each step: of the rank where it took longest.
+
+    Its forward pass with what surrounds it in the loss; its gradient is a part of the backward pass.
+    """
+    by_step: dict[int, float] = {}
+    for span in spans:
+        seconds = span.attributes.get(LOSS_S)
+        if span.name == ACTOR_TRAIN and isinstance(seconds, float):
+            by_step[span.step] = max(by_step.get(span.step, 0.0), seconds)
+    if not by_step or not plan.workload.custom.loss:
+        return {}
+    samples = plan.workload.num_sequences * plan.workload.epochs / plan.placement.actor.layout.dp
+    return {OWN_LOSS: tuple(seconds / samples for _, seconds in sorted(by_step.items()))}
 
 
 def _rules(

@@ -37,9 +37,11 @@ from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.measurable import OWN_LOSS
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias
 from rlhfsim.step.framework_overhead import (
+    MEASURED_PARTS,
     OWN_PARTS,
     controller,
     framework_call,
@@ -47,7 +49,7 @@ from rlhfsim.step.framework_overhead import (
     routes,
     trains_pieces,
 )
-from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
+from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency, spread_of
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
@@ -315,7 +317,9 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
 
     def with_own_loss(layout: Layout) -> Cost:
         seconds = each * workload.num_sequences / layout.dp
-        return priced(layout) + Cost(parts=(part("compute", seconds, OWN_PARTS),))
+        spread = spread_of(OWN_LOSS, workload.custom.loss, setting.cluster)
+        rests_on = OWN_PARTS if spread is None else MEASURED_PARTS
+        return priced(layout) + Cost(parts=(part("compute", seconds, rests_on, spread=spread or (1.0, 1.0)),))
 
     return Pricing(with_own_loss, updates)
 

@@ -151,6 +151,30 @@ def test_planted_seconds_of_an_environment_and_of_own_parts_reach_the_next_plan(
     assert other.workload.custom == OwnParts()
 
 
+def test_what_a_loss_took_reaches_the_next_plan(tmp_path: Path) -> None:
+    made, cluster = plan(), Cluster(node_groups=(node_group(load_profile(GPU), 8),))
+    work = replace(made.workload, custom=OwnParts(loss=0.001))
+    before = estimate(made.placement, work, cluster)
+    ranks = before.placement.actor.layout.dp
+    took_s = 0.02 * before.workload.num_sequences * before.workload.epochs / ranks
+    trace = planted_trace(before, load_profile(GPU), {}, np.random.default_rng(3))
+    spans = tuple(
+        replace(s, attributes={"loss_s": took_s}) if s.name == "actor.train" else s for s in trace.spans
+    )
+    folder = run_folder(tmp_path / "run", before, {})
+    told = replace(trace, spans=spans, source="measured", plan_hash=before.input_hash)
+    write_trace(folder / "trace.json", told)
+    run = read_run(folder)
+    assert run.workload["custom.loss"] == pytest.approx([0.02] * (trace.steps - 1))
+    ours = write_profile(tmp_path / "ours.yaml", calibrate((run,), errors=False))
+    after = estimate(made.placement, work, Cluster(node_groups=(node_group(ours, 8),)))
+    assert after.workload.custom.loss == pytest.approx(0.02)
+    [phase] = [p for p in after.prediction.phases if p.name == "actor.train"]
+    assert MEASURED_PARTS in phase.rests_on
+    write_trace(folder / "trace.json", replace(told, spans=trace.spans))  # as on a GPU
+    assert "custom.loss" not in read_run(folder).workload
+
+
 def test_answers_that_cannot_be_are_not_counted() -> None:
     made = replace(plan(), workload=TURNED)
     trace = planted_trace(made, load_profile(GPU), {}, np.random.default_rng(3))

@@ -29,6 +29,7 @@ from executor.launch import LaunchOptions, launch
 from executor.settings import Checkpoints, Optimizer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
+from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
@@ -128,6 +129,16 @@ def test_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(
     assert survival.weights(folder) == survival.weights(survivor)
     assert survival.metrics(folder) == survival.metrics(survivor)
     assert [path.name for path in sorted(saved.iterdir())] == ["step-000004", "step-000006"]
+
+
+def test_a_training_span_tells_forward_loss_backward_and_update_apart(survivor: Path) -> None:
+    spans = [span for span in read_trace(survivor / "trace.json").spans if span.name == "actor.train"]
+    assert len(spans) >= survival.ITERATIONS
+    for span in spans:
+        parts = [span.attributes[f"{part}_s"] for part in ("forward", "loss", "backward", "update")]
+        assert all(isinstance(part, float) and part > 0 for part in parts)
+        assert sum(map(float, parts)) <= span.seconds
+        assert float(parts[1]) < float(parts[0]) + float(parts[2])  # a tiny model's loss is its smallest part
 
 
 def test_a_finished_run_is_done_and_takes_no_other_settings_without_a_word(

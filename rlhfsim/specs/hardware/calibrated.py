@@ -22,6 +22,7 @@ Measurable = Literal[
     "reward.rules.seconds_per_sample",
     "environment.seconds_per_turn",
     "environment.mean_turns",
+    "custom.loss",
     "custom.sampler",
     "custom.filter",
     "custom.advantages",

@@ -14,6 +14,7 @@ from rlhfsim.specs.workload.workload import Workload
 RULES: Measurable = "reward.rules.seconds_per_sample"
 ANSWER: Measurable = "environment.seconds_per_turn"
 TURNS: Measurable = "environment.mean_turns"
+OWN_LOSS: Measurable = "custom.loss"
 
 
 def stated(workload: Workload) -> dict[Measurable, float]:
