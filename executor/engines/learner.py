@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -113,7 +112,7 @@ class Learner(states.Movable, ForwardPasses):
 
         Nothing on a GPU, which computes a part when its call has long returned.
         """
-        parts, self._parts = self._parts, Counter()
+        parts, self._parts = self._parts, {}
         return parts
 
     @contextmanager
@@ -121,7 +120,7 @@ class Learner(states.Movable, ForwardPasses):
         begin = time.perf_counter()
         yield
         if self.device.type == "cpu":
-            self._parts[name] += time.perf_counter() - begin
+            self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begin
 
     def _accumulate(self, micro: list[MicroBatch], batch: MiniBatch, loss: LossSpec) -> metrics.Metrics:
         """Gradients of all micro-batches, then the update; this rank's metrics."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +32,7 @@ class ForwardPasses:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
         self.device = device.own()
-        self._parts = Counter[str]()
+        self._parts = dict[str, float]()
         """Seconds of the parts of steps, where this process sees them end."""
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:

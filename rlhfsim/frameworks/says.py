@@ -17,6 +17,7 @@ from rlhfsim.specs.workload.workload import Workload
 
 Between = Literal["stays", "optimizer leaves", "leaves"]
 """What a trained or scoring role does between its calls."""
+SleepLevel = Literal[0, 1, 2]
 Aspect = Literal["cut", "groups", "virtual stages", "scoring", "training", "between", "leaves"]
 """What several roles may have to share: the cut of their weights, the groups of ranks alone, the number of
 virtual stages, the size of scoring micro-batches (in samples or tokens), how they are trained, what they do
@@ -29,7 +30,7 @@ class Places:
 
     between: Mapping[str, tuple[Between, ...]] = field(default_factory=dict)
     """Trained or scoring role -> what can be said; of a role that is missing, everything."""
-    sleep: tuple[int, ...] = (0, 1, 2)
+    sleep: tuple[SleepLevel, ...] = (0, 1, 2)
     """Of a rollout; one that receives adapters keeps its base weights, by level 1 in place of 2."""
 
 

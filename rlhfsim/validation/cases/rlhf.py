@@ -25,6 +25,7 @@ from rlhfsim.frameworks.configuration.described import (
 )
 from rlhfsim.frameworks.costs import names
 from rlhfsim.frameworks.runs import runs_of
+from rlhfsim.frameworks.says import SleepLevel
 from rlhfsim.frameworks.verl import versions
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -228,7 +229,7 @@ def description_of(row: Row) -> RunDescription:
     )
 
 
-def sleep_level(framework: str | None) -> int:
+def sleep_level(framework: str | None) -> SleepLevel:
     """The deepest level at which a framework's engine sleeps beside its trainer; 2 where no table says it."""
     runs = runs_of(framework)
     return max(runs.says.sharing.sleep) if runs else 2
