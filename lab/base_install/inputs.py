@@ -81,6 +81,11 @@ maintenance: 5 %
 storage: 1000 USD
 on_demand_available: 0.9
 """
+LEARNING = """
+target: 0.5
+curve: learnt.csv
+batch: 128
+"""
 JOB = """
 workload: {model: 0.5b, algorithm: grpo, prompts: 32, samples: 4, reward: {rules: {}}}
 steps: 100
@@ -89,6 +94,8 @@ deadline: 2 d
 WRITTEN = {
     "long_run.yaml": LONG_RUN,
     "portfolio.yaml": PORTFOLIO,
+    "learning.yaml": LEARNING,
+    "learnt.csv": "samples,reward\n0,0.2\n10000,0.6\n",
     **{f"jobs/{name}.yaml": JOB for name in "abc"},
 }
 """Small documents of runs, purchases and pools."""

@@ -75,7 +75,9 @@ Examples:
   rlhfsim design --gpus 64 --model 70b --steps 1000 --deadline 7d --budget 50kUSD
   rlhfsim design --gpus 16 --model 8b --algorithm grpo --run run.yaml --deadline 21d --page run.html
 """
-OBJECTIVES = get_args(Objective)
+REWARDED = "time-to-reward"
+"""Objective of a question with a learning curve."""
+OBJECTIVES = (*get_args(Objective), REWARDED)
 ANSWERED_EARLY = 3
 """Exit code of a search that Ctrl-C ended with an answer."""
 
@@ -88,7 +90,7 @@ ANSWERED_EARLY = 3
     "--objective",
     OneOf("objective", OBJECTIVES),
     f"What is optimised: {', '.join(OBJECTIVES)}. "
-    "All but memory choose the shortest step: the cluster is rented whole.",
+    "All but memory and time-to-reward choose the shortest step: the cluster is rented whole.",
     default="time",
 )
 @constraint_options
@@ -110,20 +112,30 @@ ANSWERED_EARLY = 3
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
 @option("--run", FILE, "A run whose lengths, limits and batch change (docs/budget.md): one plan or several.")
-@option("--page", Output("page"), "With --run: the answer also as a page that works offline.")
+@option("--learning", FILE, "With --objective time-to-reward: a learning curve (docs/budget.md).")
+@option("--page", Output("page"), "With --run or --learning: the answer also as a page that works offline.")
 @option("--out", Output("plan"), "Where the plan is written.", default=Path("plan.json"))
 @detail_option
 @json_option
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
-    request = question(given)
+    rewarded = given["objective"] == REWARDED
+    request = question({**given, "objective": "time"} if rewarded else given)
+    if rewarded:
+        from rlhfsim.cli.time_to_reward import planned_reward
+
+        ctx.exit(planned_reward(request, given))
+    if given["learning"]:
+        raise bad_option("--learning goes with --objective time-to-reward", "give both, or neither")
     if given["run"]:
         from rlhfsim.cli.long_run import planned_long_run  # read only where it is asked for
 
         ctx.exit(planned_long_run(request, given))
     if given["page"]:
-        raise bad_option("--page goes with --run", "write a page of one plan with: rlhfsim report plan.json")
+        raise bad_option(
+            "--page goes with --run or --learning", "write a page of one plan with: rlhfsim report plan.json"
+        )
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]

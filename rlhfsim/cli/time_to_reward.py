@@ -1,0 +1,43 @@
+"""`rlhfsim design --objective time-to-reward --learning FILE`: schedules by when a reward is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhfsim.cli.params import Output, bad_option, check_output, reply
+from rlhfsim.plan import write_plan
+from rlhfsim.present.answers.time_to_reward import reward_page
+from rlhfsim.search import clock
+from rlhfsim.search.request import Request
+from rlhfsim.what_if.time_to_reward import read_learning, time_to_reward
+
+OBJECTIVE = "time-to-reward"
+LEFT_OUT = ("run", "steps", "why_not", "gains", "pareto", "fastest", "require", "deadline", "budget")
+"""Options of `design` that ask about one step or a given number of them."""
+
+
+def planned_reward(request: Request, given: Mapping[str, Any]) -> int:
+    """The answer, printed and written; its exit code.
+
+    Raises:
+        RlhfsimError: no file, one that cannot be read, or options that ask something else.
+    """
+    if given["learning"] is None:
+        raise bad_option(
+            f"--objective {OBJECTIVE} needs a learning curve", "give --learning FILE (docs/budget.md)"
+        )
+    for name in LEFT_OUT:
+        if given.get(name):
+            raise bad_option(
+                f"--{name.replace('_', '-')} asks about steps, --objective {OBJECTIVE} about a reward",
+                "drop one of the two",
+            )
+    learning, samples = read_learning(given["learning"])
+    with clock.within(request.time_limit):
+        answer = time_to_reward(request, learning, samples)
+    if answer.reached:
+        check_output(given["out"], Output("plan"))
+        write_plan(given["out"], answer.reached[0].plan)
+    reply(given, reward_page(answer))
+    return 0 if answer.reached else 1
