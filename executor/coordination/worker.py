@@ -255,7 +255,9 @@ class Worker(TracedProcess):
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
         from executor.weight_transfer.packing import GatheredWeights
 
-        senders, spec = tuple(self._channels), next(iter(self._channels.values()))
+        spec = next(iter(self._channels.values()))
+        # vLLM joins all ranks at every buffer of CUDA IPC, also those whose GPU has no rollout worker
+        senders = range(self._identity.ranks) if spec.native == "ipc" else tuple(self._channels)
 
         def gather() -> Iterator[Any]:
             if spec.adapters_only:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from fork_server import run
 
+from executor.coordination.worker import Worker
 from executor.engines.protocols import ChannelSpec
 from executor.weight_transfer.control import Control
 from executor.weight_transfer.packing import GatheredWeights, Named
@@ -155,6 +156,27 @@ def test_a_collective_that_never_ends_is_given_up(
         end.send("0/", 1, weights())
     never.set()
     assert caught.value.code == ("weight-sync-failed" if failing else "weight-sync-timeout")
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "full"), [("ipc", "cuda", 3), ("ipc", "cpu", 1), ("broadcast", "cuda", 1)]
+)
+def test_a_rank_without_a_worker_on_its_gpu_fills_buffers_too_where_vllm_joins_all_ranks(
+    transport: str, device: str, full: int
+) -> None:
+    asked: list[int] = []
+
+    class Engine:
+        def buckets(self, size: int, senders: Any) -> Iterator[list[Named]]:
+            asked.extend(senders)
+            return iter([])
+
+    spec = channel(transport=transport, device=device)
+    rank: Any = SimpleNamespace(
+        _fakes=None, _channels={0: spec}, _identity=SimpleNamespace(ranks=3), _sender=None
+    )
+    Worker._send(rank, Engine(), 1)
+    assert asked == list(range(full))
 
 
 def test_weights_are_sent_on_the_gpu_of_the_rank_and_what_fails_there_is_raised(

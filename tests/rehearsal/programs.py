@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import device
+
 HERE = Path(__file__).parent
 
 
@@ -31,6 +33,17 @@ def run(folder: Path, *programs: list[str], **variables: str) -> None:
         running.append((process, log))
     for process, log in running:
         assert process.wait(1200) == 0, log.read_text()[-3000:]
+
+
+def run_launches(folder: Path, gpus: int, *cases: str) -> None:
+    """launches.py, whose workers find the device by themselves."""
+    device.build()  # once, not by every worker
+    words = [str(HERE / "launches.py"), str(folder), str(gpus), *cases]
+    own = environment()
+    ran = subprocess.run(
+        [sys.executable, *words], env=own, capture_output=True, text=True, timeout=2400, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
 
 
 def run_started(*words: str, **variables: str) -> None:
