@@ -107,6 +107,7 @@ def workload_features(workload: Workload) -> Iterator[str]:
         "MTP layers trained with the policy": trained == "mtp",
         "EAGLE-3 heads trained with the policy": trained == "eagle",
         "router replay": workload.router_replay,
+        "largest logits of a teacher": workload.teacher_top > 0,
         "LoRA": lora is not None,
         "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",
         "old log-probs of the rollout": old == "rollout",

@@ -90,6 +90,7 @@ FEATURES: Mapping[str, str] = {
     "speculative decoding": "leave out speculation, of workload and rollout layout",
     "MTP layers trained with the policy": "set speculation.trained: false",
     "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
+    "largest logits of a teacher": "leave out workload.teacher_top",
     "router replay": "leave out workload.router_replay",
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",

@@ -24,7 +24,7 @@ from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
 from rlhfsim.memory.logits import Size
-from rlhfsim.memory.routes import COPIES, INDEX, step_bytes, token_bytes
+from rlhfsim.memory.routes import COPIES, INDEX, step_bytes, teacher_bytes, token_bytes
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Shard, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -111,7 +111,9 @@ class RoleKind(NamedTuple):
     fp8: bool
     """Matrix products of training keep their inputs in FP8."""
     routes: float = 0.0
-    """Bytes of the experts that the rollout chose for a step, on the hosts of one copy of the model."""
+    """Bytes of the experts that the rollout chose for a step, of the whole batch."""
+    logits: float = 0.0
+    """The same of the teacher's largest logits."""
     draft: Speculation | None = None
     """Of which a draft is trained beside the policy, on the last pipeline stage."""
 
@@ -244,7 +246,8 @@ def role_memory(
         lora=workload.lora if role == "actor" else None,
         software=software,
         fp8=workload.train_precision == "fp8",
-        routes=COPIES * step_bytes(model, workload, engine) if role == "actor" else 0.0,
+        routes=step_bytes(model, workload, engine) if role == "actor" else 0.0,
+        logits=teacher_bytes(workload) if role == "actor" else 0.0,
         draft=workload.speculation if role == "actor" and workload.trains_draft else None,
     )
     return RoleMemory(
@@ -367,8 +370,8 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
         held = _standing(kind, layout, memory.stacked(parts))
         for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
             row[rows] = size
-    if kind.routes:
-        sizes[States._fields.index("host")] += kind.routes / np.array([cut[_DP] for cut in distinct])
+    if passed := COPIES * (kind.routes + kind.logits):
+        sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in distinct])
     *states, gathered, buffers, step, layers = sizes[:, places]
     communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
     return _Standing(States(*states), gathered, buffers, step, layers, communicators)

@@ -1,4 +1,5 @@
-"""Experts that the rollout chose, kept for training (router replay, R3, arXiv 2510.11370): bytes of a step.
+"""What is passed on to the trainer: experts that the rollout chose (router replay, R3, arXiv 2510.11370), and
+a teacher's largest logits; bytes of a step.
 
     tokens x layers x experts of a token x bytes of a number
 
@@ -20,6 +21,8 @@ USUAL_WIDTH = 2.0
 """vLLM's are int16 (its `routed_experts`, as ROCm/ATOM pull request 2274 describes them)."""
 COPIES = 2.0
 """On a rank: as they came, and padded and cut (slime, `prepare_routed_experts_for_routing_replay`)."""
+LOGIT = 12.0
+"""Bytes of one of the teacher's logits: FP32, and an index of int64 (64 of NeMo-RL's are 0.8 kB)."""
 INDEX = 8.0
 """Bytes of a number on the GPU, where PyTorch indexes by int64."""
 
@@ -30,9 +33,16 @@ def token_bytes(model: ModelSpec, engine: str, width: float | None = None) -> fl
     return each * model.num_layers * model.moe.top_k if model.moe else 0.0
 
 
+def teacher_bytes(workload: Workload) -> float:
+    """Bytes of the teacher's largest logits at all tokens of a step, with their indexes."""
+    return _tokens(workload) * workload.teacher_top * LOGIT if workload.distils else 0.0
+
+
+def _tokens(workload: Workload) -> float:
+    each = stats(workload.prompt_len).mean + stats(workload.response_len).mean
+    return workload.num_sequences * each
+
+
 def step_bytes(model: ModelSpec, workload: Workload, engine: str) -> float:
     """Bytes of all that a step trains on; 0 without router replay."""
-    if not workload.router_replay:
-        return 0.0
-    tokens = stats(workload.prompt_len).mean + stats(workload.response_len).mean
-    return workload.num_sequences * tokens * token_bytes(model, engine)
+    return _tokens(workload) * token_bytes(model, engine) if workload.router_replay else 0.0

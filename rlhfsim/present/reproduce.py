@@ -32,6 +32,7 @@ def design_arguments(plan: Plan) -> list[str]:
     options = {
         **_cluster(plan, plan.choice.asked),
         **_workload(plan.workload),
+        "teacher-top": _unless(plan.workload.teacher_top, 0),
         "router-replay": "" if plan.workload.router_replay else None,
         "no-kl": None if plan.workload.kl else "",
         "no-packing": None if plan.workload.packing else "",

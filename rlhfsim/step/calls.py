@@ -18,7 +18,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.kv_cache import BF16, draft_weights
 from rlhfsim.memory.role_bytes import software_of
-from rlhfsim.memory.routes import step_bytes
+from rlhfsim.memory.routes import step_bytes, teacher_bytes
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
@@ -386,10 +386,15 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
     return Pricing(_caller(setting, call.name, placed, lambda x, packs: price(layout=x, pack_len=packs)))
 
 
-def routes_cost(setting: CallSetting) -> Cost:
-    """What passing on the experts takes that the rollout chose."""
-    size = step_bytes(setting.models.actor, setting.workload, engine_of(setting.cluster.framework))
-    return routes(setting.device(setting.placement.actor), size)
+def passed_on(setting: CallSetting) -> dict[str, Cost]:
+    """Phase -> what passing on the experts that the rollout chose, or the teacher's logits, takes."""
+    work = setting.workload
+    sizes = {
+        "router.replay": step_bytes(setting.models.actor, work, engine_of(setting.cluster.framework)),
+        "teacher.logits": teacher_bytes(work),
+    }
+    device = setting.device(setting.placement.actor)
+    return {name: routes(device, size) for name, size in sizes.items() if size}
 
 
 def controller_cost(setting: CallSetting) -> Cost:

@@ -70,7 +70,7 @@ def own_parts(workload: Workload, cluster: Cluster | None = None) -> dict[str, C
 
 
 def routes(device: Device, size: float) -> Cost:
-    """What one process takes to pass on `size` bytes of experts that the rollout chose: in and out of it.
+    """What one process takes to pass on `size` bytes from where they are computed to the trainer: in and out.
 
     An upper end where several collect, or where an engine's answers are taken in while others generate.
     """

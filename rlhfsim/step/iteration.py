@@ -28,7 +28,7 @@ from rlhfsim.step.calls import (
     continuous_cost,
     controller_cost,
     generation_of,
-    routes_cost,
+    passed_on,
     steps_of,
     turns_of,
 )
@@ -131,8 +131,9 @@ def program(
     own = own_parts(setting.workload, setting.cluster)
     for part, seconds in own.items():
         steps = with_driver(steps, seconds, name=part, streams=False)
-    if setting.workload.router_replay:
-        steps = with_driver(steps, price("router.replay", routes_cost), name="router.replay")
+    if setting.workload.router_replay or setting.workload.teacher_top:
+        for part, seconds in price("passed on", passed_on).items():
+            steps = with_driver(steps, seconds, name=part)
     if setting.workload.generates:
         cost, blocking = price("controller", _controller)
         steps = with_driver(steps, cost, streams=not own, blocking=blocking)

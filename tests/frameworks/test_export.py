@@ -270,7 +270,7 @@ def test_versions_are_those_of_the_tables() -> None:
 WRITTEN_OR_REFUSED = {
     Workload: "algorithm critic custom dynamic_sampling environment epochs gradients kl lora mini_batches model "
     "old_logprobs optimizer oversampling packing prompt_len prompts reference response_len reward "
-    "rollout_precision samples seed train_precision router_replay rollout_bf16_attention kv_precision rollout_bf16_layers "
+    "rollout_precision samples seed train_precision router_replay teacher_top rollout_bf16_attention kv_precision rollout_bf16_layers "
     "speculation",
     Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
     "score_micro_batch score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",

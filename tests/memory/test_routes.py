@@ -12,7 +12,7 @@ from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import pageable_rate
 from rlhfsim.memory.role_bytes import role_memory
-from rlhfsim.memory.routes import COPIES, step_bytes, token_bytes
+from rlhfsim.memory.routes import COPIES, step_bytes, teacher_bytes, token_bytes
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
@@ -98,3 +98,46 @@ def test_dense_models_and_frameworks_without_it_are_refused() -> None:
     assert lacks is not None
     assert lacks.what == "router replay"
     assert framework("slime").lacks_workload(WORK, "megatron") is None
+
+
+def test_the_largest_logits_of_a_teacher_are_passed_on_and_held() -> None:
+    """NeMo-RL's 64 are 0.8 kB a token."""
+    plain = replace(
+        WORK,
+        algorithm="distillation",
+        model="qwen3-1.7b",
+        reference="qwen3-4b",
+        samples=1,
+        router_replay=False,
+    )
+    top = replace(plain, teacher_top=64)
+    assert teacher_bytes(top) == 96 * 32_512 * 768
+    assert teacher_bytes(plain) == teacher_bytes(replace(WORK, teacher_top=64)) == 0
+    profile = node_group("h100", 8).profile
+    hosts = [
+        role_memory(models_of(w), "actor", w, backend="fsdp2", profile=profile).each(
+            [Layout(dp=8, zero=3)], "only"
+        )
+        for w in (plain, top)
+    ]
+    assert hosts[1].states.host - hosts[0].states.host == pytest.approx(COPIES * teacher_bytes(top) / 8)
+    role = RolePlacement(pool="t", layout=Layout(dp=8, zero=3))
+    placement = Placement(
+        pools=(ResourcePool(name="t", start=0, gpus=8),),
+        rollout=RolloutPlacement(pool="t", layout=RolloutLayout(dp=8, memory_utilization=0.4)),
+        actor=role,
+        reference=role,
+        weight_path="ipc",
+        backend="fsdp2",
+    )
+    cluster = Cluster(node_groups=(node_group("h100", 8),))
+    seconds = [
+        {p.name: p.seconds for p in estimate(placement, w, cluster).prediction.phases} for w in (plain, top)
+    ]
+    assert "teacher.logits" not in seconds[0]
+    assert seconds[1]["teacher.logits"] == pytest.approx(
+        2 * teacher_bytes(top) / pageable_rate(device_of(node_group("h100", 8)), 1).value
+    )
+    lacks = framework("rlhfsim").lacks_workload(top, "fsdp2")
+    assert lacks is not None
+    assert lacks.what == "largest logits of a teacher"

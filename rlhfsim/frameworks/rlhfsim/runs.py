@@ -14,6 +14,7 @@ _NOT_RUN = {
     "MTP layers trained with the policy",
     "EAGLE-3 heads trained with the policy",
     "router replay",
+    "largest logits of a teacher",
     "prefill apart from decode",
     "MXFP4 rollout",
     "BF16 layers in an FP8 rollout",

@@ -254,6 +254,8 @@ class Workload(Hashed):
     """KV cache of the rollout."""
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
+    teacher_top: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Largest logits of the teacher that distillation compares at each token; 0: that of the token drawn."""
     router_replay: bool = False
     """Training sends a token to the experts that the rollout chose (R3, arXiv 2510.11370)."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
