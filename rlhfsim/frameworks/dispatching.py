@@ -66,6 +66,12 @@ def named(names: Mapping[Any, str]) -> Codec:
     return Codec(names.get, lambda s, keys, default: meant.get(str(s.find(*keys))), tuple(names))
 
 
+ENGINE_WORD = Codec(
+    lambda engine: engine or "vllm", lambda s, keys, default: "sglang" if s.find(*keys) == "sglang" else None
+)
+"""The engine of a framework that has vLLM where a plan names none."""
+
+
 def in_vllm(key: str) -> Key:
     """The row of a rollout on vLLM."""
     return Key("rollout.dispatcher", key, codec=named(VLLM), when="rollout.ep>1")

@@ -37,7 +37,7 @@ from rlhfsim.specs.placement.backends import (
     sums_fp32,
 )
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout, ServingEngine
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
@@ -174,6 +174,8 @@ class Runs:
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
     """What generates; where it has no figures of its own it is priced with those of `PRICED_ENGINE`."""
+    other_engines: tuple[ServingEngine, ...] = ()
+    """What generates where a plan names it."""
     algorithms: tuple[Algorithm, ...] | None = COMMON
     """What it trains by; None: all."""
     one_epoch: bool = False
@@ -290,6 +292,13 @@ class Runs:
 
         `one_node`: every replica lies inside a node.
         """
+        named = layout.engine
+        if named is not None and named != self.engine.lower() and named not in self.other_engines:
+            return Lacks(
+                code="rollout-engine-not-run",
+                what=f"{named} as the engine of its rollout",
+                remedy=f"leave out engine: it generates with {self.engine}",
+            )
         return self._first(rollout_features(layout, one_node=one_node), backend)
 
     def lacks_path(self, path: WeightPath, topology: Topology) -> Lacks | None:

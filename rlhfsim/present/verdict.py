@@ -69,10 +69,11 @@ def assumed(plan: Plan) -> Iterator[str]:
     if WEIGHT_PATHS[plan.placement.weight_path].changes_only:
         yield _changed(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
-        runs = framework(plan.framework)
-        if runs.engine != PRICED_ENGINE:
-            own = "with its own attention, the rest as " if runs.engine in ENGINE_NAMES else "as "
-            yield f"{runs.engine}, with which {runs.title} generates, is priced {own}{PRICED_ENGINE}"
+        runs, named = framework(plan.framework), plan.placement.rollout.layout.engine
+        engine = next((title for title, name in ENGINE_NAMES.items() if name == named), runs.engine)
+        if engine != PRICED_ENGINE:
+            own = "with its own attention, the rest as " if engine in ENGINE_NAMES else "as "
+            yield f"{engine}, with which {runs.title} generates, is priced {own}{PRICED_ENGINE}"
 
 
 def _changed(plan: Plan) -> str:

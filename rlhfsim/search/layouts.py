@@ -524,6 +524,7 @@ def _formatted(request: Request, layout: RolloutLayout) -> RolloutLayout:
         bf16_attention=work.rollout_bf16_attention,
         bf16_layers=work.rollout_bf16_layers,
         kv_precision=work.kv_precision,
+        engine=request.fix.get("rollout", {}).get("engine"),  # type: ignore[arg-type]  # checked where read
     )
 
 

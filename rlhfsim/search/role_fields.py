@@ -85,6 +85,7 @@ TABLE = (
     _row(Layout, "recompute"),
     _row(Layout, "dispatcher", rollout="fixed", exchange=True),
     _row(Layout, "ep_overlap", exchange=True),
+    _row(RolloutLayout, "engine", roles=None, rollout="fixed"),
     _row(RolePlacement, "residency", roles="bounded"),
     _row(Layout, "offload_optimizer", roles="bounded"),
     _row(RolePlacement, "offload_between", roles="bounded"),

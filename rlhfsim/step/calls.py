@@ -86,6 +86,9 @@ class CallSetting:
     @property
     def engine(self) -> Engine:
         """Whose attention kernels generate; host time inside an RL framework is known with vLLM's alone."""
+        rollout = self.placement.rollout
+        if rollout is not None and rollout.layout.engine is not None:
+            return rollout.layout.engine
         runs = runs_of(self.cluster.framework)
         return ENGINE_NAMES.get(runs.engine, "vllm") if runs else "vllm"
 

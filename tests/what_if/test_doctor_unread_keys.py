@@ -67,12 +67,11 @@ def test_a_key_that_is_not_read_may_change_the_answer_unless_it_is_of_no_effect_
         switch: "may change",
         f"{ROLL}.dtype": "may change",
         f"{ROLL}.engine_kwargs.vllm.block_size": "may change",
-        f"{ROLL}.name": "default",
         "data.truncation": "default",
         "trainer.save_freq": "no effect",
         "actor_rollout_ref.actor.optim.lr": "no effect",
     }
-    assert [u.matters for u in found.values()] == [True] * 3 + [False] * 4
+    assert [u.matters for u in found.values()] == [True] * 3 + [False] * 3
 
 
 def test_a_key_of_another_release_says_until_when_it_was_one() -> None:

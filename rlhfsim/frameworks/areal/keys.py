@@ -21,6 +21,7 @@ from rlhfsim.frameworks.table import (
     Row,
     Table,
     flag,
+    given_that,
     limit,
     number,
     of_call,
@@ -129,7 +130,7 @@ def _gradients(s: FrameworkSettings, megatron: bool) -> GradientSums:
 
 
 def _replicas(s: FrameworkSettings, spelled: str, gpus: int) -> RolloutLayout:
-    """Replicas of the engine that the allocation names; SGLang's keys are read as vLLM's."""
+    """Replicas of the engine that the allocation names."""
     sizes = degrees_of(spelled)
     sglang = spelled.startswith("sglang")
     share = ("sglang.mem_fraction_static",) if sglang else ("vllm.gpu_memory_utilization",)
@@ -142,6 +143,7 @@ def _replicas(s: FrameworkSettings, spelled: str, gpus: int) -> RolloutLayout:
         max_batched_tokens=s.whole("vllm.max_num_batched_tokens", default=VLLM.max_batched_tokens),
         memory_utilization=s.share(*share, default=0.9),
         cuda_graphs=not s.flag("sglang.disable_cuda_graph" if sglang else "vllm.enforce_eager"),
+        engine="sglang" if sglang else None,
     )
 
 
@@ -295,10 +297,20 @@ def _named(section: str) -> tuple[FixedKey, ...]:
 
 def _generator(plan: Plan) -> str | None:
     layout = plan.placement.rollout.layout if plan.placement.rollout else None
-    return f"vllm:{spelled({'d': layout.dp, 'p': layout.pp, 't': layout.tp})}" if layout else None
+    if layout is None:
+        return None
+    return f"{layout.engine or 'vllm'}:{spelled({'d': layout.dp, 'p': layout.pp, 't': layout.tp})}"
 
 
-_BF16 = "workload.gradients=bf16"
+def _sleeps(plan: Plan) -> bool:
+    return bool(plan.placement.rollout and plan.placement.rollout.sleep)
+
+
+def _adapter_rank(plan: Plan) -> int | None:
+    return max(16, plan.workload.lora.rank) if plan.workload.lora else None
+
+
+_BF16, _HELD = "workload.gradients=bf16", of_held("actor.generate", "rollout")
 _WHERE: tuple[Row, ...] = (
     FixedKey("experiment_name", lambda plan: f"rlhfsim-{plan.workload.algorithm}"),
     FixedKey("trial_name", "planned"),
@@ -363,26 +375,29 @@ _ROLLOUT: tuple[Row, ...] = (
         "rollout.scheduling_strategy.type", "colocation", "shared", "training and rollout share the GPUs"
     ),
     FixedKey("rollout.scheduling_strategy.target", "actor", "shared"),
-    FixedKey("vllm.model", "${actor.path}"),
-    Key(
-        "rollout.memory_utilization",
-        "vllm.gpu_memory_utilization",
-        why=of_held("actor.generate", "rollout"),
-        read=False,
+    *given_that(
+        "!rollout.engine=sglang",
+        FixedKey("vllm.model", "${actor.path}"),
+        Key("rollout.memory_utilization", "vllm.gpu_memory_utilization", why=_HELD, read=False),
+        Key("rollout.max_num_seqs", "vllm.max_num_seqs", read=False),
+        Key("limit.total", "vllm.max_model_len", why="prompt and response", read=False),
+        Key("rollout.cuda_graphs", "vllm.enforce_eager", codec=flag(False, True, both=True), read=False),
+        FixedKey("vllm.enable_sleep_mode", _sleeps, "shared"),
+        FixedKey("vllm.enable_lora", True, "workload.lora"),
+        FixedKey("vllm.max_lora_rank", _adapter_rank),
     ),
-    Key("rollout.max_num_seqs", "vllm.max_num_seqs", read=False),
-    Key("limit.total", "vllm.max_model_len", why="prompt and response", read=False),
-    Key("rollout.cuda_graphs", "vllm.enforce_eager", codec=flag(False, True, both=True), read=False),
-    FixedKey(
-        "vllm.enable_sleep_mode",
-        lambda plan: bool(plan.placement.rollout and plan.placement.rollout.sleep),
-        "shared",
+    *given_that(
+        "rollout.engine=sglang",
+        FixedKey("sglang.model_path", "${actor.path}"),
+        Key("rollout.memory_utilization", "sglang.mem_fraction_static", why=_HELD, read=False),
+        Key("rollout.max_num_seqs", "sglang.max_running_requests", read=False),
+        Key("limit.total", "sglang.context_length", why="prompt and response", read=False),
+        Key("rollout.cuda_graphs", "sglang.disable_cuda_graph", codec=flag(False, True), read=False),
+        FixedKey("sglang.enable_memory_saver", _sleeps, "shared"),
+        FixedKey("sglang.enable_lora", True, "workload.lora"),
+        FixedKey("sglang.max_lora_rank", _adapter_rank),
     ),
     FixedKey("rollout.use_lora", True, "workload.lora"),
-    FixedKey("vllm.enable_lora", True, "workload.lora"),
-    FixedKey(
-        "vllm.max_lora_rank", lambda plan: max(16, plan.workload.lora.rank) if plan.workload.lora else None
-    ),
 )
 TABLE = Table(
     {

@@ -66,6 +66,7 @@ RUNS = Runs(
         "micro-batches by tokens",
         "old log-probs of the rollout",
     ),
+    other_engines=("sglang",),
     source="AReaL 1.0.4 (PyPI): api/cli_args.py, api/alloc_mode.py, trainer/rl_trainer.py, examples/math, "
     "read 2026-11-23",
 )

@@ -32,6 +32,14 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             remedy=f"{micro_batch}={math.gcd(each, micro)}",
             stops=True,
         )
+    if run.rollout.engine == "sglang":
+        engine = TABLE.key("rollout.engine")
+        yield Finding(
+            what="SkyRL has no SGLang any more: it took the backend out on 26 February 2026 (ac8cbfbf4)",
+            keys=(engine,),
+            remedy=f"{engine}=vllm, or a release from before that day",
+            stops=True,
+        )
     engines = run.rollout.tp * run.rollout.pp * run.rollout.attention_dp * run.rollout.dp
     if run.rollout_gpus is None and engines != run.gpus:
         yield Finding(

@@ -10,7 +10,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.dispatching import in_vllm, named
+from rlhfsim.frameworks.dispatching import ENGINE_WORD, in_vllm, named
 from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, PlanFields, leaves, shares
 from rlhfsim.frameworks.predictions import memory, predicted
@@ -30,6 +30,7 @@ from rlhfsim.frameworks.table import (
     number,
     of_call,
     of_held,
+    unwritten,
     whole,
 )
 from rlhfsim.plan import Plan
@@ -422,6 +423,7 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.pp", f"{ENGINE}.pipeline_parallel_size", 1),
     Key("rollout.attention_dp", f"{ENGINE}.data_parallel_size", 1),
     Key("rollout.ep", f"{ENGINE}.expert_parallel_size", 1),
+    Key("rollout.engine", f"{ENGINE}.backend", codec=unwritten(ENGINE_WORD), also=("generator.backend",)),
     in_vllm(f"+{ENGINE}.engine_init_kwargs.all2all_backend"),
     Key("rollout.memory_utilization", f"{ENGINE}.gpu_memory_utilization", 0.8, number(), why=_GENERATED),
     Key("rollout.max_num_seqs", f"{ENGINE}.max_num_seqs", 1024),

@@ -78,6 +78,13 @@ ROWS = (
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     yield from instead(plan, *ROWS)
     placement = plan.placement
+    layout = placement.rollout.layout if placement.rollout else None
+    if layout is not None and layout.engine == "sglang" and (layout.dispatcher or layout.speculation):
+        yield Unsaid(
+            what="how SGLang dispatches to experts or drafts",
+            instead="its own choice, without drafts: both are written for vLLM alone",
+            nearest=with_layouts(plan, "rollout", dispatcher=None, speculation=None),
+        )
     apart = placement.rollout is not None and placement.rollout.pool != placement.actor.pool
     if apart and not placement.schedule.asynchronous:
         yield Unsaid(

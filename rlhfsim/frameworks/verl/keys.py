@@ -14,7 +14,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.dispatching import in_vllm
+from rlhfsim.frameworks.dispatching import ENGINE_WORD, in_vllm
 from rlhfsim.frameworks.export import Setting, Value
 from rlhfsim.frameworks.fields import Fields, shares
 from rlhfsim.frameworks.predictions import call, predicted
@@ -402,7 +402,7 @@ def _prefill(plan: Plan) -> Iterator[Setting]:
 
 
 _ROLLOUT: tuple[Row, ...] = (
-    FixedKey(ENGINE_NAME, "vllm"),
+    Key("rollout.engine", ENGINE_NAME, codec=ENGINE_WORD, why=of_call("actor.generate")),
     Key("rollout.tp", ROLLOUT_TP, by_version(ROLLOUT_TP), why=of_call("actor.generate")),
     Key("rollout.pp", f"{ROLL}.pipeline_model_parallel_size", 1, unwritten(whole())),
     Key("rollout.attention_dp", f"{ROLL}.data_parallel_size", 1, when="wide"),

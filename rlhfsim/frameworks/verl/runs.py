@@ -89,6 +89,7 @@ RUNS = Runs(
     only_with={"router replay": ("megatron",)},
     dispatchers=("alltoall", "deepep"),
     rollout_dispatchers=("allgather", "deepep-ll"),
+    other_engines=("sglang",),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool, "
     "a reward model has its own where the rollout has; roles of a process share Megatron's groups "
     "(workers/engine/megatron/transformer_impl.py, _init_device_mesh); "

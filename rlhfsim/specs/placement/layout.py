@@ -20,6 +20,8 @@ Offload = Literal["none", "cpu", "nvme"]
 Dispatcher = Literal["alltoall", "deepep", "deepep-ll", "hybridep", "allgather"]
 """What brings tokens to their experts and back: NCCL's all-to-all (a copy for each chosen expert), DeepEP's
 normal or low-latency kernels, HybridEP, or all tokens on all ranks."""
+ServingEngine = Literal["vllm", "sglang"]
+"""What generates."""
 
 
 @hashed_once
@@ -147,6 +149,8 @@ class RolloutLayout(Hashed):
     """Replicas of the dp that only prefill and send the KV cache to the others; 0: each does both."""
     ep: Degree = 1
     """Experts over the tp x attention_dp GPUs of one replica."""
+    engine: ServingEngine | None = None
+    """None: the one that its framework has by default."""
     attention_dp: Degree = 1
     """Attention data parallelism inside one replica (vLLM data-parallel-size with EP)."""
     dispatcher: Dispatcher | None = None
@@ -241,6 +245,7 @@ class RolloutLayout(Hashed):
         extra += f" attention-DP{self.attention_dp}" if self.attention_dp > 1 else ""
         extra += f" EP{self.ep}" if self.ep > 1 else ""
         extra += f" {self.dispatcher}" if self.dispatcher else ""
+        extra += f" on {self.engine}" if self.engine else ""
         extra += f" +{self.speculation.draft_tokens} drafted" if self.speculation else ""
         extra += f" {self.prefill}P:{self.dp - self.prefill}D" if self.prefill else ""
         return f"TP{self.tp}{extra} x{self.dp}"
