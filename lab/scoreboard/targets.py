@@ -125,8 +125,15 @@ TARGETS: tuple[Target, ...] = (
         title="pairs of plans in the right order",
     ),
     _coverage("rlhf.step"),
-    _groups("rlhf.step"),
-    Target(kind="rlhf.step", figure="above_median", least=0.42, limit=0.58, title="measured above P50"),
+    _groups("rlhf.step", missed="all 17 rows on GB200 lie inside"),
+    Target(
+        kind="rlhf.step",
+        figure="above_median",
+        least=0.42,
+        limit=0.58,
+        title="measured above P50",
+        missed="26 of 63, where 27 would do: centres overshoot on dense models and on H100",
+    ),
     Target(
         kind="rlhf.calibrated",
         figure="median_abs_error",
