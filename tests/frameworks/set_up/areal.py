@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 ROLES = {"actor": "actor", "reference": "ref", "critic": "critic"}
@@ -17,6 +20,7 @@ def derived(config: Any) -> dict[str, Any]:
     for role, name in ROLES.items():
         if (section := getattr(config, name)) is not None:
             said |= {f"{role}.{key}": value for key, value in _role(config, section, role).items()}
+    said |= _leaving(config, said)
     rollout = ModelAllocation.from_str(config.rollout.backend, name="rollout").parallel
     shared = config.rollout.scheduling_strategy.type == "colocation"
     return said | {
@@ -30,6 +34,41 @@ def derived(config: Any) -> dict[str, Any]:
         "workload.prompts": config.train_dataset.batch_size,
         "workload.samples": config.gconfig.n_samples,
     }
+
+
+def _leaving(config: Any, said: dict[str, Any]) -> dict[str, Any]:
+    """Whether states leave between calls, as the beginning of `PPOTrainer` decides it.
+
+    Those lines of trainer/rl_trainer.py are run by themselves: its imports need CUDA's packages.
+    """
+    trainer = _beginning()
+    trainer.begin(config)
+    asked = {role: getattr(trainer, f"_should_offload_{name}") for role, name in ROLES.items()}
+    assert config.enable_offload or not any(asked.values()), "refused (rl_trainer.py, 1295)"
+    if config.actor.fsdp.offload_params:
+        del asked["actor"]  # all of it is on the host as it is: what leaves makes no difference
+    return {f"{role}.leaves": bool(leaves) for role, leaves in asked.items() if f"{role}.gpus" in said}
+
+
+@cache
+def _beginning() -> Any:
+    """An object with what `PPOTrainer` decides of offload, and nothing else of it."""
+    from areal.api import cli_args
+
+    package = Path(cli_args.__file__).parents[1]
+    tree = ast.parse((package / "trainer" / "rl_trainer.py").read_text())
+    [theirs] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "PPOTrainer"]
+    methods = {n.name: n for n in theirs.body if isinstance(n, ast.FunctionDef)}
+    decides = [n for n in methods["__init__"].body if "self._should_offload_" in ast.unparse(n)[:25]]
+    begin = ast.parse("def begin(self, config): pass").body[0]
+    assert isinstance(begin, ast.FunctionDef)
+    begin.body = list(decides)
+    kept = [methods["_is_colocation"], methods["_is_actor_rollout_colocated"], begin]
+    own = ast.ClassDef(name="Beginning", bases=[], keywords=[], body=list(kept), decorator_list=[])
+    future = ast.parse("from __future__ import annotations").body
+    space: dict[str, Any] = {"SchedulingStrategyType": cli_args.SchedulingStrategyType}
+    exec(compile(ast.fix_missing_locations(ast.Module([*future, own], [])), "rl_trainer.py", "exec"), space)
+    return space["Beginning"]()
 
 
 def _role(config: Any, section: Any, role: str) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def _role(args: Any, name: str) -> dict[str, Any]:
         "score_micro_batch": None if packs else args.rollout.micro_batch_size,
     }
     if name == "ref":
-        return said
+        moved = strategy.get_ds_eval_config(offload=place.offload)["zero_optimization"]["offload_param"]
+        return said | {"residency": "offloaded" if moved["device"] == "cpu" else "resident"}
     samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     each = strategy.accumulated_gradient * args.train.micro_batch_size
     steps = samples // args.train.batch_size if packs else samples // ranks // each
@@ -78,6 +79,7 @@ def _role(args: Any, name: str) -> dict[str, Any]:
         "layout.zero": strategy.stage,
         "layout.recompute": "full" if args.actor.gradient_checkpointing_enable else "none",
         "layout.offload_optimizer": "cpu" if strategy.adam_offload else "none",
+        "leaves": bool(args.ds.enable_sleep),  # ppo_actor.py, 581; ppo_critic.py, 247
         "train_pack_tokens": packs,
         "train_micro_batch": None if packs else args.train.micro_batch_size,
         "updates": steps * args.train.max_epochs,
