@@ -95,7 +95,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
         "executor.coordination",
     },
     "click": {"rlhfsim.cli"},
-    "rich": {"rlhfsim.cli", "rlhfsim.present"},
+    "rich": {"rlhfsim.present"},
     "pandas": {"rlhfsim.validation", "rlhfsim.calibration", "rlhfsim.what_if"},
     "simpy": {"rlhfsim.simulation"},
     "plotly": {"rlhfsim.present"},

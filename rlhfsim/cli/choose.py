@@ -129,8 +129,8 @@ def _progress(count: int) -> Iterator[Callable[[], object] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import Progress
+    from rlhfsim.present.terminal.progress import advancing
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
+    with advancing() as bar:
         task = bar.add_task("designing", total=count)
         yield lambda: bar.advance(task)

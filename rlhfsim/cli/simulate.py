@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import RenderableType
-from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
@@ -35,7 +33,7 @@ from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import simulate as simulate_view
-from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.terminal.console import Part, console, labelled, styled
 from rlhfsim.present.terminal.estimate import remedy_text
 from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
@@ -216,22 +214,20 @@ def progress(replications: int) -> Iterator[Callable[[], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import Progress
+    from rlhfsim.present.terminal.progress import advancing
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
+    with advancing() as bar:
         task = bar.add_task("simulating", total=replications if replications > 1 else None)
         yield lambda: bar.advance(task)
 
 
-def _report(
-    answer: Simulation, notes: Sequence[str], help: str | None, trace: Path | None
-) -> Iterator[RenderableType]:
+def _report(answer: Simulation, notes: Sequence[str], help: str | None, trace: Path | None) -> Iterator[Part]:
     """Verdict when it does not fit, or the run; then where the traces lie."""
-    yield from (Text(f"note: {note}", style="yellow") for note in notes)
+    yield from (styled(f"note: {note}", style="yellow") for note in notes)
     if answer.rejected_by is not None:
         yield view.header(answer.plan)
-        yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
-        yield Text(remedy_text(help), style="bold")
+        yield styled(f"does not fit: {answer.rejected_by}", style="bold red")
+        yield styled(remedy_text(help), style="bold")
         return
     yield from simulate_view.report(answer, console().width)
     if trace is not None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import click
 
 from rlhfsim.cli import completion
-from rlhfsim.cli.params import COMMAND_LINE, Words, bad_option, flag, from_pairs, option, parse_pairs
+from rlhfsim.cli.params import COMMAND_LINE, Words, bad_option, flag, from_pairs, option, parse_pairs, reply
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.present.terminal import sync as view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.answers import sync as view
 from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -72,12 +70,7 @@ def sync(model: str | None, as_json: bool, **given: Any) -> None:
     per_node = given["gpus_per_node"] or profile.node.gpus
     ends_of_sync = _route(spec, profile, per_node, given)
     costs = every_path(ends_of_sync)
-    if as_json:
-        click.echo(json.dumps(view.as_data(spec, profile, per_node, ends_of_sync, costs), indent=2))
-        return
-    screen = console()
-    for part in view.report(spec, profile, ends_of_sync, costs):
-        screen.print(part)
+    reply({"as_json": as_json}, view.sync_page(spec, profile, per_node, ends_of_sync, costs))
 
 
 def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str, Any]) -> Route:

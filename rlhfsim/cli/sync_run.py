@@ -8,13 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.launch import CORE, STACK
 from rlhfsim.extras import need
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.console import console, new_table
+from rlhfsim.present.terminal.console import console, new_table, styled
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -58,7 +57,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
         settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))
         made = plan(folder)
         paths = time_paths(
-            made, settings, Path(scratch) / "run", repeats, lambda text: screen.print(Text(text, style="dim"))
+            made, settings, Path(scratch) / "run", repeats, lambda text: screen.print(styled(text, "dim"))
         )
     if as_json:
         timed = {"repeats": repeats, "paths": [asdict(p) for p in paths]}

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from rlhfsim.cli.params import PATH, Output, Words, flag, option, writer
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.outputs import write_atomically
 from rlhfsim.present.terminal import validate as view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.console import Display, console
 from rlhfsim.validation import rows as measured
 from rlhfsim.validation import scoreboard
 from rlhfsim.validation.tables import ORDER, SECTIONS
@@ -76,7 +75,7 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out
     return 0
 
 
-def _rows(paths: Sequence[Path], aside: Console) -> list[measured.Row]:
+def _rows(paths: Sequence[Path], aside: Display) -> list[measured.Row]:
     """Rows of the user's files; tables that nothing is scored from are named and left out."""
     files = [file for path in paths for file in (sorted(path.glob("*.csv")) if path.is_dir() else [path])]
     rows = [row for path in files for row in measured.read_csv(path)]

@@ -222,13 +222,10 @@ def _need_libraries(given: Mapping[str, Any]) -> None:
 @contextmanager
 def _progress(state: _Done) -> Iterator[Any]:
     """A bar on standard error while designs are searched; silent where that is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rlhfsim.present.terminal.progress import counting
 
-    each, left = TextColumn("{task.fields[each]}"), TimeRemainingColumn(elapsed_when_finished=True)
-    columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), each, left
     before = signal.signal(signal.SIGINT, state.stop)
-    # without a thread of its own: searches are forked
-    with Progress(*columns, console=console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with counting("designs") as bar:
         task, began = bar.add_task("designs", total=None, each=""), time.monotonic()
 
         def tell(done: int, wanted: int) -> None:

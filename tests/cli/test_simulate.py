@@ -17,7 +17,8 @@ from rlhfsim.api import estimate_file, simulate_file
 from rlhfsim.cli.simulate import progress, simulate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
-from rlhfsim.present.terminal.simulate import link_text, merged, spark
+from rlhfsim.present.terminal.bars import merged, spark
+from rlhfsim.present.terminal.simulate import link_text
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import busy_share, read_trace
 

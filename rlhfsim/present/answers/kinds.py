@@ -57,6 +57,8 @@ PROBABILITY = ValueKind(likely)
 FACTOR = ValueKind(lambda value: words.signed(value - 1))
 """A ratio as the change against 1."""
 START = ValueKind(lambda value: words.seconds(value) if value else "now")
+ERROR = ValueKind(words.error_text)
+"""A share with two digits, or so many times."""
 NUMBER = ValueKind(significant)
 FIGURE = ValueKind(partial(significant, digits=4))
 """A number whose unit is in the title of its column."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlhfsim.plan import Prediction, RunTarget
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
+from rlhfsim.present.answers.kinds import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
 from rlhfsim.present.answers.tree import (
     Column,
     Figure,
@@ -60,7 +60,7 @@ def _asked(answer: RunPlan) -> str:
     if not answer.stretches:
         return ""
     plan = answer.stretches[0].plan
-    return f"{trained(plan)}, {answer.run.steps:,} steps on {hardware_text(plan)}"
+    return f"{trained(plan)}, {COUNT.shown(answer.run.steps)} steps on {hardware_text(plan)}"
 
 
 def verdict(answer: RunPlan, chosen: Odds | None) -> str:
@@ -70,8 +70,8 @@ def verdict(answer: RunPlan, chosen: Odds | None) -> str:
         assert part is not None
         why = f": {answer.shortage}" if answer.shortage else ""
         return (
-            f"Nothing fits from step {part.start:,} on, where responses reach {part.stage.max:,.0f} tokens "
-            f"and their mean is {part.mean:,.0f}{why}."
+            f"Nothing fits from step {COUNT.shown(part.start)} on, where responses reach "
+            f"{COUNT.shown(part.stage.max)} tokens and their mean is {COUNT.shown(part.mean)}{why}."
         )
     count = len(answer.changes)
     plans = (
@@ -102,7 +102,7 @@ def _sure(answer: RunPlan, chosen: Odds | None) -> Iterator[str]:
         f"8 in 10 that the run takes between {words.seconds(low)} and {words.seconds(high)}: model, response "
         "lengths as far as they have a range, failures, restarts and checkpoints are drawn."
     )
-    faster = "is faster" if answer.gap < SAME else f"is more than {100 * answer.gap:.2g} % faster"
+    faster = "is faster" if answer.gap < SAME else f"is more than {ERROR.shown(answer.gap)} faster"
     yield f"No plan and no change of plans {faster}: every stretch has a proven best plan."
 
 
@@ -121,7 +121,7 @@ def _tiles(answer: RunPlan, chosen: Odds | None) -> Iterator[Tile]:
 
 def _misfit(answer: RunPlan) -> str:
     step = answer.out_of_memory
-    return "fits to the end" if step is None else f"runs out of memory from step {step:,} on"
+    return "fits to the end" if step is None else f"runs out of memory from step {COUNT.shown(step)} on"
 
 
 def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Iterator[PageSection]:
@@ -140,8 +140,8 @@ def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Itera
 def _remedies(answer: RunPlan) -> tuple[str, ...]:
     assert answer.unfit is not None
     return (
-        f"a lower max in the stage that starts at step {answer.unfit.stage.start:,}, fewer samples there, or "
-        "more GPUs",
+        f"a lower max in the stage that starts at step {COUNT.shown(answer.unfit.stage.start)}, fewer "
+        "samples there, or more GPUs",
         "rlhfsim design with --response-len of that stage says which plan comes nearest, and what would fit",
     )
 
@@ -176,9 +176,9 @@ def _choice(answer: RunPlan, chosen: Odds, fixed: Odds | None) -> Iterator[str]:
         )
     else:
         yield (
-            f"changes of plan ({words.seconds(run.replan_s)} each: {cost}) save less than {WORTH:.0%} of the "
-            "run each"
-        ).replace("%", " %")
+            f"changes of plan ({words.seconds(run.replan_s)} each: {cost}) save less than "
+            f"{words.percent(WORTH)} of the run each"
+        )
     yield f"the plan that is best at the start {_misfit(answer)}"
 
 
@@ -186,7 +186,10 @@ def _pieces(parts: Sequence[PlannedStretch]) -> Iterator[tuple[str, str]]:
     """Steps of each plan, and the plan."""
     for _, group in groupby(parts, key=lambda p: p.plan.placement):
         mine = list(group)
-        yield f"{mine[0].stretch.start:,} to {mine[-1].stretch.end:,}", words.plan_text(mine[0].plan)
+        yield (
+            f"{COUNT.shown(mine[0].stretch.start)} to {COUNT.shown(mine[-1].stretch.end)}",
+            words.plan_text(mine[0].plan),
+        )
 
 
 def stretches_table(answer: RunPlan) -> TypedTable:
@@ -260,10 +263,13 @@ def lengths_figure(answer: RunPlan) -> Figure:
             line={"color": theme.colour("orange"), "dash": "dot"},
         ),
     ]
-    longest, grown = run.stages[-1].max, f"Mean responses go from {mean[0]:,.0f} to {mean[-1]:,.0f} tokens"
+    longest, grown = (
+        run.stages[-1].max,
+        f"Mean responses go from {COUNT.shown(mean[0])} to {COUNT.shown(mean[-1])} tokens",
+    )
     return Figure(
         key="lengths",
-        title=f"{grown}, cut at {longest:,.0f} in the end",
+        title=f"{grown}, cut at {COUNT.shown(longest)} in the end",
         alt="Mean response length over steps, with the limit of each stage",
         how=f"The line is the mean of a step, the band its range, the dots the limit. {_where(answer)}",
         plot=plots.spec(data, theme.layout(height=360, x="step", y="tokens", shapes=_changes(answer))),

@@ -105,10 +105,10 @@ def _kinds(spec: ModelSpec) -> Iterator[tuple[int, str, int]]:
 def _attention(spec: ModelSpec) -> str:
     at = spec.attention
     if at.index_topk:
-        return f"sparse attention to {at.index_topk:,} tokens"
+        return f"sparse attention to {COUNT.shown(at.index_topk)} tokens"
     if at.num_windowed_layers and at.num_windowed_layers < spec.num_attention_layers:
-        return f"attention ({at.num_windowed_layers} layers see {at.sliding_window:,} tokens)"
-    return f"attention to {at.sliding_window:,} tokens" if at.num_windowed_layers else "attention"
+        return f"attention ({at.num_windowed_layers} layers see {COUNT.shown(at.sliding_window)} tokens)"
+    return f"attention to {COUNT.shown(at.sliding_window)} tokens" if at.num_windowed_layers else "attention"
 
 
 def sheet(model: NamedModel) -> Page:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import NUMBER
+from rlhfsim.present.answers.kinds import COUNT, NUMBER
 from rlhfsim.present.answers.tree import (
     Block,
     Changed,
@@ -95,7 +95,7 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
         Tile(
             label="As it is",
             value=words.seconds(result.base.seconds),
-            detail=f"a {result.per}, {result.base.gpus:,} GPUs",
+            detail=f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs",
         )
         if result.base.seconds is not None
         else Tile(label="As it is", value="does not fit", detail="", mark="bad")

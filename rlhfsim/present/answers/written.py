@@ -36,7 +36,7 @@ def _says(table: TypedTable, i: int) -> bool:
 
 def _cell(table: TypedTable, row: tuple[Any, ...], i: int) -> Cell:
     kind, value = table.columns[i].kind, row[i]
-    text, first = kind.shown(value), value[0] if isinstance(value, tuple) else value
+    text, first = kind.shown(value), value[0] if isinstance(value, tuple) and value else value
     return worth(first, text) if kind.number and isinstance(first, int | float) else Cell(text=text)
 
 

@@ -21,7 +21,6 @@ from rlhfsim.outputs import write_atomically
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import TableData
 from rlhfsim.present.words import tied
 
 MARKS = {"good": "✓", "warn": "!", "bad": "✗", "plain": ""}
@@ -54,7 +53,6 @@ def html(page: Page) -> str:
     )
     environment.filters["tied"] = tied
     environment.globals.update(
-        numeric=_numeric,
         written=written,
         tile_texts=tile_texts,
         checked=plots.checked,
@@ -93,12 +91,6 @@ def _policy(script: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _numeric(table: TableData, column: int) -> bool:
-    """Whether most cells of a column are numbers."""
-    cells = [row[column] for row in table.rows if column < len(row)]
-    return sum(cell.value is not None for cell in cells) > len(cells) / 2
 
 
 @cache

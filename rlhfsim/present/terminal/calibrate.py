@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from rlhfsim.calibration.biases import Known
 from rlhfsim.calibration.fit import Calibrated, Calibration
 from rlhfsim.calibration.identify import Unidentified
@@ -16,7 +13,7 @@ from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
 from rlhfsim.present.tables import CUT, REST, grid, table
-from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.terminal.console import Part, drawn, labelled, stacked, styled
 from rlhfsim.present.words import between, decimals, error_text, fixed, plural, value_text
 from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.quantities import Coefficient
@@ -26,10 +23,10 @@ BOUND = 1.001
 """A value this near to the end of its interval lies at a bound."""
 
 
-def report(fitted: Calibration, width: int, out: Path | None) -> Iterator[RenderableType]:
+def report(fitted: Calibration, width: int, out: Path | None) -> Iterator[Part]:
     """Everything, top to bottom."""
     runs = plural(len(fitted.observations), "run")
-    yield Text(f"{fitted.profile.title}, calibrated on {runs}", style="bold")
+    yield styled(f"{fitted.profile.title}, calibrated on {runs}", style="bold")
     yield labelled(summary(fitted))
     yield ""
     if fitted.biases:
@@ -41,9 +38,9 @@ def report(fitted: Calibration, width: int, out: Path | None) -> Iterator[Render
         yield unidentified(fitted.unidentified, width)
     yield ""
     yield errors(fitted.errors, width)
-    yield from (Text(f"outlier: {text}", style="yellow") for text in fitted.outliers)
+    yield from (styled(f"outlier: {text}", style="yellow") for text in fitted.outliers)
     names = [run.name for run in fitted.observations]
-    yield from (Text(f"note: {text}", style="yellow") for text in together(fitted.notes, names))
+    yield from (styled(f"note: {text}", style="yellow") for text in together(fitted.notes, names))
     yield ""
     yield labelled(ending(fitted, out))
 
@@ -91,7 +88,7 @@ def _error_line(rows: Sequence[PhaseError]) -> str:
 # --- coefficients ---------------------------------------------------------------------------------
 
 
-def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
+def coefficients(rows: Sequence[Calibrated], width: int) -> Part:
     """What changed: value and interval before and after, and on how many times of how many runs it rests."""
     notes = ["times: medians of phases, and of what they leave of the step (rest), that depend on it"]
     ends = [row.name for row in rows if _at_end(row.after)]
@@ -104,7 +101,7 @@ def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
             ("coefficient", lambda row: row.name),
             (">before", lambda row: value_text(row.before)),
             (">P10-P90", lambda row: between(row.before)),
-            (">after", lambda row: Text(value_text(row.after), style="bold")),
+            (">after", lambda row: styled(value_text(row.after), style="bold")),
             (">P10-P90", lambda row: between(row.after)),
             (">times", lambda row: str(row.n)),
             (">runs", lambda row: str(row.runs)),
@@ -115,7 +112,7 @@ def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
     )
 
 
-def biases(rows: Sequence[Known], width: int) -> RenderableType:
+def biases(rows: Sequence[Known], width: int) -> Part:
     """What a framework's phases have in common: measured over priced seconds, beside the coefficients."""
     note = "factor: measured over priced seconds, beside the coefficients; P10-P90 of a run not measured"
     return drawn(
@@ -125,7 +122,7 @@ def biases(rows: Sequence[Known], width: int) -> RenderableType:
             ("framework", lambda row: row.framework),
             ("phase", lambda row: row.phase or "any other"),
             ("engine mode", lambda row: row.mode or "any other"),
-            (">factor", lambda row: Text(f"{row.factor.value:.2f}", style="bold")),
+            (">factor", lambda row: styled(f"{row.factor.value:.2f}", style="bold")),
             (">P10-P90", lambda row: f"{row.factor.low:.2f}-{row.factor.high:.2f}"),
             (">runs", lambda row: str(row.runs)),
             fit={"phase": CUT, "engine mode": CUT},
@@ -140,7 +137,7 @@ def _at_end(c: Coefficient) -> bool:
     return c.high <= c.value * BOUND or c.value <= c.low * BOUND
 
 
-def unidentified(rows: Sequence[Unidentified], width: int) -> RenderableType:
+def unidentified(rows: Sequence[Unidentified], width: int) -> Part:
     """Coefficients that keep their prior, by what keeps them from being told."""
     groups: dict[str, list[str]] = {}
     for row in rows:
@@ -153,18 +150,18 @@ def unidentified(rows: Sequence[Unidentified], width: int) -> RenderableType:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def errors(rows: Sequence[PhaseError], width: int) -> RenderableType:
+def errors(rows: Sequence[PhaseError], width: int) -> Part:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
-        return Text("errors: no phase of these runs is predicted", style="dim")
+        return styled("errors: no phase of these runs is predicted", style="dim")
     note = (
         "|predicted / measured - 1| of medians; after: predicted by a fit on the other runs (repeats left "
         "out together); by factor: one factor a phase from the same runs, and no fit"
     )
-    return Group(_by_phase(rows, width), Text(), _by_run(rows, width), Text(note, style="dim"))
+    return stacked(_by_phase(rows, width), styled(), _by_run(rows, width), styled(note, style="dim"))
 
 
-def _by_phase(rows: Sequence[PhaseError], width: int) -> RenderableType:
+def _by_phase(rows: Sequence[PhaseError], width: int) -> Part:
     """The median error of every phase, the step last."""
 
     def cells(phase: str) -> tuple[str, ...]:
@@ -195,7 +192,7 @@ def _by_phase(rows: Sequence[PhaseError], width: int) -> RenderableType:
     return drawn(grid(titles, map(cells, phases), fit={"median error of": CUT}, styles=styles), width)
 
 
-def _by_run(rows: Sequence[PhaseError], width: int) -> RenderableType:
+def _by_run(rows: Sequence[PhaseError], width: int) -> Part:
     """The step of every run: measured, and predicted before and after."""
     steps = [e for e in rows if e.phase == STEP]
     digits = decimals(max((e.measured_s for e in steps), default=1.0))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.present.tables import REST, each, grid
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.terminal.console import Part, drawn, styled
 
 SCHEMA = "rlhfsim.check_machine/1"
 STYLES = {"ok": "", "missing": "red", "not checked": "dim"}
@@ -57,21 +54,21 @@ def node_data(nodes: Sequence[CheckedNode]) -> list[dict[str, Any]]:
     return [{"node": node.node, "checks": each(node.checks, *names)} for node in nodes]
 
 
-def report(nodes: Sequence[CheckedNode]) -> Iterator[RenderableType]:
+def report(nodes: Sequence[CheckedNode]) -> Iterator[Part]:
     """A table a node, then the remedies."""
     for node in nodes:
         rows = [(check.name, check.outcome, check.found) for check in node.checks]
         styles = [STYLES[check.outcome] for check in node.checks]
-        yield Text(node.node, style="bold")
+        yield styled(node.node, style="bold")
         yield drawn(grid(("check", "outcome", "found"), rows, fit={"found": REST}, styles=styles))
         yield ""
     yield from remedies(nodes)
 
 
-def remedies(nodes: Sequence[CheckedNode]) -> Iterator[RenderableType]:
+def remedies(nodes: Sequence[CheckedNode]) -> Iterator[Part]:
     """What is missing with its remedy, or that nothing is."""
     for node, check in missing(nodes):
-        yield Text(f"missing[{check.name}] on {node}: {check.found}", style="red")
-        yield Text(f"help: {check.remedy}")
+        yield styled(f"missing[{check.name}] on {node}: {check.found}", style="red")
+        yield styled(f"help: {check.remedy}")
     if is_whole(nodes):
-        yield Text("nothing that was checked is missing", style="bold")
+        yield styled("nothing that was checked is missing", style="bold")

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, each, fields, grid, table
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.terminal.console import Part, drawn, styled
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
@@ -37,31 +34,31 @@ EXCLUDED = {
 
 def whynot_text(
     other: WhyNot, chosen: Plan, name: str = "the chosen plan", asked: Workload | None = None
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """How much worse the best plan with another choice is than the answer, and why; or what does not fit."""
     if other.plan is None:
-        yield Text(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
+        yield styled(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
         yield from _exclusion(other)
         return
     plan, p = other.plan, other.plan.prediction
     rollout = plan.placement.rollout
     engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""
     subject = "this plan" if other.given else "its best plan"
-    yield Text(f"{subject}: {kind(plan, asked)}; actor {plan.placement.actor.layout.label}{engine}")
+    yield styled(f"{subject}: {kind(plan, asked)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
-        yield Text(f"that is {name}")
+        yield styled(f"that is {name}")
         return
     proof = "" if other.given else f"; {_proof(other)}"
-    yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
+    yield styled(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
     yield _terms(other.terms, chosen.prediction.step_s, name)
-    yield Text(f"memory: {_peak(plan, ' risk')}; {name} {_peak(chosen)}")
+    yield styled(f"memory: {_peak(plan, ' risk')}; {name} {_peak(chosen)}")
     yield from _exclusion(other)
 
 
-def _exclusion(other: WhyNot) -> Iterator[RenderableType]:
+def _exclusion(other: WhyNot) -> Iterator[Part]:
     """What excluded exactly the plan that was named."""
     if other.exclusion is not None:
-        yield Text(f"{EXCLUDED[other.exclusion.kind]}: {other.exclusion.text}")
+        yield styled(f"{EXCLUDED[other.exclusion.kind]}: {other.exclusion.text}")
 
 
 def _verdict(seconds: float, chosen: float) -> str:
@@ -97,7 +94,7 @@ def missing_text(m: MissingBytes) -> str:
     )
 
 
-def _terms(terms: Sequence[Term], step: float, name: str) -> RenderableType:
+def _terms(terms: Sequence[Term], step: float, name: str) -> Part:
     """The calls that make the difference; what is left stands in the last row."""
     large = [t for t in terms if abs(t.more) > CLEAR * step / 2][:ROWS]
     rows = [(t.name, t.chosen_s, t.other_s, t.more) for t in large]
@@ -135,7 +132,7 @@ def missing_dict(missing: MissingBytes) -> dict[str, Any]:
 # --- the front --------------------------------------------------------------------------------------
 
 
-def front_table(points: Sequence[Point]) -> RenderableType:
+def front_table(points: Sequence[Point]) -> Part:
     """No plan of these is worse than another one in everything."""
     return drawn(
         table(

@@ -7,12 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.present.tables import WORDS, TableData, fields, grid
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.console import WIDTH, drawn, within
+from rlhfsim.present.terminal.console import WIDTH, Part, drawn, styled, within
 from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, odds_dict
 from rlhfsim.present.terminal.plan import batch, trained
 from rlhfsim.present.verdict import assumed, learning
@@ -35,25 +32,25 @@ MOST = 24
 
 def report(
     options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None, width: int = WIDTH
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """One line a candidate, the front marked; then what fits nowhere."""
     listed = rows(options)
     if listed:
         yield from _asked(listed)
     if trouble := warning(options, targets):
-        yield Text(trouble, style="bold red")
+        yield styled(trouble, style="bold red")
     if listed:
         yield drawn(within(table(options, listed, targets, steps), width), None)
     for note in notes(options, listed, targets, steps):
-        yield Text(note)
+        yield styled(note)
 
 
-def _asked(listed: Sequence[ClusterOption]) -> Iterator[RenderableType]:
+def _asked(listed: Sequence[ClusterOption]) -> Iterator[Part]:
     """The work that all candidates do."""
     plan = listed[0].plan
     assert plan is not None
-    yield Text(trained(plan), style="bold")
-    yield Text(batch(plan))
+    yield styled(trained(plan), style="bold")
+    yield styled(batch(plan))
 
 
 def warning(options: Sequence[ClusterOption], targets: Sequence[Requirement]) -> str | None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.calibration.comparison.gap import Gap
 from rlhfsim.calibration.comparison.limits import phase_times
@@ -17,7 +14,7 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present.tables import CUT, REST, Fit, grid, table
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Stretch
-from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.terminal.console import Part, drawn, labelled, styled
 from rlhfsim.present.terminal.doctor import suggestions
 from rlhfsim.present.words import CAUSES, decimals, fixed, plural, short_seconds, size, span
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
@@ -30,7 +27,7 @@ TINY = 5e-4
 
 def report(
     answer: SideBySide, width: int, out: Path | None, diagnosis: Diagnosis | None = None
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """Everything, top to bottom; of an imported run also where its time went, and which keys would help."""
     yield view.header(answer.plan)
     yield labelled(summary(answer))
@@ -40,7 +37,7 @@ def report(
         yield from keys(answer, diagnosis)
     yield ""
     yield phases(answer, width)
-    yield from (Text(line) for line in strangers(answer))
+    yield from (styled(line) for line in strangers(answer))
     if answer.gap is not None:
         yield ""
         yield causes(answer.gap, width)
@@ -50,7 +47,7 @@ def report(
     yield amounts(answer.found.amounts)
     if answer.notes:
         yield ""
-        yield from (Text(f"note: {note}", style="yellow") for note in answer.notes)
+        yield from (styled(f"note: {note}", style="yellow") for note in answer.notes)
     if out is not None:
         yield ""
         yield labelled({"trace": f"{out}: open it at https://ui.perfetto.dev"})
@@ -69,7 +66,7 @@ def summary(answer: SideBySide) -> dict[str, str]:
     return rows
 
 
-def whereabouts(answer: SideBySide, width: int) -> RenderableType:
+def whereabouts(answer: SideBySide, width: int) -> Part:
     """Where the measured step went: the GPUs' part, the framework's, what neither explains."""
     times = phase_times(answer.plan, answer.run, answer.found.rows)
     longest = max((t.measured_s for t in times), default=0.0)
@@ -94,12 +91,12 @@ def whereabouts(answer: SideBySide, width: int) -> RenderableType:
     )
 
 
-def keys(answer: SideBySide, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+def keys(answer: SideBySide, diagnosis: Diagnosis) -> Iterator[Part]:
     """The changes of the framework's keys that would have saved most of the measured step."""
     step = answer.found.step.measured_s
     if not diagnosis.faster or step is None:
         return
-    yield Text("what to change, each on top of those above it", style="bold")
+    yield styled("what to change, each on top of those above it", style="bold")
     yield from suggestions(diagnosis, step)
 
 
@@ -118,7 +115,7 @@ def verdict(row: PhaseComparison) -> str:
 # --- phases ---------------------------------------------------------------------------------------
 
 
-def phases(answer: SideBySide, width: int) -> RenderableType:
+def phases(answer: SideBySide, width: int) -> Part:
     """Every phase that both sides have, then the step."""
     step = answer.found.step
     longest = max(step.measured_s or 0.0, step.predicted_s or 0.0)
@@ -176,7 +173,7 @@ def strangers(answer: SideBySide) -> Iterator[str]:
 # --- the gap --------------------------------------------------------------------------------------
 
 
-def causes(gap: Gap, width: int) -> RenderableType:
+def causes(gap: Gap, width: int) -> Part:
     """Seconds by cause between the predicted and the measured mean step."""
     digits = decimals(max(gap.predicted_s, gap.measured_s))
     total = gap.measured_s - gap.predicted_s
@@ -227,11 +224,11 @@ def _gap_notes(gap: Gap) -> Iterator[str]:
 # --- memory, tokens -------------------------------------------------------------------------------
 
 
-def memory(answer: SideBySide, width: int) -> RenderableType:
+def memory(answer: SideBySide, width: int) -> Part:
     """Phases whose memory was recorded, on the fullest GPU of their pool."""
     known = [h for h in answer.memory if h.measured is not None]
     if not known:
-        return Text("memory: the run recorded none", style="dim")
+        return styled("memory: the run recorded none", style="dim")
     pools = len({h.pool for h in known}) > 1
     titles = ("memory in", *["pool"] * pools, ">predicted", ">P10-P90", ">measured", ">ratio", ROLES)
     rows = ((held.phase, *[held.pool] * pools, *_held(held)) for held in known)
@@ -253,7 +250,7 @@ def _held(held: PhaseMemory) -> tuple[str, ...]:
     )
 
 
-def amounts(rows: tuple[Amount, ...]) -> RenderableType:
+def amounts(rows: tuple[Amount, ...]) -> Part:
     """Tokens and bytes."""
     return drawn(
         table(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.rule import Rule
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +49,30 @@ COLOURS = {
     "overhead": "bright_black",
 }
 """Of resources."""
+
+Part = RenderableType
+"""What a view is made of: a line, a table, a bar, or several of them."""
+Display = Console
+
+
+def styled(text: str = "", style: str = "", **more: Any) -> Text:
+    """A text in a style."""
+    return Text(text, style, **more)
+
+
+def one_line(label: str, text: str) -> Text:
+    """A label and a text that does not wrap."""
+    return Text.assemble((f"{label:{LABEL + 2}}", "cyan"), text, no_wrap=True)
+
+
+def stacked(*parts: Part) -> Group:
+    """Parts one below the other."""
+    return Group(*parts)
+
+
+def ruled(title: str) -> Rule:
+    """A title with a line to its right."""
+    return Rule(title, align="left", style="dim")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -163,9 +189,9 @@ def labelled(rows: Mapping[str, str]) -> Table:
     return grid
 
 
-def plain_grid(rows: Iterable[Iterable[RenderableType]]) -> Table:
+def plain_grid(rows: Iterable[Iterable[RenderableType]], gap: int = 2) -> Table:
     """Rows without titles."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, gap))
     for row in rows:
         table.add_row(*row)
     return table
@@ -180,3 +206,14 @@ def resource_text(resource: str) -> Text:
     """The resource as a word in its colour."""
     word = RESOURCES[resource].word if resource in RESOURCES else resource
     return Text(word, style=COLOURS.get(resource, ""))
+
+
+def height(console: Console, parts: Sequence[Part]) -> int:
+    """Lines that the parts take one below the other."""
+    return sum(len(console.render_lines(part, pad=False)) for part in parts)
+
+
+def tight(data: TableData, width: int | None) -> Table:
+    """A table without rules."""
+    table = Table(box=None, width=width, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    return filled(table, data)

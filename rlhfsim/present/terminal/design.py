@@ -7,9 +7,6 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan, PlannedHardware
@@ -21,7 +18,18 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated, side_by_side
 from rlhfsim.present.terminal import verdict_lines as lines
 from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
-from rlhfsim.present.terminal.console import LABEL, WIDTH, labelled, put, within
+from rlhfsim.present.terminal.console import (
+    WIDTH,
+    Display,
+    Part,
+    height,
+    labelled,
+    one_line,
+    put,
+    styled,
+    tight,
+    within,
+)
 from rlhfsim.present.terminal.design_details import Extras, asked, details
 from rlhfsim.present.terminal.odds import odds_dict, quantiles, summary, targets
 from rlhfsim.present.terminal.ranking import proof, rounded, unlisted
@@ -42,7 +50,7 @@ LEANER = ((), ("tight",), ("tight", "bare"), ("tight", "bare", "short"))
 
 
 def show(
-    console: Console, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
+    console: Display, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
 ) -> None:
     """Print the first screen, then what was asked for."""
     if answer.chosen is None:
@@ -56,14 +64,14 @@ def show(
 
 
 def show_first(
-    console: Console, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
+    console: Display, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
 ) -> None:
     """The first screen: rivals and what is known of them are cut so that it stays one."""
     plan, width = answer.chosen, console.width
     assert plan is not None
     verdict, following = dict(_verdict(answer, extras)), _next(answer, out, detail)
-    said = Text(sentences(replace(plan, run=extras.run)))
-    head = [said, Text(view.task(plan), style="bold"), Text(view.batch(plan))]
+    said = styled(sentences(replace(plan, run=extras.run)))
+    head = [said, styled(view.task(plan), style="bold"), styled(view.batch(plan))]
     goals = [targets(replace(plan, run=extras.run))] if extras.verdicts else []
     goals += list(_meeting(extras))
     others = unlisted(answer)
@@ -83,10 +91,10 @@ def show_first(
     }
     heights: dict[int, int] = {}
     for leaner in LEANER:
-        blank: list[RenderableType] = [""] * ("tight" not in leaner)
+        blank: list[Part] = [""] * ("tight" not in leaner)
         below = chain.from_iterable((*blank, x) for x in tables["bare" not in leaner])
         parts = [*head, says["short" in leaner], *goals, *below, *rest]
-        heights |= {id(x): first.lines(console, [x]) for x in parts if id(x) not in heights}
+        heights |= {id(x): height(console, [x]) for x in parts if id(x) not in heights}
         if sum(heights[id(x)] for x in parts) + len(following) <= first.MOST:
             break
     for part in parts:
@@ -95,19 +103,19 @@ def show_first(
         put(console, line)
 
 
-def _side(answer: Design, extras: Extras, width: int) -> Iterator[RenderableType]:
+def _side(answer: Design, extras: Extras, width: int) -> Iterator[Part]:
     if answer.chosen is not None and answer.other_side is not None and extras.side is not None:
         side = side_by_side.table(answer.chosen, answer.other_side, extras.side)
-        yield first.tight(within(side, width), None)
+        yield tight(within(side, width), None)
 
 
-def _meeting(extras: Extras) -> Iterator[RenderableType]:
+def _meeting(extras: Extras) -> Iterator[Part]:
     """Where a target is missed: what would meet all, each change by itself."""
     if extras.odds is None or extras.odds.meets:
         return
     if not extras.meeting:
         none = "no single change that was tried meets all targets"
-        yield Text(LATE if extras.late else none, style="bold")
+        yield styled(LATE if extras.late else none, style="bold")
         return
     titles = ("what would meet all, each by itself", ">step", ">USD/step", ">likely")
     rows = (
@@ -119,7 +127,7 @@ def _meeting(extras: Extras) -> Iterator[RenderableType]:
         )
         for change in extras.meeting
     )
-    yield first.tight(grid(titles, rows), None)
+    yield tight(grid(titles, rows), None)
 
 
 def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
@@ -203,7 +211,7 @@ def _known(answer: Design) -> Mapping[str, Known]:
     return runs.known(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
 
 
-def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
+def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Part]:
     """Commands that go on from the plan, and what this one has not shown; each in one line, to be copied."""
     assert answer.chosen is not None
     rows, more = dict[str, str](), [f"rlhfsim simulate {out}"]
@@ -214,9 +222,7 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Text]:
     more += [] if answer.gains else ["--gains"]
     more += [] if detail else ["--detail time,memory,proof,sure,all"]
     rows["more"] = "; ".join(more)
-    return [
-        Text.assemble((f"{label:{LABEL + 2}}", "cyan"), text, no_wrap=True) for label, text in rows.items()
-    ]
+    return [one_line(label, text) for label, text in rows.items()]
 
 
 def _nodes(hardware: Sequence[PlannedHardware]) -> str:
@@ -230,22 +236,22 @@ def _nodes(hardware: Sequence[PlannedHardware]) -> str:
     return "+".join(groups)
 
 
-def _show_nothing(console: Console, answer: Design, *, late: bool) -> None:
-    nothing, request = Text("nothing fits: ", style="bold red"), answer.request
+def _show_nothing(console: Display, answer: Design, *, late: bool) -> None:
+    nothing, request = styled("nothing fits: ", style="bold red"), answer.request
     if not answer.certificate.space:
-        console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
+        console.print(nothing + styled("no layout obeys all that is fixed, bounded and forbidden"))
     else:
         group, work = request.cluster.node_group, request.workload
         what = f"{work.title} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
-        console.print(nothing + Text(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
+        console.print(nothing + styled(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
     if answer.rejected_by:
         nearest = "the plan that comes nearest does not fit: " if answer.nearest else ""
         console.print(f"{nearest}{answer.rejected_by}", highlight=False)
     if not answer.remedies:
         none = "no single change that was tried helps; try a smaller model"
-        console.print(Text(LATE if late else none, style="bold"))
+        console.print(styled(LATE if late else none, style="bold"))
         return
-    console.print(Text("the smallest change that fits: ") + Text(answer.remedies[0].change, style="bold"))
+    console.print(styled("the smallest change that fits: ") + styled(answer.remedies[0].change, style="bold"))
     titles = ("what would fit, each by itself", ">step", ">USD/step", "")
     rows = (
         (
@@ -256,8 +262,8 @@ def _show_nothing(console: Console, answer: Design, *, late: bool) -> None:
         )
         for remedy in answer.remedies
     )
-    console.print(first.tight(grid(titles, rows), None))
-    console.print(Text("good plans, not proven to be the best of their change", style="dim"))
+    console.print(tight(grid(titles, rows), None))
+    console.print(styled("good plans, not proven to be the best of their change", style="dim"))
 
 
 # --- for machines ---------------------------------------------------------------------------------

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
@@ -15,7 +12,7 @@ from rlhfsim.present.known import known
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
 from rlhfsim.present.terminal.choices import front_table, whynot_text
-from rlhfsim.present.terminal.console import indented, labelled, plain_grid
+from rlhfsim.present.terminal.console import Part, indented, labelled, plain_grid, styled
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.terminal.ranking import considered, ranking
@@ -62,11 +59,11 @@ class Extras:
         return self.odds.verdicts if self.odds else ()
 
 
-Part = tuple[str, list[RenderableType]]
+NamedPart = tuple[str, list[Part]]
 """A title and what stands below it."""
 
 
-def asked(answer: Design, extras: Extras, width: int) -> Iterator[Part]:
+def asked(answer: Design, extras: Extras, width: int) -> Iterator[NamedPart]:
     """What an option of its own asked for."""
     for other in answer.whynots:
         yield f"why not {other.choice}", [indented(line) for line in _whynot(other, answer)]
@@ -79,31 +76,31 @@ def asked(answer: Design, extras: Extras, width: int) -> Iterator[Part]:
         yield "what the choices left out would bring", [_gains(answer)]
 
 
-def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Part]:
+def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[NamedPart]:
     """What `--detail` names."""
     plan = answer.chosen
     assert plan is not None
     if wants(detail, "time"):
-        why = [indented(Text(reason)) for reason in answer.reasons]
-        yield "time", [view.phase_table(plan, width), indented(Text(layout_words(plan), style="dim"))]
+        why = [indented(styled(reason)) for reason in answer.reasons]
+        yield "time", [view.phase_table(plan, width), indented(styled(layout_words(plan), style="dim"))]
         yield "why", [*why]
     if wants(detail, "memory"):
         yield "memory", [memory_chart(plan, width)]
     if wants(detail, "proof"):
         break_evens = [_break_even_text(b, answer) for b in answer.break_evens or ()] or [_unflipped(answer)]
         yield "proof", [ranking(answer, width), considered(answer)]
-        yield "what would change the choice", [indented(Text(text)) for text in break_evens]
+        yield "what would change the choice", [indented(styled(text)) for text in break_evens]
     if wants(detail, "sure"):
         yield "how sure", [labelled(known(plan)), view.sureness(plan, width)]
 
 
-def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
+def _whynot(other: WhyNot, answer: Design) -> Iterator[Part]:
     """Compared with the best plan, proven as well."""
     assert answer.best is not None
     assert answer.chosen is not None
     name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
-        yield Text("that is the chosen plan")
+        yield styled("that is the chosen plan")
     yield from whynot_text(other, answer.best, name, answer.request.workload)
 
 
@@ -131,7 +128,7 @@ def _break_even_text(break_even: BreakEven, answer: Design) -> str:
     return f"{point} {break_even.winner} takes {format(break_even.step_s, 's')}, {chosen}"
 
 
-def _gains(answer: Design) -> RenderableType:
+def _gains(answer: Design) -> Part:
     rows = []
     for gain in answer.gains:
         step = "nothing fits"

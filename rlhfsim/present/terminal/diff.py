@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.present.changes import mark, mark_of
 from rlhfsim.present.folded import folded, summary
 from rlhfsim.present.tables import Fit, grid, table
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.terminal.console import Part, drawn, styled
 from rlhfsim.present.words import likely, work_parts
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference, Leaf, Side, Value
 
@@ -20,13 +17,13 @@ HASH = 12
 """Characters of a hash that tell it from another."""
 
 
-def report(difference: Difference, width: int) -> Iterator[RenderableType]:
+def report(difference: Difference, width: int) -> Iterator[Part]:
     """Everything, top to bottom."""
-    yield Text(f"{_title(difference.before)} -> {_title(difference.after)}", style="bold")
+    yield styled(f"{_title(difference.before)} -> {_title(difference.after)}", style="bold")
     if difference.empty:
-        yield Text("nothing changed")
+        yield styled("nothing changed")
         return
-    yield Text(summary(difference))
+    yield styled(summary(difference))
     for title, rows in (("asked", difference.question), ("chosen", difference.choice)):
         if rows:
             yield ""
@@ -34,14 +31,14 @@ def report(difference: Difference, width: int) -> Iterator[RenderableType]:
     if difference.outcome:
         yield ""
         yield outcomes(difference, width)
-    yield from (Text(note, style="dim") for note in notes(difference))
+    yield from (styled(note, style="dim") for note in notes(difference))
 
 
 def _title(side: Side) -> str:
     return f"{side.title} ({'measured' if side.measured else 'predicted'})"
 
 
-def fields(title: str, rows: Sequence[ChangedField], width: int) -> RenderableType:
+def fields(title: str, rows: Sequence[ChangedField], width: int) -> Part:
     """Fields of the question or of the choice."""
     rows = folded(rows)
     cells = ((mark_of(c), c.path, _leaf(c.before, c.path), _leaf(c.after, c.path)) for c in rows)
@@ -49,7 +46,7 @@ def fields(title: str, rows: Sequence[ChangedField], width: int) -> RenderableTy
     return drawn(grid(("", title, ">before", ">after"), cells, fit=_fit(title), styles=styles), width)
 
 
-def outcomes(difference: Difference, width: int) -> RenderableType:
+def outcomes(difference: Difference, width: int) -> Part:
     """Figures, with the change of each."""
     title = "comes out"
     return drawn(

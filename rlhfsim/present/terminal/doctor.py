@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.frameworks.configuration.keys import Unread
 from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.terminal.console import Part, console, labelled, styled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import computed, reasons
@@ -27,49 +24,49 @@ KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
 
 
-def report(answer: Diagnosis, repaired: ChangedFile | None = None) -> Iterator[RenderableType]:
+def report(answer: Diagnosis, repaired: ChangedFile | None = None) -> Iterator[Part]:
     """The verdict, the step by phase, changes, findings, what was assumed, and how a file was changed."""
     base = answer.judged
-    yield Text(verdict(base), style="bold" if base.fits else "bold red")
+    yield styled(verdict(base), style="bold" if base.fits else "bold red")
     for finding in answer.findings:
         if finding.stops:
-            yield Text(f"stops: {finding.what}; {finding.remedy}", style="bold red")
+            yield styled(f"stops: {finding.what}; {finding.remedy}", style="bold red")
     yield from _doubted(answer)
     if answer.fixes:
-        yield Text("any one of these makes it fit:", style="bold")
+        yield styled("any one of these makes it fit:", style="bold")
         yield from _changes(answer.fixes, None)
     if answer.nearest is not None:
-        yield Text(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
+        yield styled(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
         yield from _changes([answer.nearest], None)
-        yield Text("so it needs more GPUs, GPUs with more memory, or a smaller model", style="bold")
+        yield styled("so it needs more GPUs, GPUs with more memory, or a smaller model", style="bold")
     yield from _screen(base.plan, console().width)
     yield from _faster(answer)
     yield from _told(answer)
     if repaired is not None:
         figures = _figures(repaired.judged, answer.judged)
-        yield Text(f"\nwritten to {repaired.path}, read and priced again: {figures}", style="bold")
-        yield Text(repaired.diff.rstrip(), no_wrap=True, overflow="fold")
+        yield styled(f"\nwritten to {repaired.path}, read and priced again: {figures}", style="bold")
+        yield styled(repaired.diff.rstrip(), no_wrap=True, overflow="fold")
 
 
-def _doubted(answer: Diagnosis) -> Iterator[RenderableType]:
+def _doubted(answer: Diagnosis) -> Iterator[Part]:
     """What nobody gave and decides, next to the verdict, misspelt keys, and how many others it leaves out."""
     decides = [change for change in answer.absent if change.judged.fits != answer.judged.fits]
     yield from (
-        Text(f"it rests on a default: {_without(change, answer)}", style="yellow") for change in decides
+        styled(f"it rests on a default: {_without(change, answer)}", style="yellow") for change in decides
     )
     matters = [u for u in answer.unread if u.matters]
     absent = [u for u in matters if u.kind == "no such key"]
     for each in absent[:KEYS_SHOWN]:
-        yield Text(_absent(each, answer), style="bold red")
+        yield styled(_absent(each, answer), style="bold red")
     if len(absent) > KEYS_SHOWN:
-        yield Text(f"{len(absent) - KEYS_SHOWN} more such keys are listed at the end", style="bold red")
+        yield styled(f"{len(absent) - KEYS_SHOWN} more such keys are listed at the end", style="bold red")
     others = len(matters) - len(absent)
     if others:
         what = (
             "a key that is not read and may change it" if others == 1 else f"{others} keys that are not read"
         )
         may = "" if others == 1 else " and may change it"
-        yield Text(f"the answer does not count {what}{may}: see `not read` below", style="yellow")
+        yield styled(f"the answer does not count {what}{may}: see `not read` below", style="yellow")
 
 
 def _without(change: KeyChange, answer: Diagnosis) -> str:
@@ -84,20 +81,20 @@ def _absent(each: Unread, answer: Diagnosis) -> str:
     return f"{answer.lacks}{other}: {each.key}={each.value}{near}"
 
 
-def _unread(answer: Diagnosis) -> Iterator[RenderableType]:
+def _unread(answer: Diagnosis) -> Iterator[Part]:
     """What the configuration sets and nothing reads: what matters by name, the rest by number."""
     if not answer.unread:
         return
     matters = [u for u in answer.unread if u.matters]
-    yield Text("\nnot read", style="bold")
+    yield styled("\nnot read", style="bold")
     may = [f"{u.key}={u.value}" for u in matters if u.kind == "may change"]
     if may:
-        yield Text(f"- {plural(len(may), 'key')} may change the answer: {_folded(may)}")
+        yield styled(f"- {plural(len(may), 'key')} may change the answer: {_folded(may)}")
     absent = [_absent(u, answer) for u in answer.unread if u.kind == "no such key"]
-    yield from (Text(f"- {line}") for line in absent[:KEYS_LISTED])
+    yield from (styled(f"- {line}") for line in absent[:KEYS_LISTED])
     rest = len(answer.unread) - len(may) - len(absent) + max(0, len(absent) - KEYS_LISTED)
     if rest:
-        yield Text(
+        yield styled(
             f"- {plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
         )
 
@@ -148,36 +145,36 @@ def _host(judged: Judged) -> str:
     return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
 
 
-def _screen(plan: Plan, width: int) -> Iterator[RenderableType]:
+def _screen(plan: Plan, width: int) -> Iterator[Part]:
     """The blocks of the first screen of `rlhfsim design`; what is assumed stands in full at the end."""
     yield ""
-    yield Text(view.task(plan), style="bold")
-    yield Text(view.batch(plan))
+    yield styled(view.task(plan), style="bold")
+    yield styled(view.batch(plan))
     yield labelled({name: text for name, text in first.verdict(plan).items() if name != "assumed"})
     yield from ("", first.roles(plan, width), "", first.phases(plan, width))
 
 
-def _faster(answer: Diagnosis) -> Iterator[RenderableType]:
+def _faster(answer: Diagnosis) -> Iterator[Part]:
     start = answer.fixes[0] if answer.fixes else KeyChange(keys={}, judged=answer.judged)
     if answer.faster:
         on_top = " and of the first change that makes it fit" if answer.fixes else ""
         yield ""
-        yield Text(f"what helps most, re-estimated; each on top of those above it{on_top}", style="bold")
+        yield styled(f"what helps most, re-estimated; each on top of those above it{on_top}", style="bold")
         yield from _changes(answer.faster, start)
     elif answer.unnamed:
-        yield Text(f"\nno change can be named: {answer.unnamed}")
+        yield styled(f"\nno change can be named: {answer.unnamed}")
     elif start.judged.fits:
-        yield Text("\nno change of a key that was tried saves 2 % of the step")
+        yield styled("\nno change of a key that was tried saves 2 % of the step")
 
 
-def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[RenderableType]:
+def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[Part]:
     """Each with its figures, then its keys, a line each; with a start each stands on those before it."""
     before = start
     for i, change in enumerate(changes, start=1):
-        yield Text(f"  {i}  {_figures(change.judged, before.judged if before else None)}")
+        yield styled(f"  {i}  {_figures(change.judged, before.judged if before else None)}")
         known = before.keys if before else {}
         yield from (
-            Text(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
+            styled(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
             for key, value in change.keys.items()
             if key not in known
         )
@@ -197,7 +194,7 @@ def _figures(after: Judged, before: Judged | None) -> str:
     return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {_risk(after)}"])
 
 
-def suggestions(answer: Diagnosis, measured_s: float) -> Iterator[RenderableType]:
+def suggestions(answer: Diagnosis, measured_s: float) -> Iterator[Part]:
     """What keys would have saved of a measured step, in proportion to the predicted one."""
     start = answer.fixes[0].judged.step_s if answer.fixes else answer.judged.step_s
     known: Mapping[str, Any] = answer.fixes[0].keys if answer.fixes else {}
@@ -206,9 +203,9 @@ def suggestions(answer: Diagnosis, measured_s: float) -> Iterator[RenderableType
         after = change.judged.step_s
         saved = units.format(measured_s * (before - after) / start, "s")
         share, risk = signed(after / before - 1), _risk(change.judged)
-        yield Text(f"  {i}  saves about {saved} of the step ({share}), risk of running out {risk}")
+        yield styled(f"  {i}  saves about {saved} of the step ({share}), risk of running out {risk}")
         yield from (
-            Text(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
+            styled(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
             for key, value in change.keys.items()
             if key not in known
         )
@@ -224,22 +221,22 @@ def said(key: str, value: Any) -> str:
     return key if value is True else f"{key} {value}"
 
 
-def _told(answer: Diagnosis) -> Iterator[RenderableType]:
+def _told(answer: Diagnosis) -> Iterator[Part]:
     soft = [f for f in answer.findings if not f.stops]
     if soft:
-        yield Text("\nfound", style="bold")
-        yield from (Text(f"- {f.what}" + (f"; {f.remedy}" if f.remedy else "")) for f in soft)
+        yield styled("\nfound", style="bold")
+        yield from (styled(f"- {f.what}" + (f"; {f.remedy}" if f.remedy else "")) for f in soft)
     yield from _unread(answer)
     described = answer.judged.described
-    yield Text("\nassumed", style="bold")
-    yield from (Text(f"- {sentence}") for sentence in answer.case.assumed(described))
-    yield from (Text(f"- {_without(change, answer)}") for change in answer.absent)
+    yield styled("\nassumed", style="bold")
+    yield from (styled(f"- {sentence}") for sentence in answer.case.assumed(described))
+    yield from (styled(f"- {_without(change, answer)}") for change in answer.absent)
     risk, framework = computed(answer.judged.memory), answer.case.configuration.name
-    yield from (Text(f"- {sentence}") for sentence in reasons(risk, framework))
+    yield from (styled(f"- {sentence}") for sentence in reasons(risk, framework))
     defaults = described.settings.assumed
     if defaults:
         shown = ", ".join(said(k, v) for k, v in defaults.items())
-        yield Text(f"- defaults of {answer.case.configuration.title}: {shown}")
+        yield styled(f"- defaults of {answer.case.configuration.title}: {shown}")
 
 
 # --- JSON -------------------------------------------------------------------------------------------

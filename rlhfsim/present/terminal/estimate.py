@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.plan import Plan
 from rlhfsim.present.known import known, nearest_short
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.terminal.console import Part, console, labelled, styled
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.terminal.odds import asked_data, summary, targets
@@ -48,15 +45,15 @@ def verdict_data(answer: Planned) -> dict[str, Any]:
     }
 
 
-def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[RenderableType]:
+def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[Part]:
     """The verdict and the priced plan; what `detail` names below."""
     yield from verdict(answer)
     if (plan := answer.plan) is None:
         return
     width = console().width
-    yield from (Text(f"note: {note}", style="yellow") for note in answer.far)
-    yield Text(sentences(plan))
-    yield Text(view.task(plan), style="bold")
+    yield from (styled(f"note: {note}", style="yellow") for note in answer.far)
+    yield styled(sentences(plan))
+    yield styled(view.task(plan), style="bold")
     yield view.batch(plan)
     yield labelled({**_verdict(plan), **({"odds": summary(plan.run)} if plan.run else {})})
     if verdicts_of(plan):
@@ -83,12 +80,12 @@ def remedy_text(remedy: str | None) -> str:
     return f"smallest change that fits: {remedy}" if remedy else "no single change that was tried helps"
 
 
-def verdict(answer: Planned) -> Iterator[Text]:
+def verdict(answer: Planned) -> Iterator[Part]:
     """Notes, and what does not fit with its remedy."""
-    yield from (Text(f"note: {note}", style="yellow") for note in answer.notes)
+    yield from (styled(f"note: {note}", style="yellow") for note in answer.notes)
     if answer.fits:
         return
-    yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
-    yield Text(remedy_text(answer.remedy), style="bold")
+    yield styled(f"does not fit: {answer.rejected_by}", style="bold red")
+    yield styled(remedy_text(answer.remedy), style="bold")
     if answer.plan is not None:
-        yield Text("the plan, priced all the same:\n", style="dim")
+        yield styled("the plan, priced all the same:\n", style="dim")

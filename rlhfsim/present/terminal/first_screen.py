@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present.basis import profile_under
 from rlhfsim.present.memory import states
-from rlhfsim.present.tables import TableData, grid
+from rlhfsim.present.tables import grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import Axis
-from rlhfsim.present.terminal.console import NARROW, filled, resource_text
+from rlhfsim.present.terminal.console import NARROW, Part, resource_text, stacked, styled, tight
 from rlhfsim.present.verdict import assumed, cautions, layout_words, learning
 from rlhfsim.present.words import RESOURCES, decimals, fixed, is_move, percent, size
 from rlhfsim.trace import WAIT
@@ -30,17 +26,6 @@ TINY = 0.002
 def wants(detail: frozenset[str], name: str) -> bool:
     """Whether a part of the answer is asked for."""
     return bool({name, "all"} & detail)
-
-
-def lines(console: Console, parts: Sequence[RenderableType]) -> int:
-    """Lines that the parts take one below the other."""
-    return sum(len(console.render_lines(part, pad=False)) for part in parts)
-
-
-def tight(data: TableData, width: int | None) -> Table:
-    """A table without rules."""
-    table = Table(box=None, width=width, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    return filled(table, data)
 
 
 # --- verdict ----------------------------------------------------------------------------------------
@@ -93,13 +78,13 @@ def host_capacity(plan: Plan) -> float | None:
 # --- roles and phases -------------------------------------------------------------------------------
 
 
-def roles(plan: Plan, width: int, *, decoded: bool = True) -> RenderableType:
+def roles(plan: Plan, width: int, *, decoded: bool = True) -> Part:
     """Who sits where and, where `decoded`, what the words of its layout mean."""
     data = view.placement_rows(plan, width)
-    return Group(tight(data, width), *[Text(layout_words(plan), style="dim")] * decoded)
+    return stacked(tight(data, width), *[styled(layout_words(plan), style="dim")] * decoded)
 
 
-def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -> RenderableType:
+def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -> Part:
     """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar; where
     `decoded`, what the columns say."""
     p = plan.prediction
@@ -107,7 +92,7 @@ def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -
     digits, wide = decimals(end), width >= NARROW
     pools = len(plan.placement.pools) > 1
     shown, small = view.split(p.phases, end, tiny=tiny)
-    rows: list[list[RenderableType]] = [
+    rows: list[list[Part]] = [
         [
             f.name,
             *[f.pool] * pools,
@@ -127,7 +112,7 @@ def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
     titles = ["phase", *["pool"] * pools, ">takes s", *[">P10-P90"] * wide, "bound by", ">of peak", ">memory"]
     data = grid([*titles, axis], rows, fit={"pool": view.POOL})
-    return Group(tight(data, width), *[Text(_meanings(plan), style="dim")] * decoded)
+    return stacked(tight(data, width), *[styled(_meanings(plan), style="dim")] * decoded)
 
 
 def limit_share(phase: PredictedPhase, phases: Sequence[PredictedPhase]) -> float | None:

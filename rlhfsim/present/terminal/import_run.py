@@ -7,36 +7,37 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.frameworks.logs.imported import Imported
 from rlhfsim.frameworks.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import REST, Fit, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, drawn, labelled
+from rlhfsim.present.terminal.console import Part, console, drawn, labelled, styled
 from rlhfsim.present.words import decimals, fixed
 
 
-def report(run: Imported, plan: Plan, out: Path) -> list[RenderableType]:
+def report(run: Imported, plan: Plan, out: Path) -> list[Part]:
     """What was read as what, what was not, and what was assumed."""
     medians = _medians(run)
-    parts: list[RenderableType] = [
+    parts: list[Part] = [
         view.header(plan),
         labelled(_summary(run, plan, out)),
         "",
         _timers(run, plan, medians),
     ]
     if run.unmapped_times:
-        parts += ["", Text("times that have no counterpart here", style="bold")]
-        parts += [Text(f"  {name}: {units.format(medians[name], 's')}") for name in run.unmapped_times]
+        parts += ["", styled("times that have no counterpart here", style="bold")]
+        parts += [styled(f"  {name}: {units.format(medians[name], 's')}") for name in run.unmapped_times]
     if run.settings.assumed:
         shown = ", ".join(f"{k} = {v}" for k, v in run.settings.assumed.items())
-        parts += ["", Text("not in the configuration, the framework's defaults", style="bold"), Text(shown)]
-    parts += [Text(f"note: {note}", style="yellow") for note in run.notes]
-    return [*parts, "", Text(f"next: rlhfsim compare {out}/plan.json {out}/", no_wrap=True)]
+        parts += [
+            "",
+            styled("not in the configuration, the framework's defaults", style="bold"),
+            styled(shown),
+        ]
+    parts += [styled(f"note: {note}", style="yellow") for note in run.notes]
+    return [*parts, "", styled(f"next: rlhfsim compare {out}/plan.json {out}/", no_wrap=True)]
 
 
 def _summary(run: Imported, plan: Plan, out: Path) -> dict[str, str]:
@@ -53,7 +54,7 @@ def _summary(run: Imported, plan: Plan, out: Path) -> dict[str, str]:
     }
 
 
-def _timers(run: Imported, plan: Plan, medians: Mapping[str, float]) -> RenderableType:
+def _timers(run: Imported, plan: Plan, medians: Mapping[str, float]) -> Part:
     """Metric, our phases, median seconds."""
     planned = {phase.name for phase in plan.prediction.phases}
     digits = decimals(max([plan.prediction.step_s, *medians.values()]))

@@ -6,16 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.frameworks.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import WORDS, Fit, added, fields, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import drawn, labelled
-from rlhfsim.present.terminal.simulate import Sparkline
+from rlhfsim.present.terminal.bars import Sparkline
+from rlhfsim.present.terminal.console import Display, Part, drawn, labelled, styled
 from rlhfsim.present.words import decimals, fixed, lengths, size
 from rlhfsim.specs.placement.scaling import Replaced
 from rlhfsim.specs.placement.software import Software
@@ -61,29 +58,29 @@ class Warned(Protocol):
 class Screen:
     """Prints what a run tells."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Display) -> None:
         """`console` is stderr where stdout carries JSON."""
         self._console = console
         self._head = False
 
     def phase(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(Text(text, style="dim"), highlight=False)
+        self._console.print(styled(text, style="dim"), highlight=False)
         self._head = False
 
     def iteration(self, row: Mapping[str, float], total: int) -> None:
         """One line of figures."""
         if not self._head:
             titles = "".join(f"{title:>10}" for title, _, _ in COLUMNS)
-            self._console.print(Text(f"{'iteration':>12}{titles}", style="bold"))
+            self._console.print(styled(f"{'iteration':>12}{titles}", style="bold"))
             self._head = True
         cells = "".join(_cell(row.get(name), digits) for _, name, digits in COLUMNS)
         self._console.print(f"{int(row['step']) + 1:>5} / {total:<4}{cells}", highlight=False)
 
     def finding(self, finding: Warned) -> None:
         """A warning with its advice."""
-        self._console.print(Text(f"warning[{finding.code}]: {finding.what}", style="yellow"))
-        self._console.print(Text(f"help: {finding.advice}"))
+        self._console.print(styled(f"warning[{finding.code}]: {finding.what}", style="yellow"))
+        self._console.print(styled(f"help: {finding.advice}"))
 
 
 def _cell(value: float | None, digits: int) -> str:
@@ -93,7 +90,7 @@ def _cell(value: float | None, digits: int) -> str:
     return f"{text:>10}"
 
 
-def before(plan: Plan, *, dry_run: bool, notes: tuple[str, ...]) -> Iterator[RenderableType]:
+def before(plan: Plan, *, dry_run: bool, notes: tuple[str, ...]) -> Iterator[Part]:
     """What is about to run and where."""
     yield view.header(plan)
     yield ""
@@ -104,7 +101,7 @@ def before(plan: Plan, *, dry_run: bool, notes: tuple[str, ...]) -> Iterator[Ren
         yield ""
         yield labelled(listening())
     for note in (*notes, *_memory_note(plan)):
-        yield Text(f"note: {note}", style="yellow")
+        yield styled(f"note: {note}", style="yellow")
 
 
 def replaced_data(changes: Sequence[Replaced]) -> list[dict[str, str]]:
@@ -114,7 +111,7 @@ def replaced_data(changes: Sequence[Replaced]) -> list[dict[str, str]]:
     ]
 
 
-def replaced_lines(changes: Sequence[Replaced]) -> Iterator[RenderableType]:
+def replaced_lines(changes: Sequence[Replaced]) -> Iterator[Part]:
     """The same as a table."""
     if not changes:
         return
@@ -123,7 +120,7 @@ def replaced_lines(changes: Sequence[Replaced]) -> Iterator[RenderableType]:
         for row in replaced_data(changes)
     ]
     yield ""
-    yield Text("this run is small; it has otherwise than the file:", style="bold")
+    yield styled("this run is small; it has otherwise than the file:", style="bold")
     titles = ("field", "in the file", "here", "why")
     yield drawn(grid(titles, rows, fit=dict.fromkeys(titles, WORDS)), None)
     yield ""
@@ -158,7 +155,7 @@ def _memory_note(plan: Plan) -> Iterator[str]:
         )
 
 
-def memory_table(plan: Plan) -> RenderableType:
+def memory_table(plan: Plan) -> Part:
     """Bytes of every phase on the fullest GPU of each pool, against what is there."""
     capacity = plan.prediction.capacity_bytes
     sums = added(((e.phase, e.pool), e.bytes) for e in plan.prediction.ledger)
@@ -176,7 +173,7 @@ def described(cluster: str, lines: Mapping[str, str], peaks: MemoryPeaks) -> dic
     }
 
 
-def described_lines(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+def described_lines(report: Mapping[str, Any]) -> Iterator[Part]:
     """The same for people."""
     rows = dict(report["checked"])
     for peak in report["peaks"]:
@@ -187,8 +184,8 @@ def described_lines(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield ""
     yield labelled(report["listens"])
     yield ""
-    yield Text(f"this plan launches on {report['cluster']}", style="bold")
-    yield Text("not checked: weights, tokenizer, kernels, drivers, network", style="dim")
+    yield styled(f"this plan launches on {report['cluster']}", style="bold")
+    yield styled("not checked: weights, tokenizer, kernels, drivers, network", style="dim")
 
 
 def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
@@ -218,7 +215,7 @@ def curves(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: [row[name] for row in rows if math.isfinite(row.get(name, math.nan))] for name in names}
 
 
-def curves_table(report: Mapping[str, Any]) -> RenderableType:
+def curves_table(report: Mapping[str, Any]) -> Part:
     """Learning curves, a line each."""
     line = "iteration by iteration"
     rows: list[tuple[object, ...]] = [
@@ -238,11 +235,11 @@ def measured_step(seconds: list[float]) -> float | None:
     return sum(counted) / len(counted) if counted else None
 
 
-def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
+def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[Part]:
     """Predicted against measured, and where everything lies."""
     yield ""
     if report["dry_run"]:
-        yield Text(
+        yield styled(
             "dry run: processes, placement, order of calls and weight route came up with fake engines; no "
             "model ran"
         )
@@ -255,7 +252,7 @@ def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield labelled(_figures(report))
 
 
-def comparison(report: Mapping[str, Any]) -> RenderableType:
+def comparison(report: Mapping[str, Any]) -> Part:
     """Phases, predicted and measured."""
     digits = decimals(report["predicted_step_s"])
     step = {

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.checkpoints import beside, copied_bytes
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present.basis import capacity_of, profile_under
 from rlhfsim.present.tables import added, each, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, filled, labelled, new_table
+from rlhfsim.present.terminal.console import Part, console, filled, labelled, new_table, styled
 from rlhfsim.present.terminal.estimate import verdict, verdict_data
 from rlhfsim.present.terminal.first_screen import host_capacity
 from rlhfsim.present.terminal.memory import memory_chart
@@ -29,7 +25,7 @@ from rlhfsim.what_if.planned import Planned
 SCHEMA = "rlhfsim.memory/1"
 
 
-def report(answer: Planned) -> Iterator[RenderableType]:
+def report(answer: Planned) -> Iterator[Part]:
     """Verdict, header, peak, timeline, and the ledger of each pool's fullest moment."""
     yield from verdict(answer)
     if (plan := answer.plan) is None:
@@ -43,7 +39,7 @@ def report(answer: Planned) -> Iterator[RenderableType]:
             where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
             title = f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)"
             yield ""
-            yield Text(title, style="bold")
+            yield styled(title, style="bold")
             yield _ledger_table(rows)
 
 
@@ -84,7 +80,7 @@ def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
     return max(phases, key=lambda entries: sum(e.bytes for e in entries), default=[])
 
 
-def _ledger_table(rows: list[LedgerEntry]) -> Table:
+def _ledger_table(rows: list[LedgerEntry]) -> Part:
     """Components down, roles across, largest first."""
     roles = list(dict.fromkeys(e.role for e in rows))
     totals = added((e.component, e.bytes) for e in rows)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.text import Text
-
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import capacity_of
 from rlhfsim.present.memory import State, states
 from rlhfsim.present.tables import grid
-from rlhfsim.present.terminal.bars import DARK, FULL, LIGHT, MEDIUM, Axis, HorizontalBar, Stretch, plain
-from rlhfsim.present.terminal.console import WIDTH, drawn
+from rlhfsim.present.terminal.bars import DARK, FULL, LIGHT, MEDIUM, Axis, BarLegend, HorizontalBar, Stretch
+from rlhfsim.present.terminal.console import WIDTH, Part, drawn, stacked, styled
 from rlhfsim.present.words import percent, size
 
 LOOKS = {
@@ -25,18 +19,20 @@ LOOKS = {
 """Group of components -> glyph, colour."""
 
 
-def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
+def memory_chart(plan: Plan, width: int = WIDTH) -> Part:
     """Memory of every pool through the step against its capacity, the peak marked."""
-    parts: list[RenderableType] = []
+    parts: list[Part] = []
     for pool in plan.placement.pools:
         if rows := states(plan, pool.name):
             title = f"pool {pool.name}, " if len(plan.placement.pools) > 1 else ""
-            parts.append(Text(f"{title}{pool.gpus} GPUs: bytes on the fullest GPU", style="bold"))
+            parts.append(styled(f"{title}{pool.gpus} GPUs: bytes on the fullest GPU", style="bold"))
             parts.append(_pool_chart(rows, capacity_of(plan, pool.name), width))
-    return Group(*parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes))
+    return stacked(
+        *parts, BarLegend(LOOKS, plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes)
+    )
 
 
-def _pool_chart(rows: list[State], capacity: float, width: int) -> RenderableType:
+def _pool_chart(rows: list[State], capacity: float, width: int) -> Part:
     peak = max(rows, key=lambda state: state.bytes)
     scale = max(capacity, peak.bytes) * 1.02
 
@@ -58,21 +54,3 @@ def _pool_chart(rows: list[State], capacity: float, width: int) -> RenderableTyp
         ),
         width,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLegend:
-    """What the fillings of memory bars stand for, in the output's own characters."""
-
-    over: bool
-    """Whether some bar goes beyond its GPU."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """One line."""
-        line = Text(style="dim")
-        for words, (glyph, colour) in LOOKS.items():
-            line.append(plain(glyph, options.encoding) * 2, style=colour)
-            line.append(f" {words}  ")
-        if self.over:
-            line.append("XX beyond the GPU", style="red")
-        yield line

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.plan import AskedRun, Plan, RunOdds
 from rlhfsim.present.tables import fields
-from rlhfsim.present.terminal.console import plain_grid
+from rlhfsim.present.terminal.console import Part, plain_grid, styled
 from rlhfsim.present.words import likely, percent
 from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.units import DAY, HOUR, format, significant
@@ -32,11 +29,11 @@ def chance_titles(quantities: Sequence[str]) -> list[str]:
     return [f">{TITLES.get(name, name)}" for name in quantities if name not in CERTAIN]
 
 
-def targets(plan: Plan) -> RenderableType:
+def targets(plan: Plan) -> Part:
     """Whether all is met in one, then a line a target: met or not, what the plan reaches, and how surely."""
-    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
+    met, missed = styled("met", style="green"), styled("MISSED", style="bold red")
     verdicts, run = verdicts_of(plan), plan.run
-    rows: list[tuple[RenderableType, ...]] = []
+    rows: list[tuple[Part, ...]] = []
     if run is not None and run.odds is not None and run.confidence and any(v.drawn for v in verdicts):
         kept = met if meets_all(plan) else missed
         asked = f"asked for with {percent(run.confidence)}"
@@ -44,7 +41,7 @@ def targets(plan: Plan) -> RenderableType:
     return plain_grid([*rows, *_each(verdicts, met, missed)])
 
 
-def _each(verdicts: Sequence[Verdict], met: Text, missed: Text) -> Iterator[tuple[RenderableType, ...]]:
+def _each(verdicts: Sequence[Verdict], met: Part, missed: Part) -> Iterator[tuple[Part, ...]]:
     return (
         (
             f"  {v.requirement.text}",

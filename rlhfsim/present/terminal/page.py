@@ -4,56 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim.present.answers.tree import Block, Changed, Figure, Listing, Page, TypedTable
 from rlhfsim.present.answers.written import tile_texts, written
-from rlhfsim.present.terminal.console import WIDTH, drawn, labelled, narrowed, within
+from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, narrowed, styled, within
 from rlhfsim.present.words import listed
 
 SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
 
 
-def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Iterator[RenderableType]:
+def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Iterator[Part]:
     """The page without its figures, whose numbers are in its tables; what `detail` names too."""
     for text, style in ((page.title, "bold"), (page.subtitle, ""), (page.verdict, STYLES[page.mark])):
         if text:
-            yield Text(text, style=style)
+            yield styled(text, style=style)
     if page.tiles:
         yield labelled({tile.label: "  ".join(filter(None, tile_texts(tile))) for tile in page.tiles})
     left_out = [s for s in page.sections if (s.appendix or s.asked) and not {s.key, "all"} & {*detail}]
     for section in page.sections:
         if section in left_out:
             findings = (block.title for block in section.blocks if isinstance(block, Figure))
-            yield from map(Text, findings if section.asked else ())
+            yield from map(styled, findings if section.asked else ())
             continue
         if section.heading:
-            yield Text(f"\n{section.heading}", style="bold")
+            yield styled(f"\n{section.heading}", style="bold")
         for block in section.blocks:
             yield from _block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks))
     if left_out:
         shown = listed([section.heading.lower() for section in left_out])
-        yield Text(f"\n--detail all also shows: {shown}", style="dim")
+        yield styled(f"\n--detail all also shows: {shown}", style="dim")
 
 
-def _block(block: Block, width: int, *, figures: bool) -> Iterator[RenderableType]:
+def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
     """One block; of figures the table, where nothing else says its numbers."""
     if isinstance(block, TypedTable):
         yield _table(block, width)
     elif isinstance(block, Figure) and figures:
-        yield Text(block.title)
+        yield styled(block.title)
         yield _table(block.table, width)
     elif isinstance(block, Listing):
-        yield from (Text(f"- {item}") for item in block.items)
+        yield from (styled(f"- {item}") for item in block.items)
     elif isinstance(block, Changed):
         sign = "!" if any(sign == "!" for sign, _ in block.lines) else "~"
-        yield Text(f"\n{sign} {block.title}", style="bold")
-        yield from (Text(f"  {mark or ' '} {line}", style=SIGNS.get(mark, "")) for mark, line in block.lines)
+        yield styled(f"\n{sign} {block.title}", style="bold")
+        yield from (
+            styled(f"  {mark or ' '} {line}", style=SIGNS.get(mark, "")) for mark, line in block.lines
+        )
 
 
-def _table(table: TypedTable, width: int) -> RenderableType:
+def _table(table: TypedTable, width: int) -> Part:
     data = written(table)
     stretched = any(fit.ratio for fit in data.fit.values())
     return drawn(within(narrowed(data, width), width), width if stretched else None)

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
@@ -21,7 +17,17 @@ from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, added, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
-from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labelled, resource_text
+from rlhfsim.present.terminal.console import (
+    COLOURS,
+    NARROW,
+    WIDTH,
+    Part,
+    drawn,
+    labelled,
+    resource_text,
+    stacked,
+    styled,
+)
 from rlhfsim.present.verdict import is_size
 from rlhfsim.present.words import RESOURCES, fixed, percent, size
 from rlhfsim.specs.hardware.hardware import Profile
@@ -42,7 +48,7 @@ SMALL = 0.02
 # --- header and summary -----------------------------------------------------------------------------
 
 
-def header(plan: Plan) -> RenderableType:
+def header(plan: Plan) -> Part:
     """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
     rows = {
         "batch": batch(plan),
@@ -51,7 +57,7 @@ def header(plan: Plan) -> RenderableType:
         "roles": _roles(plan),
         **known(plan),
     }
-    return Group(Text(task(plan), style="bold"), labelled(rows))
+    return stacked(styled(task(plan), style="bold"), labelled(rows))
 
 
 def task(plan: Plan) -> str:
@@ -125,7 +131,7 @@ def _roles(plan: Plan) -> str:
     return f"{plan.role_placement} ({words.pools(plan)}){sync}"
 
 
-def summary(plan: Plan) -> Table:
+def summary(plan: Plan) -> Part:
     """Step time, money and energy, memory peak and risk: label and figure."""
     p = plan.prediction
     spread = f"P10-P90 {units.format(p.low_s, 's')} to {units.format(p.high_s, 's')}"
@@ -185,13 +191,13 @@ def peak_text(plan: Plan) -> str:
 # --- phases -----------------------------------------------------------------------------------------
 
 
-def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
+def phase_table(plan: Plan, width: int = WIDTH) -> Part:
     """Phases in the order of their start, each with a bar in time and what binds it."""
     p = plan.prediction
     end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
     digits, pools, wide = words.decimals(end), len(plan.placement.pools) > 1, width >= NARROW
     shown, small = split(p.phases, end)
-    rows: list[list[RenderableType]] = [
+    rows: list[list[Part]] = [
         [
             f.name,
             *[f.pool] * pools,
@@ -210,7 +216,7 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
             max(by_resource, key=lambda r: by_resource[r], default=""),
         )
         moves = [f"{len(small)} short moves", *[""] * (pools + wide), fixed(total, digits), ""]
-        rows.append([*moves, resource_text(largest), Text("in and out of GPU memory", style="dim")])
+        rows.append([*moves, resource_text(largest), styled("in and out of GPU memory", style="dim")])
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
     titles = ["phase", *["pool"] * pools, *[">start s"] * wide, ">takes s", ">P10-P90", "bound by", axis]
     return drawn(grid(titles, rows, fit={"pool": POOL}, notes=_phase_notes(plan)), width)
@@ -249,7 +255,7 @@ def _phase_notes(plan: Plan) -> Iterator[str]:
 # --- placement --------------------------------------------------------------------------------------
 
 
-def placement_table(plan: Plan, width: int = WIDTH) -> RenderableType:
+def placement_table(plan: Plan, width: int = WIDTH) -> Part:
     """Who sits where and how each model is cut."""
     return drawn(placement_rows(plan, width), width)
 
@@ -326,7 +332,7 @@ def _rollout_precision(layout: RolloutLayout) -> str:
 # --- sureness ---------------------------------------------------------------------------------------
 
 
-def sureness(plan: Plan, width: int = WIDTH, count: int = 3) -> RenderableType:
+def sureness(plan: Plan, width: int = WIDTH, count: int = 3) -> Part:
     """The coefficients that decide most of the step, with value, interval and source."""
     rows = [
         (_coefficient_words(name, profile), *_coefficient_cells(name, profile))

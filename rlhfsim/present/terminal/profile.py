@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
 from rlhfsim.present.tables import table as columns
-from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.terminal.console import Display, Part, drawn, styled
 from rlhfsim.specs.hardware.measured import Measured, MissingProbe, Session
 
 WORDS = {
@@ -31,7 +28,7 @@ WORDS = {
 class ProbeProgress:
     """One line a probe."""
 
-    def __init__(self, screen: Console) -> None:
+    def __init__(self, screen: Display) -> None:
         self.screen = screen
 
     def started(self, probe: Any, number: int, total: int) -> None:
@@ -43,10 +40,10 @@ class ProbeProgress:
     ) -> None:
         """What became of it; the reason of a failure stands below the table."""
         said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
-        self.screen.print(Text(said, style="dim" if missing is None else "yellow"))
+        self.screen.print(styled(said, style="dim" if missing is None else "yellow"))
 
 
-def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[RenderableType]:
+def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[Part]:
     """The table and what follows."""
     yield ""
     yield f"{session.machine.words}; the profile extends {made.base}"
@@ -56,18 +53,18 @@ def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool)
     for note in made.notes:
         yield f"check: {note}"
     if made.missing:
-        yield Text("not measured, prior kept:", style="bold")
+        yield styled("not measured, prior kept:", style="bold")
         for missing in made.missing:
             yield f"  {missing.probe}: {missing.reason}"
     yield "interval: P10 to P90 of the repeats, widened by 15 %; meaning of each name: docs/hardware.md"
     yield ""
-    yield Text(f"wrote {out}", style="bold")
+    yield styled(f"wrote {out}", style="bold")
     name = out.stem if default else str(out)
     gpus = session.machine.gpus or session.machine.cores
     yield f"next: rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"
 
 
-def table(changes: Sequence[ProfileEntry]) -> RenderableType:
+def table(changes: Sequence[ProfileEntry]) -> Part:
     """What, value, interval, prior, repeats; values restated or of every engine are left to the file."""
     return drawn(
         columns(

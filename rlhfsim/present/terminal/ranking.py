@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.tables import WORDS, TableData, grid
 from rlhfsim.present.terminal.choices import short_kind
-from rlhfsim.present.terminal.console import NARROW, WIDTH, filled
+from rlhfsim.present.terminal.console import NARROW, WIDTH, Part, drawn, styled
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
@@ -22,10 +17,9 @@ UNPROVEN = "? unproven"
 """Beside a plan of whose kind a better one may exist; by how much stands in `--detail proof`."""
 
 
-def ranking(answer: Design, width: int = WIDTH) -> RenderableType:
+def ranking(answer: Design, width: int = WIDTH) -> Part:
     """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    return filled(table, ranked(answer, width))  # no figure is cut
+    return drawn(ranked(answer, width), None)  # no figure is cut
 
 
 def ranked(answer: Design, width: int) -> TableData:
@@ -99,7 +93,7 @@ def _row(plan: Plan, *, wide: bool) -> list[str]:
     ]
 
 
-def considered(answer: Design) -> Text:
+def considered(answer: Design) -> Part:
     """The certificate in full."""
     c = answer.certificate
     best = "uses less memory" if answer.request.objective == "memory" else "is faster"
@@ -129,7 +123,7 @@ def considered(answer: Design) -> Text:
         )
     if answer.runners_up:
         lines.append(f"plans 2, 3, ... are the best of every other kind{_of_kind(answer)}")
-    return Text("\n".join(lines), style="dim")
+    return styled("\n".join(lines), style="dim")
 
 
 def _of_kind(answer: Design) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import CUT, fields, grid, table
-from rlhfsim.present.terminal.console import drawn, indented
+from rlhfsim.present.terminal.console import Part, drawn, indented, styled
 from rlhfsim.present.words import between, error_text, plan_text, plural, value_text
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.what_if.recalibrated import Recalibrated
@@ -23,18 +20,18 @@ SHOWN = 8
 # --- for people -----------------------------------------------------------------------------------
 
 
-def parts(answer: Recalibrated, chosen: Plan, width: int) -> Iterator[RenderableType]:
+def parts(answer: Recalibrated, chosen: Plan, width: int) -> Iterator[Part]:
     """Where the profile comes from, coefficients, ranks, and what the earlier choice would take."""
     for name, origin in answer.profiles.items():
-        yield indented(Text(_origin(name, origin)))
+        yield indented(styled(_origin(name, origin)))
     yield _coefficients(answer, width)
     if len(answer.moved) > SHOWN:
-        yield Text(f"  and {len(answer.moved) - SHOWN} more that moved less (--json has them)", style="dim")
+        yield styled(f"  and {len(answer.moved) - SHOWN} more that moved less (--json has them)", style="dim")
     yield ""
     yield _rank_table(answer, width)
-    yield indented(Text(verdict(answer, chosen), style="bold"))
+    yield indented(styled(verdict(answer, chosen), style="bold"))
     for warning in answer.warnings:
-        yield indented(Text(f"note: {warning}", style="yellow"))
+        yield indented(styled(f"note: {warning}", style="yellow"))
 
 
 def _origin(name: str, origin: Provenance) -> str:
@@ -49,7 +46,7 @@ def _origin(name: str, origin: Provenance) -> str:
     return f"{name}: {origin.base}, calibrated on {runs} of {origin.device}, {origin.date}{error}"
 
 
-def _coefficients(answer: Recalibrated, width: int) -> RenderableType:
+def _coefficients(answer: Recalibrated, width: int) -> Part:
     return drawn(
         table(
             "",
@@ -65,7 +62,7 @@ def _coefficients(answer: Recalibrated, width: int) -> RenderableType:
     )
 
 
-def _rank_table(answer: Recalibrated, width: int) -> RenderableType:
+def _rank_table(answer: Recalibrated, width: int) -> Part:
     kind = "best plan of kind"
     titles = ("># was", "># now", kind, ">step before", ">P10-P90", ">step now", ">P10-P90")
     rows = (

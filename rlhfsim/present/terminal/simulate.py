@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
-from rich.segment import Segment
-from rich.text import Text
+from collections.abc import Iterator
 
 from rlhfsim import units
 from rlhfsim.present.tables import Fit, grid, table
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Stretch
-from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Sparkline, Stretch
+from rlhfsim.present.terminal.console import Part, drawn, labelled, styled
 from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, signed, size
 from rlhfsim.simulation.summary import PoolRun, Simulation
 
-LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-ASCII_LEVELS = "_.-=+*%#"
-"""Heights of a sparkline where the output has no blocks."""
 LINKS = {
     "nic": "network cards of {}",
     "nvlink": "fabric inside the nodes of {}",
@@ -37,11 +28,9 @@ STOCK = (
 )
 WAIT = ".wait"
 """End of the name of what the trainer waits for samples."""
-ALIKE = 1e-6
-"""Relative spread below which steps are alike."""
 
 
-def report(answer: Simulation, width: int) -> Iterator[RenderableType]:
+def report(answer: Simulation, width: int) -> Iterator[Part]:
     """Everything that is shown of a run, top to bottom."""
     yield view.header(answer.plan)
     yield labelled(summary(answer))
@@ -49,11 +38,11 @@ def report(answer: Simulation, width: int) -> Iterator[RenderableType]:
         yield ""
         yield steps_table(answer, width)
         if lives_on_stock(answer):
-            yield Text(STOCK, style="dim")
+            yield styled(STOCK, style="dim")
     yield ""
     yield view.phase_table(answer.plan, width)
     if note := phase_note(answer):
-        yield Text(note, style="dim")
+        yield styled(note, style="dim")
     yield ""
     yield pool_table(answer, width)
     if answer.contention:
@@ -187,39 +176,7 @@ def _percent(share: float) -> str:
 # --- steps ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sparkline:
-    """One character a value between the smallest and the largest; merged where they do not fit."""
-
-    values: Sequence[float]
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As many characters as values, fewer where there is no room."""
-        return Measurement(1, min(len(self.values), options.max_width))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment | Text]:
-        """One line."""
-        levels = LEVELS if options.encoding.lower().startswith("utf") else ASCII_LEVELS
-        yield Text(spark(merged(self.values, options.max_width), levels), no_wrap=True)
-
-
-def spark(values: Sequence[float], levels: str = LEVELS) -> str:
-    """Heights in proportion between minimum and maximum; the middle height where all are alike."""
-    low, high = min(values), max(values)
-    if high - low <= ALIKE * abs(high):
-        return levels[len(levels) // 2 - 1] * len(values)
-    top = len(levels) - 1
-    return "".join(levels[round(top * (v - low) / (high - low))] for v in values)
-
-
-def merged(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values: means of neighbours."""
-    each = -(-len(values) // width)
-    groups = [values[i : i + each] for i in range(0, len(values), each)]
-    return [sum(g) / len(g) for g in groups]
-
-
-def steps_table(answer: Simulation, width: int) -> RenderableType:
+def steps_table(answer: Simulation, width: int) -> Part:
     """Step times of every replication as a line, with mean and range."""
     digits = decimals(answer.mean)
     sparks = "step by step, shortest to longest"
@@ -228,7 +185,7 @@ def steps_table(answer: Simulation, width: int) -> RenderableType:
         times = (fixed(s, digits) for s in (answer.means[i], min(seconds), max(seconds)))
         rows.append((str(answer.seed + i), *times, Sparkline(seconds)))
     if (rest := len(answer.runs) - len(rows)) > 0:
-        rows.append(("", "", "", "", Text(f"{rest:,} more replications, see --json", style="dim")))
+        rows.append(("", "", "", "", styled(f"{rest:,} more replications, see --json", style="dim")))
     titles = (">seed", ">mean s", ">shortest", ">longest", sparks)
     return drawn(grid(titles, rows, fit={sparks: Fit(ratio=1)}), width)
 
@@ -246,7 +203,7 @@ MAX_LINES = 8
 # --- pools and links --------------------------------------------------------------------------------
 
 
-def pool_table(answer: Simulation, width: int) -> RenderableType:
+def pool_table(answer: Simulation, width: int) -> Part:
     """How busy the GPUs of each pool are, and how full they get."""
     note = "busy: share of the measured time in which the pool's GPUs work"
     if any(pool.peak_bytes is not None for pool in answer.pools):
@@ -269,7 +226,7 @@ def pool_table(answer: Simulation, width: int) -> RenderableType:
     return drawn(grid(titles, map(row, answer.pools), notes=(note,)), width)
 
 
-def contention_table(answer: Simulation, width: int) -> RenderableType:
+def contention_table(answer: Simulation, width: int) -> Part:
     """Links that two calls wanted at once, and what that cost."""
     digits, mean = decimals(answer.mean), answer.mean
     note = "time that calls lost because another used the link too; the step waits for part of it"

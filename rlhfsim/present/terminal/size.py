@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from rlhfsim.present.tables import WORDS, fields, grid
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import odds as odds_view
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.console import drawn, indented, labelled
+from rlhfsim.present.terminal.console import Display, Part, drawn, indented, labelled, styled
 from rlhfsim.present.words import layout_labels, likely, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -37,7 +34,7 @@ MEANINGS = {
 
 
 def show(
-    console: Console,
+    console: Display,
     answer: Sizing,
     targets: Sequence[Requirement],
     confidence: float,
@@ -47,33 +44,33 @@ def show(
     wanted = f"{', '.join(t.text for t in targets)} with a probability of {percent(confidence)}"
     if answer.best is None or answer.best.plan is None:
         largest = max((t.gpus for t in answer.trials), default=0)
-        nothing = Text("no size meets the targets: ", style="bold red")
-        console.print(nothing + Text(f"{wanted}, with up to {largest:,} GPUs"))
+        nothing = styled("no size meets the targets: ", style="bold red")
+        console.print(nothing + styled(f"{wanted}, with up to {largest:,} GPUs"))
         console.print(_trials(answer))
         console.print("give more with --max-gpus, other GPUs with --gpu, or a weaker target")
         return
     best, plan = answer.best, answer.best.plan
-    console.print(Text(f"{best.gpus:,} x {best.gpu}", style="bold green") + Text(f" for {wanted}"))
+    console.print(styled(f"{best.gpus:,} x {best.gpu}", style="bold green") + styled(f" for {wanted}"))
     assert best.odds is not None
     console.print(odds_view.targets(plan))
     console.rule("what was tried", align="left", style="dim")
     console.print(_trials(answer))
     for line in _notes(answer):
-        console.print(indented(Text(line)))
+        console.print(indented(styled(line)))
     console.rule("the plan", align="left", style="dim")
     rows = first.verdict(plan) | ({"odds": odds_view.summary(plan.run)} if plan.run else {})
-    title = Text(view.task(plan), style="bold")
+    title = styled(view.task(plan), style="bold")
     for part in (
-        Text(sentences(plan)),
+        styled(sentences(plan)),
         title,
-        Text(view.batch(plan)),
+        styled(view.batch(plan)),
         labelled(rows),
         first.roles(plan, console.width),
     ):
         console.print(part)
 
 
-def _trials(answer: Sizing) -> RenderableType:
+def _trials(answer: Sizing) -> Part:
     titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", ">likely", "")
     rows = ((*_cells(trial), _together(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
     styles = ["bold green" if trial is answer.best else "" for trial in answer.trials]
@@ -111,10 +108,10 @@ def _notes(answer: Sizing) -> Iterator[str]:
         yield f"{even.gpus:,} x {even.gpu} cost as little per step at {price} per GPU (now {now})"
 
 
-def show_front(console: Console, trials: Sequence[Trial]) -> None:
+def show_front(console: Display, trials: Sequence[Trial]) -> None:
     """Sizes between which only taste decides."""
     if not trials:
-        console.print(Text("nothing fits on any of these sizes", style="bold red"))
+        console.print(styled("nothing fits on any of these sizes", style="bold red"))
         return
     console.print("sizes that no other one beats in GPUs, time and money:")
     titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", "actor", "rollout")

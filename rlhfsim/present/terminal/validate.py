@@ -10,12 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from rlhfsim.outputs import csv_cell
+from rlhfsim.present.tables import WORDS, grid
+from rlhfsim.present.terminal.console import Part, drawn, styled
 from rlhfsim.units import significant
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard import REFERENCE
@@ -27,7 +24,7 @@ _HIDDEN = ("rows", "scored")
 _STYLES = {"MISSED": "red", "PASS": "green"}
 
 
-def report(board: Mapping[str, Any]) -> Iterator[RenderableType]:
+def report(board: Mapping[str, Any]) -> Iterator[Part]:
     """Kinds, targets, then what is to be said about each kind."""
     shown = [i for i, column in enumerate(KIND_COLUMNS) if column not in _HIDDEN]
     lines = [kind_cells(kind, figures) for kind, figures in board["kinds"].items()]
@@ -36,16 +33,13 @@ def report(board: Mapping[str, Any]) -> Iterator[RenderableType]:
         targets = [target_cells(target) for target in board["targets"]]
         yield _table(("kind", "figure", "target", "reached", ""), targets)
     for kind, figures in board["kinds"].items():
-        yield from (Text(f"{kind}: {note}") for note in _notes(figures))
+        yield from (styled(f"{kind}: {note}") for note in _notes(figures))
 
 
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
-    for line in lines:
-        table.add_row(*line, style=_STYLES.get(line[-1]))
-    return table
+def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Part:
+    titles = [f"{'>' * (i > 0)}{column}" for i, column in enumerate(columns)]
+    styles = [_STYLES.get(line[-1], "") for line in lines]
+    return drawn(grid(titles, lines, fit=dict.fromkeys(titles[1:], WORDS), styles=styles), None)
 
 
 def _notes(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rlhfsim import units
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
 from rlhfsim.present.tables import CUT, table
-from rlhfsim.present.terminal.console import WIDTH, drawn, labelled
+from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, styled
 from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 
@@ -23,17 +20,17 @@ SMALL = 0.005
 """Share of the step below which a phase is not shown."""
 
 
-def lines(event: Event, width: int = WIDTH) -> Iterator[RenderableType]:
+def lines(event: Event, width: int = WIDTH) -> Iterator[Part]:
     """An event as people read it."""
     if isinstance(event, Notice):
-        yield Text(f"{event.kind}: {event.text}", style="yellow" if event.kind == "note" else "dim")
+        yield styled(f"{event.kind}: {event.text}", style="yellow" if event.kind == "note" else "dim")
     elif isinstance(event, Cause):
-        yield Text(f"warning[{event.code}]: {event.what}; {event.advice}", style="red")
+        yield styled(f"warning[{event.code}]: {event.what}; {event.advice}", style="red")
     else:
         yield from _judged(event, width)
 
 
-def _judged(event: Judgement, width: int) -> Iterator[RenderableType]:
+def _judged(event: Judgement, width: int) -> Iterator[Part]:
     found = event.found
     steps = f"step {found.logged:,} ({plural(found.steps, 'step')} since it began)"
     rows = {"run": f"{event.framework.title}, {steps}", "step": _step(found.step, event)}
@@ -114,7 +111,7 @@ def _when(logged: int, trend: Trend) -> str:
     return f"{middle:,} ({low:,} to {high:,})"
 
 
-def _phases(found: Standing, width: int) -> RenderableType:
+def _phases(found: Standing, width: int) -> Part:
     step = max(found.step.measured_s or 0.0, found.step.predicted_s or 0.0)
     digits = decimals(step)
     shown = [p for p in found.phases if max(p.measured_s or 0.0, p.predicted_s or 0.0) >= SMALL * step]

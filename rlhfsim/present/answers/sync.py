@@ -1,0 +1,87 @@
+"""What `rlhfsim sync` answers: every way to move weights between two layouts, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhfsim.present.answers.kinds import BYTES, LIST, QUANTITIES, RATE, SECONDS, YES
+from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
+from rlhfsim.present.tables import Fit
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.weight_sync.endpoints import Route
+from rlhfsim.weight_sync.weight_sync import SyncCost
+
+SCHEMA = "rlhfsim.sync/1"
+_PARTIAL = ("none", "lora", "quantised")
+"""Paths that do not bring all trained weights over unchanged."""
+_HEAVIEST = 3
+"""Coefficients that are named per path."""
+
+
+def sync_page(
+    model: ModelSpec, profile: Profile, gpus_per_node: int, route: Route, costs: Sequence[SyncCost]
+) -> Page:
+    """The answer of every path: figures, then conditions; unavailable paths are dim."""
+    pool = "one shared pool" if route.same_pool else "separate pools"
+    fastest = min((c for c in costs if c.available and c.name not in _PARTIAL), key=lambda c: c.cost.seconds)
+    seconds = SECONDS.shown(fastest.cost.seconds)
+    size, ends = costs[0].model_bytes, f"{route.train.label} -> {route.rollout.label}"
+    figures = table_of(
+        "Paths",
+        costs,
+        *hidden("name", "path"),
+        Column("path", "title"),
+        Column("here", "available", YES),
+        *hidden("why_not"),
+        Column("takes", "cost.seconds", SECONDS),
+        Column("P10-P90", lambda c: (*c.cost.interval, "s"), QUANTITIES),
+        Column(None, lambda c: c.cost.interval[0], key="low"),
+        Column(None, lambda c: c.cost.interval[1], key="high"),
+        Column("rate", lambda c: c.bytes_per_s if c.cost.seconds else None, RATE),
+        *hidden("bytes_per_s", "bytes_moved"),
+        Column("trainer", "extra_train_bytes", BYTES),
+        Column("rollout", "extra_rollout_bytes", BYTES),
+        Column("host", "extra_host_bytes", BYTES),
+        Column("bound by", lambda c: c.cost.bound_by if c.cost.parts else None, key="bound_by"),
+        Column(None, lambda c: c.cost.by_resource(), key="seconds_by_resource"),
+        *hidden("limits", "overlaps_with"),
+        Column(None, lambda c: list(c.cost.rests_on), key="rests_on"),
+        name="paths",
+        style=_style,
+        notes=("rate: bytes of the model per second; trainer, rollout, host: extra memory while it runs",),
+    )
+    conditions = table_of(
+        "Conditions",
+        costs,
+        Column("path", "title", fit=Fit("words", ratio=24)),
+        Column("works only when", _conditions, fit=Fit("words", ratio=26)),
+        Column("overlaps with", "overlaps_with", fit=Fit("words", ratio=22)),
+        Column("rests on", lambda c: c.cost.rests_on[:_HEAVIEST], LIST, fit=Fit("words", ratio=26)),
+        style=_style,
+    )
+    return answer(
+        SCHEMA,
+        figures,
+        conditions,
+        title=f"{model.name}: {BYTES.shown(size)} in BF16, {ends}, {profile.title}, {pool}",
+        verdict=f"fastest with all weights as trained: {fastest.title}, {seconds}",
+        data={
+            "model": model.name,
+            "model_bytes": size,
+            "from": route.train.label,
+            "to": route.rollout.label,
+            "gpu": profile.name,
+            "gpus_per_node": gpus_per_node,
+            "backend": route.backend,
+            "same_pool": route.same_pool,
+        },
+    )
+
+
+def _style(cost: SyncCost) -> str:
+    return "" if cost.available else "dim"
+
+
+def _conditions(cost: SyncCost) -> str:
+    return cost.limits + (f"\nnot here: {cost.why_not}" if cost.why_not else "")
