@@ -34,8 +34,9 @@ def reward_page(answer: TimeToReward) -> Page:
         )
     return Page(
         schema="rlhfsim.time_to_reward/1",
-        title=learning.title or f"Time to a reward of {learning.target:g}",
-        subtitle=f"{answer.samples:,.0f} samples on the curve, in updates of {learning.batch:,}",
+        title=learning.title or f"Time to a reward of {NUMBER.shown(learning.target)}",
+        subtitle=f"{COUNT.shown(answer.samples)} samples on the curve, in updates of "
+        f"{COUNT.shown(learning.batch)}",
         verdict=verdict(answer),
         mark="bad" if not answer.reached else "warn" if answer.open else "good",
         sure=tuple(_sure(answer)),
@@ -50,7 +51,7 @@ def verdict(answer: TimeToReward) -> str:
         return "Nothing fits under any schedule."
     best = answer.reached[0]
     low, middle, high = (words.seconds(best.quantile(q)) for q in (0.1, 0.5, 0.9))
-    prompts = f"{best.plan.workload.prompts:,} prompts a step"
+    prompts = f"{COUNT.shown(best.plan.workload.prompts)} prompts a step"
     what = f"{best.schedule}, {prompts}, reaches it in {middle} ({low} to {high})"
     if len(answer.reached) == 1:
         return f"Only one schedule fits: {what}."
@@ -61,11 +62,12 @@ def verdict(answer: TimeToReward) -> str:
 def _sure(answer: TimeToReward) -> Iterator[str]:
     if answer.open:
         yield (
-            f"No schedule is first in {100 * SURE:g} of 100 draws of steps, of what old samples cost and of "
-            "the critical batch; a pair of short runs, one of each, would say more than any prior."
+            f"No schedule is first in {words.percent(SURE)} of the draws of steps, of what old samples cost "
+            "and of the critical batch; a pair of short runs, one of each, would say more than any prior."
         )
     if any(one.age > SEEN_AGE for one in answer.reached):
-        yield f"With samples over {SEEN_AGE:g} updates old no published run is known to reach the reward."
+        age = NUMBER.shown(SEEN_AGE)
+        yield f"With samples over {age} updates old no published run is known to reach the reward."
     yield "A run that collapses on old samples reaches no reward; that is not in the hours."
 
 
@@ -113,5 +115,5 @@ def _assumed(answer: TimeToReward) -> TypedTable:
         ("further samples an update of age", answer.learning.staleness),
         ("critical batch, samples", answer.learning.critical_batch),
     )
-    known = [(name, f"{c.value:g} ({words.between(c)}): {c.source}") for name, c in figures]
+    known = [(name, f"{NUMBER.shown(c.value)} ({words.between(c)}): {c.source}") for name, c in figures]
     return pairs("Figures that the curve does not say", known)
