@@ -150,7 +150,7 @@ def _checkout(revision: str, folder: Path) -> Path:
 def _row(tree: Path, question: str, folder: str) -> Row:
     out = Path(folder) / "plan.json"
     out.unlink(missing_ok=True)
-    command = ["-m", "rlhfsim.cli.main", "design", *question.split(), "--out", str(out), "--json"]
+    command = ["-m", "rlhfsim.cli.main", "design", *question.split(), "--out", str(out)]
     spent, code = measured(command, tree)
     plan = json.loads(out.read_text()) if out.exists() else None
     choice = (plan or {}).get("choice") or plan or {}

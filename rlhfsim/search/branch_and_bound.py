@@ -109,6 +109,7 @@ class Search:
         self.pricer = pricer or Pricer(self.request, models, cache)
         self.subproblems = Subproblems(self.request, models, self.pricer)
         self.best: Candidate | None = None
+        self._reached: tuple[Candidate | None, float] = None, below
         self.kinds: dict[tuple[str, str], Candidate] = {}
         self.counts: Counter[str] = Counter()
         self.nearest: tuple[Skeleton, str, float] | None = None
@@ -127,7 +128,11 @@ class Search:
     @property
     def limit(self) -> float:
         """The value that a plan must beat."""
-        return value(self.request, self.best) if self.best is not None else self._below
+        if self.best is None:
+            return self._below
+        if self._reached[0] is not self.best:  # asked for more often than plans are met
+            self._reached = self.best, value(self.request, self.best)
+        return self._reached[1]
 
     @property
     def threshold(self) -> float:
@@ -136,16 +141,18 @@ class Search:
             return self.limit * (1 - self._tolerance)
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
-    def first(self) -> Candidate | None:
+    def first(self, *, insists: bool = False) -> Candidate | None:
         """Some plan that fits, the best that the warm start finds; None where nothing does, or where
-        `FIRST_WORK` was not enough to meet one. Where time is up before, the first that is met."""
+        `FIRST_WORK` was not enough to meet one. Where time is up before, the first that is met; where
+        someone `insists`, also after that work, if as much again is enough."""
         self._gives_up, work = True, min(FIRST_WORK, self._most_work)
         with clock.worth(work):
             branches = self._branches()
             self._warm_start(branches)
             if self.best is None:
                 self._prove(branches, AT_ONCE)
-        if self.best is None and clock.over():
+            insists &= clock.over()
+        if self.best is None and (insists or clock.over()):
             self._meet_one(branches, work)
         return self.best
 

@@ -45,6 +45,8 @@ class SharedTables:
     """Role and model -> those that are run, on any number of GPUs."""
     fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
+    engines: dict[PriceKey, OptionTable]
+    """The same of rollouts."""
     roles: dict[PriceKey, OptionTable]
     rollouts: dict[PriceKey, OptionTable]
     paths: dict[Any, Any]
@@ -114,6 +116,7 @@ class SearchCache:
             layouts=self._table("layouts", *space),
             shapes=self._table("shapes", *space),
             fitting=self._table(*bytes_),
+            engines=self._table("engines", times, request.stale, request.max_staleness),
             roles=self._table(*times),
             rollouts=self._table(times, request.stale, request.max_staleness),
             paths=self._table("paths", *synced),

@@ -14,7 +14,7 @@ import numpy as np
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, engine_sums
-from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
+from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.states import cut, passed
@@ -141,8 +141,8 @@ class Pricer:
         return key in self._tables or (self._whole is not None and self._whole[0].has(key))
 
     def fits(self, key: PriceKey) -> bool:
-        """Whether a role has an option that fits alone; those of a trained or scoring role are not timed."""
-        if self._whole or key.role == "rollout" or key in self._tables:
+        """Whether a role has an option that fits alone; none is timed."""
+        if self._whole or key in self._tables:
             return self.prepare([key]) and len(self.table(key)) > 0
         return len(self._fitting(key)) > 0
 
@@ -203,9 +203,11 @@ class Pricer:
     # --- trained and scoring roles ----------------------------------------------------------------
 
     def _fitting(self, key: PriceKey) -> OptionTable:
-        if key not in self._shared.fitting:
-            self._shared.fitting[key] = self._fit(key)
-        return self._shared.fitting[key]
+        rollout = key.role == "rollout"
+        known = self._shared.engines if rollout else self._shared.fitting
+        if key not in known:
+            known[key] = self._engines(key) if rollout else self._fit(key)
+        return known[key]
 
     def _role(self, key: PriceKey) -> OptionTable:
         table = self._fitting(key)
@@ -326,8 +328,8 @@ class Pricer:
 
     # --- rollout ----------------------------------------------------------------------------------
 
-    def _rollout(self, key: PriceKey) -> OptionTable:
-        """Engines that start, and run when nobody else is there."""
+    def _engines(self, key: PriceKey) -> OptionTable:
+        """Engines that start, and run when nobody else is there, not yet timed."""
         profile, most_risk = self.hardware(key).profile, self.request.max_oom
         batch = batch_lengths(self.request.workload)
         roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
@@ -341,31 +343,35 @@ class Pricer:
                 starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
                 fails[i] = no_start(self.models, role, profile, engine, batch) if starts else 1.0
         fits &= fails <= most_risk
-        left = [(roles[i], engines[i]) for i in np.flatnonzero(fits)]
-        times = OptionTimes(np.zeros((len(left), 6)))
-        pieces = np.zeros((len(left), STREAM_CHUNKS))
-        for i, (role, engine) in enumerate(left):
+        left = tuple(roles[i] for i in np.flatnonzero(fits))
+        return OptionTable(
+            key=key,
+            legal=len(roles),
+            refused=Counter(),
+            options=left,
+            bytes=rows[fits],
+            times=OptionTimes(np.zeros((len(left), 6))),
+            pieces=np.zeros((len(left), STREAM_CHUNKS)),
+            no_start=fails[fits],
+            continuous=np.zeros(len(left)),
+            host=np.where(rows["sleep"] == 1, rows["weights"], 0.0)[fits] + profile["host_process_bytes"],
+            sync_class=sync_classes(left),
+            agreed=agreed(self.request, key.role, left),
+        )
+
+    def _rollout(self, key: PriceKey) -> OptionTable:
+        table = self._fitting(key)
+        times, pieces = OptionTimes(np.zeros_like(table.times.values)), np.zeros_like(table.pieces)
+        continuous, kv_tokens = np.zeros(len(table)), table.bytes["kv_tokens"].tolist()
+        for i, (role, held) in enumerate(zip(table.options, kv_tokens, strict=True)):
+            assert isinstance(role, RolloutPlacement)
             wake, sleep = self._waking(key, role)
-            generation = self._generation(key, role, engine.kv_tokens)
+            generation = self._generation(key, role, held)
             times.load[i], times.run[i], times.unload[i] = wake, generation.seconds, sleep
             share = len(generation.finish) // STREAM_CHUNKS
             pieces[i] = [wake + t for t in generation.finish[share - 1 :: share]]
-        return _sorted(
-            OptionTable(
-                key=key,
-                legal=len(roles),
-                refused=Counter(),
-                options=tuple(role for role, _ in left),
-                bytes=rows[fits],
-                times=times,
-                pieces=pieces,
-                no_start=fails[fits],
-                continuous=np.array([self._continuous(key, role, engine) for role, engine in left]),
-                host=np.array([engine.host + profile["host_process_bytes"] for _, engine in left]),
-                sync_class=sync_classes([role for role, _ in left]),
-                agreed=agreed(self.request, key.role, [role for role, _ in left]),
-            )
-        )
+            continuous[i] = self._continuous(key, role, held)
+        return _sorted(replace(table, times=times, pieces=pieces, continuous=continuous))
 
     def _waking(self, key: PriceKey, role: RolloutPlacement) -> tuple[float, float]:
         """Seconds until an engine is awake, and until it sleeps."""
@@ -374,17 +380,17 @@ class Pricer:
         before, after = moves(device, self.models.actor, role, self.calls[0], self.request.workload, home)
         return before.seconds, after.seconds
 
-    def _continuous(self, key: PriceKey, role: RolloutPlacement, engine: EngineBytes) -> float:
+    def _continuous(self, key: PriceKey, role: RolloutPlacement, kv_tokens: float) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
         if not self.request.stale:
             return 0.0
-        name = (key.hardware, key.gpus, key.adapters, role.layout, engine.kv_tokens)
+        name = (key.hardware, key.gpus, key.adapters, role.layout, kv_tokens)
         if name not in self._paces:
             setting = self._with(key, role)
             # staleness admits more sequences at a time, and a fuller engine works faster
             schedule = Schedule(staleness=self.request.max_staleness)
             setting = replace(setting, placement=replace(setting.placement, schedule=schedule))
-            self._paces[name] = continuous_bound(setting, engine.kv_tokens)
+            self._paces[name] = continuous_bound(setting, kv_tokens)
         return self._paces[name]
 
     def _with(self, key: PriceKey, role: RolloutPlacement) -> CallSetting:

@@ -164,13 +164,14 @@ def variants(request: Request) -> tuple[Workload, ...]:
     return tuple(dict.fromkeys(switched(work, some) for some in (frozenset(), *chosen) for work in asked))
 
 
-def good(question: Question, prices: Prices | None = None) -> Candidate | None:
+def good(question: Question, prices: Prices | None = None, *, insists: bool = False) -> Candidate | None:
     """A good plan of a question without the proof, or its placement priced again; None where nothing fits.
 
+    `insists`: see `Search.first`.
     A placement that stays above `below` is not simulated to the end, or not at all.
     """
     if question.placement is None:
-        return search_of(question, prices).first()
+        return search_of(question, prices).first(insists=insists)
     if not _has_work(question.request, question.placement):
         return None
     cutoff = None if question.below == math.inf else question.below

@@ -51,7 +51,8 @@ def leader(request: Request) -> Request | None:
     for asked in _of_size(request):
         if best is not None and clock.over():
             break
-        found = good(Question(request=asked, rivals=False, below=below if timed else inf))
+        question = Question(request=asked, rivals=False, below=below if timed else inf)
+        found = good(question, insists=best is None)
         if found is not None and found.seconds < below:
             best, below = asked, found.seconds * (1 - model_error())
     return best

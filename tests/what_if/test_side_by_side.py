@@ -9,8 +9,11 @@ import pytest
 import rlhfsim
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
+from rlhfsim.search import branch_and_bound
+from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.choose import ClusterOption, _rank
@@ -87,3 +90,15 @@ def test_a_framework_that_was_never_compared_leads_only_by_more_than_the_error()
     assert _rank(known) < _rank(option("skyrl", near))
     assert _rank(option("skyrl", far)) < _rank(known)
     assert framework("skyrl") not in measured_frameworks()
+
+
+def test_who_leads_is_not_decided_by_the_work_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On many GPUs the roles of a first plan alone may take more than a search that asks for any plan may do."""
+    asked = request(cluster=rlhfsim.parse_cluster(128, "h100"), workload=replace(SMALL, prompts=256))
+    monkeypatch.setattr(branch_and_bound, "FIRST_WORK", 3000)
+
+    def search() -> branch_and_bound.Search:
+        return branch_and_bound.Search(asked, models_of(asked.workload), cache=SearchCache(), rivals=False)
+
+    assert search().first() is None
+    assert search().first(insists=True) is not None
