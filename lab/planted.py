@@ -85,9 +85,9 @@ def _trace(plan: Plan, changed: Profile, profile: Profile, steps: int) -> Trace:
         models=models, placement=plan.placement, workload=plan.workload, cluster=cluster_with(plan, changed)
     )
     tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
-    trace = simulate(setting, tokens, steps=steps, record=True, plan_hash=plan.input_hash).trace
+    trace = simulate(setting, tokens, steps=steps, record=True).trace
     assert trace is not None
-    return trace
+    return replace(trace, plan_hash=plan.input_hash)
 
 
 def _keys(spans: Iterable[Span]) -> list[tuple[str, int]]:

@@ -51,7 +51,6 @@ def whatif(
     cache: str | Path | None = None,
     progress: Callable[[int, int], object] | None = None,
     most_s: float | None = None,
-    command: str = "",
     tables: Sequence[str | Path] = (),
 ) -> WhatIf:
     """A scenario (YAML file, shipped name or mapping; docs/whatif.md), every point designed anew.
@@ -81,6 +80,5 @@ def whatif(
             store=None if cache is None else Store(Path(cache)),
             progress=progress,
             most_s=most_s,
-            command=command,
             tables=tuple(map(Path, tables)),
         )

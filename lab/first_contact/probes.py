@@ -65,7 +65,7 @@ def machine(small: bool) -> Iterator[Row]:
 def ledger(small: bool) -> Iterator[Row]:
     """Activation peaks of forward and backward, transformers' modules without DeepSpeed."""
     from lab.first_contact.steps import plain_step
-    from rlhfsim.memory.activations import training_activations
+    from rlhfsim.memory.activations import MicroBatches, training_activations
     from rlhfsim.specs.model.presets import resolve_model
     from rlhfsim.specs.placement.layout import Layout
 
@@ -81,7 +81,10 @@ def ledger(small: bool) -> Iterator[Row]:
             seen = plain_step(name, layers=layers, tokens=tokens, recompute=recompute == "full")
             layout = Layout(recompute=recompute)
             priced = training_activations(
-                model.scaled(layers) if layers else model, layout, "deepspeed", tokens=tokens, micro_batches=1
+                model.scaled(layers) if layers else model,
+                layout,
+                "deepspeed",
+                MicroBatches(tokens=tokens, count=1),
             )
             what = f"{name} x{layers or model.num_layers} layers, {tokens} tokens, recompute {recompute}"
             yield {"what": what, "unit": "GiB", "expected": priced.peak / GIB, "seen": seen / GIB}

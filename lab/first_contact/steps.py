@@ -185,7 +185,9 @@ def scored(
 def training_step(model: ModelSpec, layout: Layout, backend: Backend, tokens: int) -> float:
     """Peak of a training call on one GPU without context and fragmentation."""
     part = states.shard(model, layout, backend)
-    held = activations.training_activations(model, layout, backend, tokens=tokens, micro_batches=1)
+    held = activations.training_activations(
+        model, layout, backend, activations.MicroBatches(tokens=tokens, count=1)
+    )
     extra = (
         held.peak
         + states.gathered_bytes(part, layout, backend) * (layout.zero == 3)

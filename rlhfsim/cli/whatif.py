@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -150,7 +150,7 @@ class _Done:
 def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> WhatIf:
     address = given["ray"]
     with _progress(state) as tell:
-        return api.whatif(
+        answer = api.whatif(
             given["scenario"],
             settings=_settings(given["settings"]),
             only=given["only"],
@@ -160,9 +160,10 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
             cache=folder,
             progress=tell,
             most_s=None if given["yes"] or address is not None else MOST_S * (given["jobs"] or cores()),
-            command=shlex.join(["rlhfsim", *sys.argv[1:]]),
             tables=[given[kind] for kind in ("csv", "parquet") if given[kind] is not None],
         )
+    command = shlex.join(["rlhfsim", *sys.argv[1:]])
+    return replace(answer, provenance=replace(answer.provenance, command=command))
 
 
 def _interrupted(state: _Done, folder: Path | None) -> str:

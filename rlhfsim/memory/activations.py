@@ -7,6 +7,7 @@ says otherwise. Tokens and micro-batches may be arrays, of layouts that differ i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -67,21 +68,31 @@ PLAIN = Software()
 """A stack that says nothing of logits, and compiles no layer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatches:
+    """The micro-batches of one optimizer step on a rank, of a layout or of an array of them."""
+
+    tokens: Size
+    """Tokens of one over all cp ranks."""
+    count: Size
+    imbalance: float = 1.0
+    """Tokens of the fullest expert rank over the mean."""
+    score_length: float = 0.0
+    """Keys that a query sees where attention is not flash."""
+
+
 def training_activations(
     model: ModelSpec,
     layout: Layout,
     backend: Backend,
+    batch: MicroBatches,
     *,
-    tokens: Size,
-    micro_batches: Size,
     stage: Stage = "only",
-    imbalance: float = 1.0,
     fp8: bool = False,
-    score_length: float = 0.0,
     software: Software = PLAIN,
     frozen: bool = False,
 ) -> Activations:
-    """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
+    """Activations of a training call.
 
     full recomputation: layer inputs, and the tensors of one layer while it is recomputed
     selective: Megatron drops the scores of attention (with flash attention there are none), FSDP2 keeps
@@ -91,11 +102,18 @@ def training_activations(
     `frozen`: the weights get no gradients (adapters). `software` says where logits are (`head_peak`), and
     whether layers are compiled.
     """
-    local = tokens / layout.cp
+    local = batch.tokens / layout.cp
     saved, phases = _kept_and_running(
-        model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length, software.stack == "compiled"
+        model,
+        backend,
+        _SHAPE(layout),
+        stage,
+        batch.imbalance,
+        fp8,
+        batch.score_length,
+        software.stack == "compiled",
     )
-    held = in_flight(layout.pp, layout.vp, micro_batches, stage)
+    held = in_flight(layout.pp, layout.vp, batch.count, stage)
     # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
     gradients = backend == "deepspeed" and not frozen
     working = reduce(np.maximum, (local * token + (fixed if gradients else 0.0) for token, fixed in phases))
@@ -123,7 +141,8 @@ def _kept_and_running(
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
     kinds = stage_layers(model, pp, stage)
-    running = _tensors(model, backend, kinds, tp, etp, sequence_parallel, imbalance, fp8, length, compiled)
+    cut = (tp, etp, sequence_parallel)
+    running = _tensors(model, backend, kinds, cut, imbalance, fp8, length, compiled)
     layers, first = sum(kind.layers for kind in kinds), running[0]
     by_operation = recompute == "selective" and backend == "fsdp2"
     if recompute != "full" and not by_operation:
@@ -179,7 +198,7 @@ def _alive(
     score_length: float,
 ) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
-    running = _tensors(model, backend, model.kinds, tp, etp, sequence_parallel, imbalance)
+    running = _tensors(model, backend, model.kinds, (tp, etp, sequence_parallel), imbalance)
     working = max(t.forward for t in running)
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
@@ -193,15 +212,17 @@ def _tensors(
     model: ModelSpec,
     backend: Backend,
     kinds: tuple[LayerKind, ...],
-    tp: int,
-    etp: int,
-    sequence_parallel: bool,
+    cut: tuple[int, int, bool],
     imbalance: float,
     fp8: bool = False,
     score_length: float = 0.0,
     compiled: bool = False,
 ) -> list[LayerTensors]:
-    """A layer of each kind under a layout; the compiler fuses norms and activations, not experts."""
+    """A layer of each kind under a layout; the compiler fuses norms and activations, not experts.
+
+    `cut`: TP, TP of an expert, and whether sequences are split over TP.
+    """
+    tp, etp, sequence_parallel = cut
     options: dict[str, Any] = {
         "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
         "fused": backend == "megatron" or compiled,

@@ -365,7 +365,7 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     distinct, sizes = list(numbers), np.zeros((len(States._fields) + 4, len(numbers)))
     for rows in groups.values():
         like = [distinct[i] for i in rows]
-        parts = [_part(kind, stage if cut[_PP] > 1 else "only", *_parted(cut)) for cut in like]
+        parts = [_part(kind, stage if cut[_PP] > 1 else "only", _parted(cut)) for cut in like]
         layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
         held = _standing(kind, layout, memory.stacked(parts))
         for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
@@ -377,13 +377,14 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     return _Standing(States(*states), gathered, buffers, step, layers, communicators)
 
 
-def _part(kind: RoleKind, stage: Stage, tp: int, pp: int, *rest: Any) -> Shard:
+def _part(kind: RoleKind, stage: Stage, cut: memory.Parted) -> Shard:
     """Elements of a pipeline stage, with those of a draft that is trained."""
-    part = memory.shard_of(kind.model, kind.backend, stage, tp, pp, *rest)
+    part = memory.shard_of(kind.model, kind.backend, stage, cut)
     draft = None if kind.draft is None or stage == "first" else draft_of(kind.model, kind.draft)
     if kind.draft is None or draft is None:
         return part
-    layer = memory.shard_of(draft, kind.backend, "only", tp, 1, *rest)
+    tp, _, *rest = cut
+    layer = memory.shard_of(draft, kind.backend, "only", (tp, 1, *rest))
     dense = part.dense + layer.dense - layer.root + own_params(kind.model, kind.draft) / tp
     return replace(part, dense=dense, expert=part.expert + layer.expert)
 
@@ -435,11 +436,10 @@ def _passed(
         kind.model,
         layout,
         kind.backend,
-        tokens=trained,
-        micro_batches=micro_batches,
+        activations.MicroBatches(
+            tokens=trained, count=micro_batches, imbalance=imbalance, score_length=score_length
+        ),
         stage=stage,
-        imbalance=imbalance,
-        score_length=score_length,
         fp8=kind.fp8 and kind.backend == "megatron",
         software=software,
         frozen=kind.lora is not None,

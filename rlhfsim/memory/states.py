@@ -105,6 +105,7 @@ PASSED = tuple(field.name for field in fields(Layout) if not field.name.startswi
 passed = attrgetter(*PASSED)
 PARTED = ("tp", "pp", "dp", "cp", "ep", "etp", "shards")
 """Those that decide which elements a GPU has."""
+Parted = tuple[int, int, int, int, int, int, int | None]
 parted = attrgetter(*PARTED)
 
 
@@ -115,23 +116,13 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
 
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
-    return shard_of(model, backend, stage, *parted(layout))
+    return shard_of(model, backend, stage, parted(layout))
 
 
 @lru_cache(maxsize=65536)
-def shard_of(
-    model: ModelSpec,
-    backend: Backend,
-    stage: Stage,
-    tp: int,
-    pp: int,
-    dp: int,
-    cp: int,
-    ep: int,
-    etp: int,
-    shards: int | None,
-) -> Shard:
-    """The same of every layout with these fields (`PARTED`)."""
+def shard_of(model: ModelSpec, backend: Backend, stage: Stage, part: Parted) -> Shard:
+    """Elements on one GPU of `stage` in every layout with these fields."""
+    tp, pp, dp, cp, ep, etp, shards = part
     ranks = shards or dp * cp
     kinds = stage_layers(model, pp, stage)
     held = [(kind, layer_params(model, tp, kind=kind)) for kind in kinds]

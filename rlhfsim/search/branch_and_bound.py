@@ -18,7 +18,6 @@ import numpy as np
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
-from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, Steps, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import Beside, rollout_of
@@ -78,7 +77,6 @@ class Search:
         models: Models,
         pricer: Pricer | None = None,
         *,
-        cache: SearchCache | None = None,
         below: float = inf,
         only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
@@ -106,7 +104,7 @@ class Search:
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
-        self.pricer = pricer or Pricer(self.request, models, cache)
+        self.pricer = pricer or Pricer(self.request, models)
         self.subproblems = Subproblems(self.request, models, self.pricer)
         self.best: Candidate | None = None
         self._reached: tuple[Candidate | None, float] = None, below

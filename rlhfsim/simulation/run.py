@@ -46,12 +46,11 @@ def simulate(
     record: bool = False,
     memory: Memory | None = None,
     cutoff: float | None = None,
-    plan_hash: str = "",
 ) -> Simulated:
     """`steps` measured steps of a plan, after `warmup` that no figure counts.
 
     `record` keeps spans and counters (with memory, which is then watched); `cutoff`, in seconds per
-    step, lets an asynchronous schedule stop early; `plan_hash` is written into the trace.
+    step, lets an asynchronous schedule stop early. The trace names no plan.
 
     Raises:
         RlhfsimError: "out-of-memory" at the first instant that does not fit, with memory "strict".
@@ -75,14 +74,11 @@ def simulate(
             record=record,
             memory=memory,
             cutoff=cutoff,
-            plan_hash=plan_hash,
         )
     programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
     memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
     simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
-    return run_programs(
-        simulator, programs, setting.placement.schedule, warmup=warmup, seed=seed, plan_hash=plan_hash
-    )
+    return run_programs(simulator, programs, setting.placement.schedule, warmup=warmup, seed=seed)
 
 
 def run_programs(
@@ -92,17 +88,12 @@ def run_programs(
     *,
     warmup: int = 0,
     seed: int | None = None,
-    plan_hash: str = "",
 ) -> Simulated:
     """Priced steps of a synchronous schedule, one after the other, in a simulator of their own."""
     ran = run_steps(simulator, programs, schedule)
     measured = ran[warmup:]
     seconds = tuple(r.seconds for r in measured)
-    trace = (
-        simulator.recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(ran))
-        if simulator.recorder.on
-        else None
-    )
+    trace = simulator.recorder.trace(seed=seed, steps=len(ran)) if simulator.recorder.on else None
     return Simulated(
         iteration=_scaled(measured[0].iteration(), float(np.mean(seconds))),
         step_seconds=seconds,

@@ -101,14 +101,14 @@ class SpanRecorder:
         if self.on:
             self.counters.append((name, pool, time, value, group))
 
-    def trace(self, *, plan_hash: str, seed: int | None, steps: int) -> Trace:
+    def trace(self, *, seed: int | None, steps: int) -> Trace:
         """All of it as a trace, spans and counters in the order of time."""
         spans = sorted(self.spans, key=lambda s: (s[3], s[4], s[1], s[6], s[0]))
         counters = sorted(self.counters, key=lambda c: c[2])
         return Trace(
             source="predicted",
             rlhfsim_version=installed_version("rlhfsim"),
-            plan_hash=plan_hash,
+            plan_hash="",
             seed=seed,
             steps=steps,
             spans=tuple(_span(*s) for s in spans),

@@ -11,7 +11,7 @@ from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
-from rlhfsim.memory.states import BASE_BYTES, CUT
+from rlhfsim.memory.states import BASE_BYTES, CUT, Parted, parted
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
@@ -50,31 +50,13 @@ def shards(
 
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
     """
-    return _shards(
-        device.domain,
-        model,
-        layout.tp,
-        layout.pp,
-        layout.ep,
-        layout.etp,
-        layout.dp * layout.cp,
-        share,
-        layout.shards,
-    )
+    return _shards(device.domain, model, parted(layout), share)
 
 
 @lru_cache(maxsize=65536)
-def _shards(
-    domain: int,
-    model: ModelSpec,
-    tp: int,
-    pp: int,
-    ep: int,
-    etp: int,
-    ranks: int,
-    share: float,
-    shards: int | None,
-) -> tuple[GradientShard, ...]:
+def _shards(domain: int, model: ModelSpec, part: Parted, share: float) -> tuple[GradientShard, ...]:
+    tp, pp, dp, cp, ep, etp, shards = part
+    ranks = dp * cp
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
     ends += model.params_vision * tp
     dense = sum(kind.layers * layers.layer_params(model, tp, kind=kind) for kind in model.kinds) + ends / tp

@@ -85,13 +85,12 @@ def train(
     *,
     backend: Backend,
     optimizer_steps: int = 1,
-    optimizer: Optimizer = "adam",
     lora: Lora | None = None,
     precision: str = "bf16",
     pack_len: float | None = None,
     software: Software | None = None,
 ) -> Cost:
-    """Time of one pass over `sequences` in `optimizer_steps` optimizer steps.
+    """Time of one pass over `sequences` in `optimizer_steps` steps of Adam.
 
         T = steps (pipeline(m, stages) + exposed DP traffic + optimizer + wait for the slowest rank)
 
@@ -104,7 +103,7 @@ def train(
         sequences,
         backend,
         optimizer_steps,
-        optimizer,
+        "adam",
         lora,
         precision,
         software or default_software(backend),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, TypeVar
 
+from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
 from rlhfsim.search.options import Wish
@@ -27,6 +28,7 @@ from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import keys, put
 
+A = TypeVar("A")
 T = TypeVar("T")
 ASIDE_WORK = 50_000
 """Options that a search for what is said in passing may price: gains, the knee, break-evens."""
@@ -206,9 +208,22 @@ def _has_work(request: Request, placement: Placement) -> bool:
     return all(s.layout.dp * s.layout.micro_batch <= sequences for s in roles)
 
 
-def vary(question: Question, changes: Sequence[Change], ask: Callable[[Question], T]) -> list[T]:
-    """The answers under each change, side by side on the cores of this machine."""
-    return mapped(lambda change: ask(change.apply(question)), changes)
+def first_of_each(families: Iterable[Iterable[A]], ask: Callable[[A], T | None]) -> tuple[T, ...]:
+    """The first answer in each family of alternatives, families side by side on the cores of this machine.
+
+    Where time is up, those that were found before.
+    """
+
+    def first(family: Sequence[A]) -> T | None:
+        for alternative in family:
+            if clock.over():
+                return None
+            if (reply := ask(alternative)) is not None:
+                return reply
+        return None
+
+    replies = mapped(first, [family for family in map(list, families) if family])
+    return tuple(reply for reply in replies if reply is not None)
 
 
 def first_that(

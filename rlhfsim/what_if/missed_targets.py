@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
-from rlhfsim.search import clock
-from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
-from rlhfsim.what_if.engine import Change, Question, good, setting
+from rlhfsim.what_if.engine import Change, Question, first_of_each, good, setting
 from rlhfsim.what_if.remedies import LARGER, same_vendor
 from rlhfsim.what_if.risk.odds import odds
 from rlhfsim.what_if.risk.run import outlook
@@ -51,9 +49,7 @@ def that_meet(request: Request, targets: Targets) -> tuple[Meeting, ...]:
 
     Where time is up, those that were found before.
     """
-    families = [list(family) for family in _families(request)]
-    answers = mapped(lambda family: _first(request, family, targets), families)
-    return tuple(answer for answer in answers if answer is not None)
+    return first_of_each(_families(request), lambda change: _meeting(request, change, targets))
 
 
 def _families(request: Request) -> Iterator[Iterator[Change]]:
@@ -83,24 +79,19 @@ def _resized(gpus: int, request: Request) -> Change:
     return setting(f"--gpus {gpus}", {"request.cluster.node_groups": (group.sized(gpus, per_node),)})
 
 
-def _first(request: Request, family: Sequence[Change], targets: Targets) -> Meeting | None:
-    for change in family:
-        if clock.over():
-            return None
-        there = narrowed(change.apply(Question(request=request)).request, targets.requirements)
-        tokens = tokens_of(there.workload)
-        limit = most_seconds(there, targets.requirements, tokens, targets.steps)
-        plan = _good(there) if limit > 0 and refusal(there, suggest=False) is None else None
-        if plan is None or plan.prediction.step_s > limit:
-            continue
-        look = outlook(plan, there.cluster, targets.steps, usd_per_hour=there.price)
-        known = odds(targets.requirements, look, targets.confidence)
-        if known.meets:
-            p = plan.prediction
-            return Meeting(
-                change=change.name, step_s=p.step_s, usd_per_step=p.usd_per_step, probability=known.together
-            )
-    return None
+def _meeting(request: Request, change: Change, targets: Targets) -> Meeting | None:
+    there = narrowed(change.apply(Question(request=request)).request, targets.requirements)
+    limit = most_seconds(there, targets.requirements, tokens_of(there.workload), targets.steps)
+    plan = _good(there) if limit > 0 and refusal(there, suggest=False) is None else None
+    if plan is None or plan.prediction.step_s > limit:
+        return None
+    look = outlook(plan, there.cluster, targets.steps, usd_per_hour=there.price)
+    known, p = odds(targets.requirements, look, targets.confidence), plan.prediction
+    if not known.meets:
+        return None
+    return Meeting(
+        change=change.name, step_s=p.step_s, usd_per_step=p.usd_per_step, probability=known.together
+    )
 
 
 def _good(request: Request) -> Plan | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -11,9 +11,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, frameworks
-from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
-from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
@@ -23,7 +21,7 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
-from rlhfsim.what_if.engine import Change, Question, first_that, setting
+from rlhfsim.what_if.engine import Change, Question, first_of_each, first_that, setting
 from rlhfsim.what_if.estimate import planned, priced_placement
 from rlhfsim.what_if.verdict import check_plan, fitting, put_to
 
@@ -71,32 +69,27 @@ def remedies(request: Request, typed: Mapping[str, str] | None = None) -> tuple[
     fix a layout, by role, of a command that knows no other restriction; None: `--fix` and all others. Where
     time is up, those that were found before.
     """
-    families = [family for family in map(list, _families(request, typed)) if family]
-    answers = mapped(lambda family: _first_good(request, family), families)
-    return tuple(answer for answer in answers if answer is not None)
+    return first_of_each(_families(request, typed), lambda asked: _with_it(request, *asked))
 
 
 Asked = tuple[str, Callable[[], Request]]
 """What the user types, and the question that it then is."""
 
 
-def _first_good(request: Request, family: Sequence[Asked]) -> Remedy | None:
-    for text, changed in family:
-        if clock.over():
-            return None
-        try:
-            other = changed()
-        except RlhfsimError:  # a question that cannot be put
-            continue
-        if (met := fitting(other)) is not None:
-            work, asked = met.workload, request.workload
-            return Remedy(
-                change=text,
-                step_s=met.candidate.seconds,
-                usd_per_step=usd_per_step(other.cluster, met.candidate.seconds, other.price),
-                other_work=(work.lora, work.reward) != (asked.lora, asked.reward),
-            )
-    return None
+def _with_it(request: Request, text: str, changed: Callable[[], Request]) -> Remedy | None:
+    try:
+        other = changed()
+    except RlhfsimError:  # a question that cannot be put
+        return None
+    if (met := fitting(other)) is None:
+        return None
+    work, asked = met.workload, request.workload
+    return Remedy(
+        change=text,
+        step_s=met.candidate.seconds,
+        usd_per_step=usd_per_step(other.cluster, met.candidate.seconds, other.price),
+        other_work=(work.lora, work.reward) != (asked.lora, asked.reward),
+    )
 
 
 def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Iterable[Asked]]:

@@ -38,8 +38,7 @@ def _ledger(name: str, layers: int | None, recompute: Recompute, tokens: int) ->
         model.scaled(layers) if layers else model,
         Layout(recompute=recompute),
         "deepspeed",
-        tokens=tokens,
-        micro_batches=1,
+        activations.MicroBatches(tokens=tokens, count=1),
     )
 
 

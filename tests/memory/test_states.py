@@ -255,7 +255,9 @@ def test_first_stage_of_one_f_one_b_keeps_a_micro_batch_per_stage():
 
 def test_full_recomputation_keeps_layer_inputs_only():
     layout = Layout(recompute="full")
-    got = activations.training_activations(LLAMA8B, layout, "megatron", tokens=4096, micro_batches=1)
+    got = activations.training_activations(
+        LLAMA8B, layout, "megatron", activations.MicroBatches(tokens=4096, count=1)
+    )
     assert got.saved == 4096 * 32 * 2 * 4096
 
 
@@ -272,7 +274,9 @@ def test_a_head_that_works_through_the_vocabulary_holds_one_chunk_of_it():
 
 def test_selective_recomputation_by_operation_keeps_every_second_product():
     layout = Layout(recompute="selective")
-    got = activations.training_activations(LLAMA8B, layout, "fsdp2", tokens=1000, micro_batches=1)
+    got = activations.training_activations(
+        LLAMA8B, layout, "fsdp2", activations.MicroBatches(tokens=1000, count=1)
+    )
     input_and_q, v, attention, up, down = 2 * 4096, 1024, 4096, 14336, 4096
     per_token = 2 * (input_and_q + v + attention + up + down) + 4 * 32
     assert got.saved == 1000 * 32 * per_token
@@ -297,7 +301,7 @@ def test_activations_shrink_with_context_parallelism():
     def peak(cp: int) -> float:
         layout = Layout(cp=cp, recompute="none")
         return activations.training_activations(
-            LLAMA8B, layout, "megatron", tokens=32768, micro_batches=1
+            LLAMA8B, layout, "megatron", activations.MicroBatches(tokens=32768, count=1)
         ).peak
 
     assert peak(4) == pytest.approx(peak(1) / 4)

@@ -67,24 +67,32 @@ def test_activations_of_a_training_call_add_up_layers(backend) -> None:
     """1000 tokens, cut over two ranks of context parallelism, through 32 layers."""
     layer = layer_tensors(LLAMA, 1, fused=backend == "megatron", fused_experts=backend == "megatron")
     got = activations.training_activations(
-        LLAMA, Layout(dp=2, cp=2, recompute="none"), backend, tokens=1000, micro_batches=4
+        LLAMA, Layout(dp=2, cp=2, recompute="none"), backend, activations.MicroBatches(tokens=1000, count=4)
     )
     assert got.saved == 500 * 32 * layer.total
     owned = backend == "deepspeed"
     assert got.working == max(500 * p.token + (p.fixed if owned else 0) for p in layer.backward)
     full = activations.training_activations(
-        LLAMA, Layout(dp=2, cp=2, recompute="full"), backend, tokens=1000, micro_batches=4
+        LLAMA, Layout(dp=2, cp=2, recompute="full"), backend, activations.MicroBatches(tokens=1000, count=4)
     )
     assert full.saved == 500 * 32 * 2 * 4096
     assert full.working == max(
         500 * (p.token + layer.total) + (p.fixed if owned else 0) for p in layer.backward
     )
     frozen = activations.training_activations(
-        LLAMA, Layout(dp=2, cp=2, recompute="none"), backend, tokens=1000, micro_batches=4, frozen=True
+        LLAMA,
+        Layout(dp=2, cp=2, recompute="none"),
+        backend,
+        activations.MicroBatches(tokens=1000, count=4),
+        frozen=True,
     )
     assert frozen.working == max(500 * p.token for p in layer.backward)
     first = activations.training_activations(
-        LLAMA, Layout(pp=2, dp=2, recompute="none"), backend, tokens=1000, micro_batches=4, stage="first"
+        LLAMA,
+        Layout(pp=2, dp=2, recompute="none"),
+        backend,
+        activations.MicroBatches(tokens=1000, count=4),
+        stage="first",
     )
     assert (first.saved, first.logits) == (1000 * 16 * layer.total * 2, 0)
 
@@ -92,7 +100,11 @@ def test_activations_of_a_training_call_add_up_layers(backend) -> None:
 def test_a_tied_head_s_gradient_waits_for_the_embedding_s() -> None:
     def working(model, **options) -> float:
         return activations.training_activations(
-            model, Layout(dp=1, recompute="none"), "deepspeed", tokens=1000, micro_batches=1, **options
+            model,
+            Layout(dp=1, recompute="none"),
+            "deepspeed",
+            activations.MicroBatches(tokens=1000, count=1),
+            **options,
         ).working
 
     matrix = 2 * 128256 * 2048
@@ -106,7 +118,10 @@ def test_a_tied_head_s_gradient_waits_for_the_embedding_s() -> None:
 def test_selective_recomputation_by_operation_keeps_products_and_attention() -> None:
     """A layer's input, attention of 32 heads and 8 values, gate and output: half of the products."""
     got = activations.training_activations(
-        LLAMA, Layout(dp=1, zero=3, recompute="selective"), "fsdp2", tokens=10, micro_batches=1
+        LLAMA,
+        Layout(dp=1, zero=3, recompute="selective"),
+        "fsdp2",
+        activations.MicroBatches(tokens=10, count=1),
     )
     kept = 2 * 4096 + 2 * (32 * 256 + 8 * 128 + 14336 + 4096) + 4 * 32
     assert got.saved == 10 * 32 * kept

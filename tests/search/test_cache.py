@@ -19,20 +19,22 @@ def case(questions: Any) -> Any:
 
 def test_an_answer_does_not_depend_on_what_the_cache_holds(case: Any) -> None:
     cache = SearchCache()
-    one, two = (Search(case.request, case.models, cache=cache).run() for _ in range(2))
-    alone = Search(case.request, case.models, cache=SearchCache()).run()
+    one, two = (
+        Search(case.request, case.models, Pricer(case.request, case.models, cache)).run() for _ in range(2)
+    )
+    alone = Search(case.request, case.models, Pricer(case.request, case.models, SearchCache())).run()
     assert one.certificate == two.certificate == alone.certificate
     assert one.best == two.best == alone.best
 
 
 def test_searches_share_tables_through_the_cache_that_they_are_given_alone(case: Any) -> None:
     cache = SearchCache()
-    search = Search(case.request, case.models, cache=cache)
+    search = Search(case.request, case.models, Pricer(case.request, case.models, cache))
     search.run()
-    priced = cache.of(search.request, case.models).roles
+    priced = cache.of(case.request, case.models).roles
     assert priced
-    assert not SearchCache().of(search.request, case.models).roles
-    dearer = replace(search.request, price=9.0)
+    assert not SearchCache().of(case.request, case.models).roles
+    dearer = replace(case.request, price=9.0)
     assert Pricer(dearer, case.models, cache).table(next(iter(priced))) is next(iter(priced.values()))
 
 

@@ -230,7 +230,9 @@ def test_a_search_tells_how_far_it_has_come_and_the_gap_never_grows(questions: A
     heard: list[Progress] = []
     search, _ = fitting(questions)
     with heard_by(heard.append):
-        result = Search(search.request, search.models, cache=SearchCache()).run()
+        result = Search(
+            search.request, search.models, Pricer(search.request, search.models, SearchCache())
+        ).run()
     assert {p.doing for p in heard} == {"pricing layouts", "looking at plans"}
     assert all(0 <= p.done <= p.total for p in heard)
     gaps = [p.gap for p in heard if p.gap is not None]

@@ -10,6 +10,7 @@ import pytest
 from rlhfsim.search import branch_and_bound, clock
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
+from rlhfsim.search.pricer import Pricer
 
 
 def test_work_ends_a_search_with_a_gap_and_every_plan_counted_but_not_one_with_a_time_limit(
@@ -58,10 +59,12 @@ def test_a_search_whose_time_is_up_before_it_begins_meets_a_plan_and_counts_ever
     for seed in range(1400, 1412):
         if (case := questions.drawn(seed, most=10**5)) is None:
             continue
-        some = Search(case.request, case.models, cache=SearchCache()).first()
+        some = Search(case.request, case.models, Pricer(case.request, case.models, SearchCache())).first()
         with clock.within(1e-9):
-            late = Search(case.request, case.models, cache=SearchCache()).run()
-            again = Search(case.request, case.models, cache=SearchCache()).first()
+            late = Search(case.request, case.models, Pricer(case.request, case.models, SearchCache())).run()
+            again = Search(
+                case.request, case.models, Pricer(case.request, case.models, SearchCache())
+            ).first()
         proof = late.certificate
         counted = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
         assert (late.best is None) == (again is None) == (some is None)

@@ -172,9 +172,9 @@ def test_recording_changes_no_figure() -> None:
 
 def test_a_trace_holds_every_call_of_every_step_and_of_every_pool() -> None:
     setting = setting_of("openrlhf")
-    found = simulate(setting, kv_of(setting), steps=2, warmup=1, record=True, plan_hash="abc")
+    found = simulate(setting, kv_of(setting), steps=2, warmup=1, record=True)
     assert found.trace is not None
-    assert (found.trace.steps, found.trace.plan_hash, found.trace.source) == (3, "abc", "predicted")
+    assert (found.trace.steps, found.trace.plan_hash, found.trace.source) == (3, "", "predicted")
     for step in range(3):
         spans = {(s.name, s.pool) for s in found.trace.spans if s.step == step}
         wanted = {(p.name, pool) for p in found.iteration.phases for pool in p.pools if p.cost.seconds}

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 import rlhfsim
-from rlhfsim.search import candidates
+from rlhfsim.search import candidates, clock
 from rlhfsim.search.candidates import Steps, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.bisection import edge, geometric
-from rlhfsim.what_if.engine import Prices, Question, answer, first_that, good, search_of, setting, vary
+from rlhfsim.what_if.engine import (
+    Prices,
+    Question,
+    answer,
+    first_of_each,
+    first_that,
+    good,
+    search_of,
+    setting,
+)
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 QUESTION = Question(request=Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=WORK))
@@ -34,6 +43,13 @@ def test_a_change_puts_values_and_functions_at_dotted_paths() -> None:
     assert QUESTION.request.workload.prompts == 64
 
 
+def test_the_first_answer_of_each_family_is_taken_until_time_is_up() -> None:
+    families = ([1, 4, 9], iter([2, 3]), [], [16])
+    assert first_of_each(families, lambda n: -n if n % 2 == 0 else None) == (-4, -2, -16)
+    with clock.within(1e-9):
+        assert first_of_each(([4], [2]), lambda n: n) == ()
+
+
 def test_a_placement_is_priced_again_under_the_change() -> None:
     found = answer(QUESTION)
     assert found.best is not None
@@ -42,7 +58,7 @@ def test_a_placement_is_priced_again_under_the_change() -> None:
     assert same is not None
     assert same.seconds == pytest.approx(found.best.seconds)
     shorter = setting("", {"request.workload.response_len.value": 512})
-    [fast] = vary(fixed, [shorter], good)
+    fast = good(shorter.apply(fixed))
     by_hand = judged(shorter.apply(fixed).request, fixed.models, found.best.placement)
     assert fast is not None
     assert by_hand is not None

@@ -316,7 +316,8 @@ def complete(planted: Planted) -> WhatIf:
         ],
         tornado={"vary": {"run.steps": [1, 2]}},
     )
-    return whatif(scenario, runner=planted(by_gpus), command="rlhfsim whatif x")
+    found = whatif(scenario, runner=planted(by_gpus))
+    return replace(found, provenance=replace(found.provenance, command="rlhfsim whatif x"))
 
 
 def test_a_result_survives_its_file(planted: Planted, tmp_path: Path) -> None:

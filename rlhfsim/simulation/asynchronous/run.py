@@ -65,7 +65,6 @@ def simulate(
     record: bool = False,
     memory: Literal["watch", "strict"] | None = None,
     cutoff: float | None = None,
-    plan_hash: str = "",
     priced: Program | None = None,
 ) -> Simulated:
     """`steps` measured steps in steady state; stops once their interval lies above `cutoff` seconds.
@@ -74,7 +73,7 @@ def simulate(
     where the run is shorter without.
     """
 
-    asked = _AskedRun(kv_tokens, steps, warmup, seed, record, memory, plan_hash)
+    asked = _AskedRun(kv_tokens, steps, warmup, seed, record, memory)
 
     def ran(*, lends: bool, cutoff: float | None = cutoff) -> Simulated:
         return _ran(setting, asked, Draws(setting, noise, seed), priced, cutoff, lends=lends)
@@ -95,7 +94,6 @@ class _AskedRun(NamedTuple):
     seed: int | None
     record: bool
     memory: Literal["watch", "strict"] | None
-    plan_hash: str
 
 
 def _ran(
@@ -107,7 +105,7 @@ def _ran(
     *,
     lends: bool,
 ) -> Simulated:
-    kv_tokens, steps, warmup, seed, record, memory, plan_hash = asked
+    kv_tokens, steps, warmup, seed, record, memory = asked
     usual = priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
     memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
@@ -127,7 +125,7 @@ def _ran(
     if memory_timeline is not None:
         memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
-    found = _simulated(run, usual, seed, plan_hash, pool.rejected_tokens if pool else 0.0)
+    found = _simulated(run, usual, seed, pool.rejected_tokens if pool else 0.0)
     if isinstance(ways, OneStepOff) or found.staleness is None:
         return found
     return replace(found, staleness=replace(found.staleness, lent=ways.lent_s / simulator.env.now))
@@ -169,16 +167,14 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
 # --- results ----------------------------------------------------------------------------------------
 
 
-def _simulated(
-    run: LearnerRun, usual: Program, seed: int | None, plan_hash: str, rejected_tokens: float
-) -> Simulated:
+def _simulated(run: LearnerRun, usual: Program, seed: int | None, rejected_tokens: float) -> Simulated:
     simulator, seconds = run.simulator, run.steady
     ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
     recorder, memory_timeline = simulator.recorder, simulator.memory_timeline
     return Simulated(
         iteration=_iteration(run, usual),
         step_seconds=seconds,
-        trace=recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(run.ends)) if recorder.on else None,
+        trace=recorder.trace(seed=seed, steps=len(run.ends)) if recorder.on else None,
         staleness=Staleness(
             mean=float(np.mean(ages)),
             max=float(max(map(max, run.ages))),

@@ -138,7 +138,6 @@ def whatif(
     store: Store | None = None,
     progress: Progress | None = None,
     most_s: float | None = None,
-    command: str = "",
     tables: Sequence[Path] = (),
 ) -> WhatIf:
     """A scenario answered: every point designed anew, compared, and held against `requirements`.
@@ -185,7 +184,7 @@ def whatif(
             scenario=questions.name,
             scenario_hash=content_hash(questions.text),
             text=questions.text,
-            command=command,
+            command="",
             started=started,
             seconds=time.perf_counter() - begin,
             searched=designs.searched,
