@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35780,
     "rlhfsim/cli": 32720,
     "rlhfsim/desk": 12650,
-    "rlhfsim/frameworks": 100880,
+    "rlhfsim/frameworks": 100890,
     "rlhfsim/kernels": 11760,
     "rlhfsim/memory": 18590,
     "rlhfsim/present": 87680,

@@ -63,8 +63,18 @@ PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
 LENDS = "trainer's GPUs lent to the rollout"
-NEVER_CHOSEN = frozenset({"late groups thrown away", "late groups generated again"})
-"""Features of schedules that are simulated where a plan names them, and that no search chooses."""
+ASKED_FOR = frozenset(
+    {
+        "late groups thrown away",
+        "late groups generated again",
+        "MTP layers trained with the policy",
+        "EAGLE-3 heads trained with the policy",
+        "router replay",
+        "prefill apart from decode",
+    }
+)
+"""Features that no search chooses for a question that says nothing of them: who has them runs no more of the
+plans that come out by default."""
 FEATURES: Mapping[str, str] = {
     "one step off": "leave out --allow async",
     "staleness above 1": "use --max-staleness 1",
@@ -427,7 +437,7 @@ def frameworks() -> tuple[Runs, ...]:
 
 def _rank(runs: Runs) -> tuple[bool, bool, bool, int, str]:
     known = bool(costs_of(runs.name).shared)
-    most = len(set(runs.features) - NEVER_CHOSEN) + len(runs.weight_paths)
+    most = len(set(runs.features) - ASKED_FOR) + len(runs.weight_paths)
     return runs.name != OWN, runs.engine != PRICED_ENGINE, not known, -most, runs.name
 
 
