@@ -254,6 +254,9 @@ def _phase_notes(plan: Plan) -> Iterator[str]:
 
 # --- placement --------------------------------------------------------------------------------------
 
+LONG_LAYOUT = 27
+"""Characters above which a layout breaks between words, to leave room for what happens between calls."""
+
 
 def placement_table(plan: Plan, width: int = WIDTH) -> Part:
     """Who sits where and how each model is cut."""
@@ -272,7 +275,9 @@ def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
     for name, role in plan.placement.roles.items():
         cells = _where(plan, role), _layout(role), *_role_cells(plan, name, role)
         alike.setdefault(cells, []).append(name)
-    rows = ((", ".join(names), *cells) for cells, names in alike.items())
+    rows = [(", ".join(names), *cells) for cells, names in alike.items()]
+    if max(len(row[2]) for row in rows) > LONG_LAYOUT:
+        fit |= {"layout": WORDS, "between calls": WORDS}
     return grid(titles, rows, fit=fit)
 
 
