@@ -72,6 +72,10 @@ class Trainer:
         self._trained += 1
         return {"loss": int(given[:4], 16) / 65536, "grad_norm": int(given[4:8], 16) / 65536}
 
+    def parts_s(self) -> Mapping[str, float]:
+        """No seconds of its parts."""
+        return {}
+
     def _look(self, sample: Sample) -> None:
         """Each token is of weights that were young enough, and of those that its version says."""
         world, states = self._cluster.world, self._cluster.states

@@ -275,7 +275,7 @@ WRITTEN_OR_REFUSED = {
     Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
     "score_micro_batch score_pack_tokens sequence_parallel tp vp zero shards offload_fraction dispatcher ep_overlap",
     RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
-    "memory_utilization pp precision tp speculation prefill bf16_layers bf16_attention dispatcher",
+    "memory_utilization pp precision tp speculation prefill engine bf16_layers bf16_attention dispatcher",
     Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming late lend",
     RolePlacement: "layout offload_between pool residency",
 }

@@ -99,7 +99,7 @@ def wide_question(framework: str, **limits: Any) -> Request:
                 value="offloaded" if framework == "nemo-rl" else "resident",  # whose weights leave a refit
             ),
             Limit(role="actor", field="offload_optimizer", relation="=", value="none"),
-            Limit(role="rollout", field="sleep", relation="!=", value=1),
+            Limit(role="rollout", field="sleep", relation="!=", value=2 if framework == "nemo-rl" else 1),
             Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),
         ),
         **limits,

@@ -79,8 +79,8 @@ def test_a_key_of_another_release_says_until_when_it_was_one() -> None:
     gone = "actor_rollout_ref.actor.fsdp_config.grad_offload"
     found = left(VERL + f"{gone}=True")[gone]
     assert (found.kind, found.until, found.since) == ("no such key", "0.2.0.post2", None)
-    new = "actor_rollout_ref.rollout.disaggregation.decode_replicas"
-    early = left(VERL + f"{new}=2", "0.6.1")[new]
+    new = "actor_rollout_ref.actor.checkpoint.strict"
+    early = left(VERL + f"{new}=True", "0.6.1")[new]
     assert (early.kind, early.until, early.since) == ("no such key", None, "0.8.0")
     assert left(VERL + f"{gone}=True", "0.2")[gone].kind == "may change"
     assert key_table("verl").at(key, key_table("verl").place("0.7.1")) is not None

@@ -10,6 +10,7 @@ import pytest
 import rlhfsim
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
+from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
@@ -24,7 +25,8 @@ def _request(gpus: int = 2, work: Workload = WORK) -> Request:
 
 
 def _search(request: Request) -> Search:
-    return Search(request, models_of(request.workload), cache=SearchCache())
+    models = models_of(request.workload)
+    return Search(request, models, Pricer(request, models, SearchCache()))
 
 
 def test_bounds_leave_room_for_the_best_plan_and_for_none_below_them() -> None:

@@ -11,6 +11,7 @@ from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
 from rlhfsim.search import branch_and_bound
 from rlhfsim.search.cache import SearchCache
+from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
@@ -97,8 +98,10 @@ def test_who_leads_is_not_decided_by_the_work_of_a_search(monkeypatch: pytest.Mo
     asked = request(cluster=rlhfsim.parse_cluster(128, "h100"), workload=replace(SMALL, prompts=256))
     monkeypatch.setattr(branch_and_bound, "FIRST_WORK", 3000)
 
+    models = models_of(asked.workload)
+
     def search() -> branch_and_bound.Search:
-        return branch_and_bound.Search(asked, models_of(asked.workload), cache=SearchCache(), rivals=False)
+        return branch_and_bound.Search(asked, models, Pricer(asked, models, SearchCache()), rivals=False)
 
     assert search().first() is None
     assert search().first(insists=True) is not None
