@@ -37,7 +37,7 @@ def check_runs(plan: Plan, runs: Runs, vendors: Collection[str]) -> None:
 
 def lacks_of(plan: Plan, runs: Runs, vendors: Collection[str]) -> list[Lacks]:
     """Everything in a plan that a framework does not run."""
-    found = runs.lacks(
+    found = runs.of(plan.workload).lacks(
         plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node, vendors=vendors
     )
     lacking = list(found)

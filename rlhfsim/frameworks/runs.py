@@ -8,10 +8,10 @@ docs print the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, resources
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlhfsim.frameworks.costs import costs_of
 from rlhfsim.frameworks.features import (
@@ -70,6 +70,7 @@ ASKED_FOR = frozenset(
         "MTP layers trained with the policy",
         "EAGLE-3 heads trained with the policy",
         "router replay",
+        "largest logits of a teacher",
         "prefill apart from decode",
     }
 )
@@ -204,7 +205,14 @@ class Runs:
     """What brings tokens to experts in training, of what its configuration can say."""
     rollout_dispatchers: tuple[Dispatcher, ...] = ()
     """The same in its inference engine; not DeepEP's normal kernels, which cost the CUDA graphs."""
+    differs: Mapping[Algorithm, Mapping[str, Any]] = field(default_factory=dict)
+    """Algorithm -> fields of this class that are others where it trains by that."""
     source: str
+
+    def of(self, workload: Workload) -> Runs:
+        """What it runs of the algorithm of a workload."""
+        others = self.differs.get(workload.algorithm)
+        return replace(self, **others) if others else self
 
     def serves(self, role: str) -> bool:
         """Whether an inference engine runs a role that scores."""

@@ -179,7 +179,8 @@ class Request(_Runner):
     def _runner(self) -> Runs | None:
         if self.framework == ANY:
             return None
-        return framework(self.framework) if self.framework else runner_of(self.backend, self.cluster.vendors)
+        found = framework(self.framework) if self.framework else runner_of(self.backend, self.cluster.vendors)
+        return found.of(self.workload) if found else None
 
     @property
     def trainer(self) -> BackendRules:

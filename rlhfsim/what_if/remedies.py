@@ -150,8 +150,9 @@ def _others(request: Request) -> Iterator[Asked]:
     for backend in request.runs.trainers if named and request.runs else BACKENDS:
         if backend != request.backend:
             yield f"--backend {backend}", partial(put_to, request, request.framework, backend)
+    own = request.runs.name if request.runs else None
     for runs in frameworks():
-        if runs is not request.runs:
+        if runs.name != own:
             backend = next(iter(runs.trainers))
             text = f"--framework {runs.name} --backend {backend}"
             yield text, partial(put_to, request, runs.name, backend)

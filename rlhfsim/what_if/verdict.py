@@ -128,8 +128,9 @@ def _takers(request: Request) -> list[str]:
 
 def _elsewhere(request: Request) -> Iterator[tuple[str, Request]]:
     """The question put to every other framework, with each of its backends, that of the question first."""
+    own = request.runs.name if request.runs else None
     for runs in frameworks():
-        if runs is request.runs or runs.lacks_hardware(request.cluster.vendors):
+        if runs.name == own or runs.lacks_hardware(request.cluster.vendors):
             continue
         for backend in sorted(runs.trainers, key=lambda name: name != request.backend):
             option = f"--framework {runs.name} --backend {backend}"

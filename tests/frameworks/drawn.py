@@ -42,12 +42,12 @@ T = TypeVar("T")
 TRIES = 40
 
 
-def drawn_plans(name: str, count: int, seed: int = 0) -> Iterator[Plan]:
-    """`count` plans that the framework runs and its export writes."""
+def drawn_plans(name: str, count: int, seed: int = 0, *, distils: bool = False) -> Iterator[Plan]:
+    """`count` plans that the framework runs and its export writes: of distillation, or of all else."""
     rng, found = random.Random(f"{name} {seed}"), 0
     while found < count:
         with suppress(RlhfsimError):  # not a batch or a sharing of GPUs of this framework
-            drawn = draw(name, rng)
+            drawn = draw(name, rng, distils=distils)
             exporter(name).write(drawn)
             found += 1
             yield drawn
@@ -67,14 +67,15 @@ def _accepted(make: Callable[[], T], lacks: Callable[[T], object]) -> T:
     raise RlhfsimError("not-drawn", "none of many draws can be run", help="draw again")
 
 
-def draw(name: str, rng: random.Random) -> Plan:
+def draw(name: str, rng: random.Random, *, distils: bool = False) -> Plan:
     """A plan for a training backend of the framework."""
     runs, pick = framework(name), rng.choice
+    kinds = ONLINE - {"distillation"}
+    algorithms = tuple(algorithm for algorithm in runs.algorithms or sorted(kinds) if algorithm in kinds)
+    if distils:
+        algorithms, runs = ("distillation",), runs.of(Workload(algorithm="distillation"))
     backend: Backend = pick(list(runs.trainers))
-    work = _accepted(
-        lambda: _workload(rng, tuple(name for name in runs.algorithms or sorted(ONLINE) if name in ONLINE)),
-        lambda work: runs.lacks_workload(work, backend),
-    )
+    work = _accepted(lambda: _workload(rng, algorithms), lambda work: runs.lacks_workload(work, backend))
     layout = _accepted(
         lambda: _layout(rng, backend, packing=work.packing),
         lambda layout: runs.lacks_layout(backend, layout, work, "actor"),
@@ -112,7 +113,11 @@ def _placed(
         residency=pick(("resident", "offloaded")),
         offload_between=pick((False, True)),
     )
-    scoring = replace(placed, residency=pick(("resident", "offloaded", "swapped")), offload_between=False)
+    if work.distils:
+        layout = _teacher(rng, backend, layout, packing=work.packing)
+    scoring = replace(
+        placed, layout=layout, residency=pick(("resident", "offloaded", "swapped")), offload_between=False
+    )
     pools = [ResourcePool(name="train", start=0, gpus=layout.gpus)]
     if apart:
         pools.append(ResourcePool(name="rollout", start=layout.gpus, gpus=apart))
@@ -132,6 +137,24 @@ def _placed(
     hardware = replace(estimated().hardware[0], gpus=layout.gpus + apart)
     mapped = tuple(_ranks(name, placement.pool(role.pool)) for name, role in placement.roles.items())
     return replace(estimated(), hardware=(hardware,), workload=work, placement=placement, gpu_map=mapped)
+
+
+def _teacher(rng: random.Random, backend: Backend, actor: Layout, *, packing: bool) -> Layout:
+    """A layout of a teacher on as many GPUs as the actor's."""
+    while True:
+        drawn = _layout(rng, backend, packing=packing)
+        each = drawn.gpus // drawn.dp
+        if actor.gpus % each == 0:
+            with suppress(RlhfsimError):
+                return replace(
+                    drawn,
+                    dp=actor.gpus // each,
+                    vp=1,
+                    recompute="none",
+                    offload_optimizer="none",
+                    offload_fraction=1.0,
+                    shards=None,
+                )
 
 
 def _ranks(role: str, pool: ResourcePool) -> RoleGpus:
@@ -172,6 +195,9 @@ def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
     kept = {
         field: value for field, value in changes.items() if rng.random() < 0.5 or field in ("prompts", "kl")
     }
+    if algorithm == "distillation":
+        kept |= {"reference": "qwen2.5-14b", "teacher_top": pick((0, 32, 64)), "kl": True}
+        kept |= {"old_logprobs": "recompute", "lora": None, "dynamic_sampling": None, "gradients": "backend"}
     return workload(algorithm, **kept)
 
 

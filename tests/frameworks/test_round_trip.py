@@ -55,6 +55,7 @@ def given(drawn: Plan) -> dict[str, str]:
     work = drawn.workload
     reward = work.reward.model
     values: dict[str, Any] = {"MODEL": work.model, "REWARD_MODEL": reward, "REWARD": reward}
+    values["TEACHER"] = work.reference if work.distils else None
     rollout = drawn.placement.rollout
     drafts = rollout.layout.speculation if rollout else None
     if drafts is not None:

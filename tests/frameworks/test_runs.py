@@ -90,9 +90,10 @@ def test_verl_filters_groups_where_the_reward_model_has_gpus_of_its_own() -> Non
 
 def test_what_a_framework_runs_without_an_export_of_ours_is_said_so() -> None:
     taught = Workload(algorithm="distillation", reference="qwen3-4b")
-    lacks = framework("nemo-rl").lacks_workload(taught)
+    lacks = framework("verl").lacks_workload(taught)
     assert lacks is not None
     assert lacks.what == "Distillation through an export of ours"
+    assert framework("nemo-rl").lacks_workload(taught) is None
     assert framework(OWN).lacks_workload(taught) is None
 
 

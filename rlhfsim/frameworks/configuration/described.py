@@ -63,6 +63,10 @@ class RunDescription:
     model: str
     critic: str | None = None
     """None: as the policy."""
+    teacher: str | None = None
+    """Model that distillation learns from; None: the reference, if any, is the policy as it began."""
+    teacher_top: int = 0
+    """Largest logits of the teacher at each token."""
     reward_model: str | None = None
     """None: rules or a remote service."""
     prompts: int
@@ -234,7 +238,8 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         algorithm=run.algorithm,
         model=run.model,
         critic=run.critic or "same",
-        reference="same" if run.kl else "none",
+        reference=run.teacher or ("same" if run.kl else "none"),
+        teacher_top=run.teacher_top,
         kl=run.kl,
         reward=Reward(model=run.reward_model) if run.reward_model else Reward(model=None, rules=Rules()),
         prompts=run.prompts,

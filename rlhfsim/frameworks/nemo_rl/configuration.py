@@ -61,8 +61,23 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
         yield from uneven_updates(
             run.prompts * run.samples, update, size, then="the batch is no whole number of them"
         )
+    if run.algorithm == "distillation":
+        yield from _split_packs(s)
     if s.flag(TABLE.key("schedule.asynchronous")):
         yield from _asynchronous(s)
+
+
+def _split_packs(s: FrameworkSettings) -> Iterator[Finding]:
+    """What distillation asserts of its two models (algorithms/distillation.py, line 270)."""
+    for model in ("policy", "teacher"):
+        keys = (f"{model}.dtensor_cfg.sequence_parallel", f"{model}.sequence_packing.enabled")
+        if s.flag(f"{model}.dtensor_cfg.enabled") and all(s.flag(key) for key in keys):
+            yield Finding(
+                what=f"distillation with {keys[0]}=true and packed samples: NeMo-RL refuses it",
+                keys=keys,
+                remedy=f"{keys[0]}=false",
+                stops=True,
+            )
 
 
 def _asynchronous(s: FrameworkSettings) -> Iterator[Finding]:
@@ -84,7 +99,7 @@ CONFIGURATION = Configuration(
     title="NeMo-RL",
     describe=TABLE.describe,
     findings=findings,
-    entries=(r"\brun_(grpo|ppo|dpo)\w*\.py",),
+    entries=(r"\brun_(grpo|ppo|dpo|distillation)\w*\.py",),
     shown=("examples/run_grpo.py",),
     keys=MARKS,
     below=based_on,

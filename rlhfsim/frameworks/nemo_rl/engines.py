@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.nemo_rl.unsaid import refuses_split
 from rlhfsim.frameworks.table import (
     Codec,
     FixedKey,
@@ -29,8 +31,8 @@ from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
 
 ENGINES = {"megatron": "megatron_cfg", "fsdp2": "dtensor_cfg"}
-MODELS = {"actor": "policy", "critic": "value"}
-"""Role -> the group of its keys; rewards come from an environment."""
+MODELS = {"actor": "policy", "critic": "value", "reference": "teacher"}
+"""Role -> the group of its keys, that of the reference in distillation; rewards come from an environment."""
 BUDGETS = tuple(
     f"policy.{group}.{kind}_mb_tokens"
     for group in ("sequence_packing", "dynamic_batching")
@@ -75,10 +77,16 @@ def _micro_batch(s: FrameworkSettings, read: Fields, role: str) -> dict[str, int
 def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
     """The layout of the policy or the value model; what the other engine is told is void."""
     megatron, model = read["backend"] == "megatron", MODELS[role]
+    if s.flag(f"{model}.{ENGINES['megatron']}.enabled", default=megatron) is not megatron:
+        raise RlhfsimError(
+            "backends-differ",
+            f"{model}.{ENGINES['megatron']}.enabled is not the policy's: a plan has one training backend",
+            help=f"--set {model}.{ENGINES['megatron']}.enabled={str(megatron).lower()}",
+        )
     s.overruled(*(f"{model}.{engine}." for backend, engine in ENGINES.items() if backend != read["backend"]))
     changes: dict[str, Any] = {"zero": 1 if megatron else 3, **_micro_batch(s, read, role)}
     if not megatron:
-        changes["offload_params"] = read[f"{role}.offload_optimizer"]
+        changes["offload_params"] = read[f"{role}.{_hosted(role)}"]
     else:
         stages = s.count(f"{model}.{ENGINES['megatron']}.virtual_pipeline_model_parallel_size") or 1
         changes["vp"] = stages if read[f"{role}.pp"] > 1 else 1
@@ -87,10 +95,20 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
     return cut(read, read["actor.gpus"], role=role, **changes)
 
 
+def _call(role: str) -> str:
+    """The call whose prediction is the reason for a role's layout."""
+    return f"{role}.{'logprob' if role == 'reference' else 'train'}"
+
+
+def _hosted(role: str) -> str:
+    """Field of a layout that DTensor's `cpu_offload` says: a teacher has no optimizer."""
+    return "offload_params" if role == "reference" else "offload_optimizer"
+
+
 def _of(role: str) -> Callable[[Plan], RolePlacement]:
     def placed(plan: Plan) -> RolePlacement:
-        found = plan.placement.critic if role == "critic" else plan.placement.actor
-        assert found is not None
+        found = plan.placement.roles[role]
+        assert isinstance(found, RolePlacement)
         return found
 
     return placed
@@ -122,17 +140,30 @@ def adapters(backend: str, group: str) -> tuple[Key | FixedKey, ...]:
     )
 
 
+def splits(role: str) -> Callable[[Plan], bool]:
+    """Whether tensor parallelism cuts sequences of a role too; distillation on DTensor refuses that where it
+    packs (algorithms/distillation.py, line 270)."""
+
+    def cuts(plan: Plan) -> bool:
+        found = plan.placement.roles.get(role)
+        if not isinstance(found, RolePlacement) or refuses_split(plan, found):
+            return False
+        return found.layout.sequence_parallel and found.layout.tp > 1
+
+    return cuts
+
+
 def engine(role: str) -> tuple[Key | FixedKey, ...]:
     """How the policy or the value model is cut, what it keeps, its micro-batches."""
     model, placed, policy = MODELS[role], _of(role), role == "actor"
-    held = of_held(f"{role}.train", role)
+    held = of_held(_call(role), role)
     megatron, dtensor = (f"{model}.{ENGINES[backend]}" for backend in ("megatron", "fsdp2"))
     packing, batching = f"{model}.sequence_packing", f"{model}.dynamic_batching"
+    scores = role == "reference"
     rows = (
         Key("backend", f"{megatron}.enabled", codec=flag("megatron", "fsdp2", both=True), read=policy),
         Key("backend", f"{dtensor}.enabled", codec=flag("fsdp2", "megatron", both=True), read=False),
-        *_megatron(role),
-        *_dtensor(role),
+        *(row for row in (*_megatron(role), *_dtensor(role)) if not (scores and _trains(row))),
         FixedKey(
             f"{packing}.enabled",
             lambda plan: (
@@ -146,16 +177,35 @@ def engine(role: str) -> tuple[Key | FixedKey, ...]:
             "!rollout",
             lambda plan: f"pairs. {held(plan)}",
         ),
-        Key(f"{role}.micro_batch", f"{model}.train_micro_batch_size", when="rollout", why=held, read=False),
+        Key(
+            f"{role}.score_micro_batch" if scores else f"{role}.micro_batch",
+            f"{model}.train_micro_batch_size",
+            when="rollout",
+            why=held,
+            read=False,
+        ),
         *(
             [Key("scored.micro_batch", f"{model}.logprob_batch_size", when="rollout", read=False)]
             if policy
-            else [Key("critic.score_micro_batch", f"++{model}.logprob_batch_size", read=False)]
+            else [Key(f"{role}.score_micro_batch", f"++{model}.logprob_batch_size", read=False)]
         ),
-        Key(f"{role}.packs", f"{packing}.train_mb_tokens", why="of all CP ranks", read=False),
+        Key(
+            f"{role}.{'score_packs' if scores else 'packs'}",
+            f"{packing}.train_mb_tokens",
+            why="of all CP ranks",
+            read=False,
+        ),
         Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", read=False),
     )
-    return rows if policy else given_that("critic", *rows)
+    return rows if policy or scores else given_that("critic", *rows)
+
+
+def _trains(row: Key | FixedKey) -> bool:
+    """Whether a row matters only where gradients are."""
+    named = row.field if isinstance(row, Key) else row.key
+    return named.endswith(
+        ("recompute", "recompute_granularity", ".offload_optimizer", "fraction", "gradients")
+    )
 
 
 def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
@@ -163,7 +213,7 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
     megatron = f"{MODELS[role]}.{ENGINES['megatron']}"
     adam = f"{megatron}.optimizer.optimizer"
     sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
-    train, held, policy = of_call(f"{role}.train"), of_held(f"{role}.train", role), role == "actor"
+    train, held, policy = of_call(_call(role)), of_held(_call(role), role), role == "actor"
     return given_that(
         "backend=megatron",
         Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
@@ -195,14 +245,14 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
 def _dtensor(role: str) -> tuple[Key | FixedKey, ...]:
     """Rows of FSDP2."""
     dtensor = f"{MODELS[role]}.{ENGINES['fsdp2']}"
-    train, held = of_call(f"{role}.train"), of_held(f"{role}.train", role)
+    train, held = of_call(_call(role)), of_held(_call(role), role)
     return given_that(
         "backend=fsdp2",
         Key(f"{role}.tp", f"{dtensor}.tensor_parallel_size", 1, whole(1), why=train),
         Key(f"{role}.cp", f"{dtensor}.context_parallel_size", 1, whole(1)),
         Key(f"{role}.sequence_parallel", f"{dtensor}.sequence_parallel", codec=flag(both=True)),
         Key(f"{role}.ep", f"++{dtensor}.expert_parallel_size", 1, whole(1), quiet=True),
-        Key(f"{role}.offload_optimizer", f"{dtensor}.cpu_offload", codec=flag("cpu", "none", both=True)),
+        Key(f"{role}.{_hosted(role)}", f"{dtensor}.cpu_offload", codec=flag("cpu", "none", both=True)),
         Key(
             f"{role}.recompute",
             f"{dtensor}.activation_checkpointing",
@@ -216,7 +266,9 @@ def packs(role: str, *, scoring: bool) -> Callable[[Plan], int | None]:
     """Tokens of a pack on all ranks of a sequence."""
 
     def tokens(plan: Plan) -> int | None:
-        placed = plan.placement.critic if role == "critic" else plan.placement.actor
-        return placed.layout.pack(scoring=scoring) if placed and placed.layout.pack_tokens else None
+        placed = plan.placement.roles.get(role)
+        if not isinstance(placed, RolePlacement) or not placed.layout.pack_tokens:
+            return None
+        return placed.layout.pack(scoring=scoring)
 
     return tokens

@@ -14,11 +14,12 @@ NEEDS = {
     **TRAINING_NEEDS,
     "NEMO_RL": "folder of the NeMo-RL repository",
     "MODEL": "folder or Hugging Face name of the policy",
+    "TEACHER": "folder or Hugging Face name of the teacher, with the policy's vocabulary",
     "DATASET": "data set that NeMo-RL registers, such as OpenMathInstruct-2",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
-BASES = {"megatron": "math_1B_megatron.yaml", "fsdp2": "math_1B.yaml"}
-"""Training backend -> the configuration under examples/configs that is overridden, behind its loop."""
+BASES = {"megatron": "_megatron.yaml", "fsdp2": ".yaml"}
+"""Training backend -> how the configuration under examples/configs that is overridden ends."""
 
 
 def write(plan: Plan) -> Written:
@@ -28,7 +29,7 @@ def write(plan: Plan) -> Written:
         RlhfsimError: an algorithm without a rollout, or a rollout that is not whole nodes.
     """
     if plan.workload.algorithm != "dpo":
-        the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py and run_dpo.py")
+        the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py, run_dpo.py and run_distillation.py")
     return written_for(plan, "nemo-rl", TABLE.write(plan), unsaid_of(plan))
 
 
@@ -36,7 +37,8 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     head = title_of(plan, "NeMo-RL 7ea279a")
     loop = loop_of(plan)
-    base = "dpo.yaml" if loop == "dpo" else f"{loop}_{BASES[plan.placement.backend]}"
+    size = "" if loop == "distillation" else "_1B"
+    base = "dpo.yaml" if loop == "dpo" else f"{loop}_math{size}{BASES[plan.placement.backend]}"
     command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config examples/configs/{base}'
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 

@@ -5,6 +5,7 @@ Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes buil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_vllm
-from rlhfsim.frameworks.export import Value, longest_response
+from rlhfsim.frameworks.export import Value, longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.frameworks.nemo_rl.engines import (
@@ -24,8 +25,9 @@ from rlhfsim.frameworks.nemo_rl.engines import (
     packed,
     packs,
     software,
+    splits,
 )
-from rlhfsim.frameworks.nemo_rl.unsaid import alike
+from rlhfsim.frameworks.nemo_rl.unsaid import TOP_K, alike
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import (
     ABOVE_ZERO,
@@ -57,6 +59,7 @@ ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "rein
 LOSS = "loss_fn"
 VLLM, KWARGS = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
 PENALTY = f"{LOSS}.reference_policy_kl_penalty"
+TEACHER, TOP = "teacher.model_name", "distillation.topk_logits_k"
 ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampling_correction"
 TRANSPORT = f"{GEN}.refit_transport"
 FORCED = f"{LOSS}.force_on_policy_ratio"
@@ -65,9 +68,15 @@ TRAINS_DRAFT = "policy.draft.enabled"
 DRAFTS, ESTIMATOR = f"{KWARGS}.speculative_config", "grpo.adv_estimator.name"
 FILTERS, MULTIPLIER = "grpo.use_dynamic_sampling", "grpo.batch_multiplier"
 MOST_BATCHES = "grpo.dynamic_sampling_max_gen_batches"
+LOOPS = ("distillation", "dpo", "ppo")
+"""Algorithms with a script of their own."""
 MARKS = (
     "grpo.num_",
     "dpo.",
+    "distillation.num_",
+    TOP,
+    "teacher.megatron_cfg.",
+    "teacher.dtensor_cfg.",
     "policy.megatron_cfg.",
     "policy.dtensor_cfg.",
     f"{GEN}.",
@@ -80,11 +89,11 @@ MARKS = (
 def loop_of(plan: Plan) -> str:
     """What begins its keys and names its script."""
     algorithm = plan.workload.algorithm
-    return algorithm if algorithm in ("ppo", "dpo") else "grpo"
+    return algorithm if algorithm in LOOPS else "grpo"
 
 
 def _loop(s: FrameworkSettings) -> str:
-    return next((loop for loop in ("dpo", "ppo") if s.has(loop)), "grpo")
+    return next((loop for loop in LOOPS if s.has(loop)), "grpo")
 
 
 # --- what no row can say -------------------------------------------------------------------------------
@@ -138,6 +147,20 @@ def _preferences(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
     }
 
 
+def _teacher(s: FrameworkSettings, read: Fields, own: int) -> dict[str, Any]:
+    """Distillation: a teacher of its own layout comes from the host for its call, while the states of the
+    student's optimizer are there (`offload_before_refit` in algorithms/distillation.py)."""
+    layout = layout_of(s, read, "reference")
+    return {
+        "workload.teacher": s.model(TEACHER),
+        "kl": True,
+        "workload.old_logprobs": "recompute",
+        "workload.dynamic_sampling": None,
+        "roles": {"reference": RoleDescription(layout=layout, residency="offloaded")},
+        "actor.offload_between": bool(own) and layout_of(s, read, "actor").offload_params == "none",
+    }
+
+
 def _residency(layout: Layout, own: int) -> Residency:
     """A policy beside its rollout leaves the GPUs after every refit (`offload_after_refit`)."""
     return "resident" if own or layout.offload_params != "none" else "offloaded"
@@ -150,6 +173,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
     attention = str(s.find(f"{VLLM}.quantization_ignored_layer_kws") or "")
     path = "p2p" if s.find(TRANSPORT) == "nixl" else "broadcast"
     value = layout_of(s, read, "critic") if ppo else None
+    taught = _teacher(s, read, own) if read["loop"] == "distillation" else {}
     residency = _residency(layout, own)
     return {
         "workload.critic": _critic(s) if ppo else None,
@@ -169,6 +193,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(TRAINS_DRAFT)),
         "rollout.sleep": 0 if own else 1,
         "weight_path": path if own else "ipc",
+        **taught,
     }
 
 
@@ -204,11 +229,11 @@ def _multiplier(plan: Plan) -> float | None:
     return sampling.prompts_of(prompts) / prompts if sampling else None
 
 
-def _generated(loop: str) -> tuple[Row, ...]:
+def _generated(loop: str, prompts: int = 32, samples: int = 16) -> tuple[Row, ...]:
     return given_that(
         f"loop={loop}",
-        Key("workload.prompts", f"{loop}.num_prompts_per_step", 32),
-        Key("workload.samples", f"{loop}.num_generations_per_prompt", 16),
+        Key("workload.prompts", f"{loop}.num_prompts_per_step", prompts),
+        Key("workload.samples", f"{loop}.num_generations_per_prompt", samples),
     )
 
 
@@ -250,6 +275,7 @@ _WHERE: tuple[Row, ...] = (
 _BATCH: tuple[Row, ...] = (
     *_generated("grpo"),
     *_generated("ppo"),
+    *_generated("distillation", 128, 1),
     FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
     FixedKey(MULTIPLIER, _multiplier),
     Key("workload.dynamic_sampling.max_gen_batches", MOST_BATCHES, read=False),
@@ -293,6 +319,9 @@ _ALGORITHM: tuple[Row, ...] = (
         ),
         FixedKey("ppo.reward_shaping.enabled", False, "schedule.asynchronous"),
         FixedKey("ppo.reward_shaping.max_response_length", longest_response, "!schedule.asynchronous"),
+    ),
+    *given_that(
+        "loop=distillation", Key("workload.teacher_top", TOP, 64, why="largest logits that the teacher sends")
     ),
     FixedKey(FORCED, True, "reuses", "one forward pass less"),
 )
@@ -362,6 +391,28 @@ _ROLLOUT: tuple[Row, ...] = (
         ),
     ),
 )
+
+
+def _divisor(plan: Plan) -> int:
+    """Of the padded length of samples, which tensor and context parallelism of student and teacher cut."""
+    return math.lcm(*(2 * layout.tp * layout.cp for layout in _both(plan)))
+
+
+def _both(plan: Plan) -> list[Layout]:
+    return [role.layout for role in (plan.placement.actor, plan.placement.reference) if role is not None]
+
+
+_TEACHER: tuple[Row, ...] = given_that(
+    "loop=distillation",
+    FixedKey(TEACHER, "${TEACHER}"),
+    *engine("reference"),
+    FixedKey("teacher.max_total_sequence_length", lambda plan: longest_prompt(plan) + longest_response(plan)),
+    FixedKey(
+        "policy.make_sequence_length_divisible_by",
+        _divisor,
+        why="the student's padded samples are cut over the teacher's ranks too",
+    ),
+)
 TABLE = Table(
     {
         "where it runs": _WHERE,
@@ -369,6 +420,7 @@ TABLE = Table(
         "algorithm": _ALGORITHM,
         "training": _TRAINING,
         "value model": engine("critic"),
+        "teacher": _TEACHER,
         "rollout": _ROLLOUT,
     },
     _rest,
@@ -380,7 +432,13 @@ TABLE = Table(
             (plan.workload.num_sequences if plan.workload.generates else plan.workload.prompts)
             // plan.workload.mini_batches
         ),
-        "reuses": lambda plan: plan.workload.old_logprobs != "recompute" and plan.workload.one_update,
+        "reuses": lambda plan: (
+            plan.workload.old_logprobs != "recompute"
+            and plan.workload.one_update
+            and not plan.workload.distils
+        ),
+        "workload.teacher_top": lambda plan: plan.workload.teacher_top or TOP_K,
+        **{f"{role}.sequence_parallel": splits(role) for role in ("actor", "reference")},
         "adapters": lambda plan: plan.workload.lora is not None,
         "scored.micro_batch": lambda plan: plan.placement.actor.layout.sequences(scoring=not alike(plan)),
         **{

@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import COMMON, Runs, known_by
-from rlhfsim.frameworks.says import Places, Same, Says
+from rlhfsim.frameworks.says import Between, Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
+ALONE: Mapping[str, tuple[Between, ...]] = {"actor": ("optimizer leaves",), "reference": ("leaves",)}
+"""Of distillation beside no rollout: `offload_before_refit` of the student while the teacher scores."""
+FEATURES = known_by(
+    "run on GPUs",
+    "one step off",
+    "gated delta net or Mamba-2 layers",
+    "sparse attention",
+    "staleness above 1",
+    "partial rollouts",
+    "dynamic sampling",
+    "environments",
+    "rollout tensor parallelism",
+    "rollout pipeline parallelism",
+    "rollout expert parallelism",
+    "rollout replicas across nodes",
+    "speculative decoding",
+    "EAGLE-3 heads trained with the policy",
+    "router replay",
+    "FP8 rollout",
+    "FP8 KV cache",
+    "BF16 layers in an FP8 rollout",
+    "offload to the host",
+    "reference swapped in place of the actor",
+    "partial optimizer offload",
+    "LoRA",
+    "BF16 gradients",
+    "FP32 gradient sums",
+    "FP8 training",
+    "micro-batches by tokens",
+    "largest logits of a teacher",
+    "old log-probs of the rollout",
+    "old log-probs of the training pass",
+)
+NOT_DISTILLED = (
+    "one step off",
+    "staleness above 1",
+    "partial rollouts",
+    "dynamic sampling",
+    "router replay",
+    "EAGLE-3 heads trained with the policy",
+    "LoRA",
+)
+"""Features of which algorithms/distillation.py, or its base configuration, has no key."""
 RUNS = Runs(
     name="nemo-rl",
     title="NeMo-RL",
-    algorithms=(*COMMON, "dapo"),
+    algorithms=(*COMMON, "dapo", "distillation"),
     trainers={
         "megatron": replace(  # no key for virtual stages; its base has the distributed optimizer
             BACKENDS["megatron"],
@@ -54,39 +98,24 @@ RUNS = Runs(
         "broadcast": known_by("run on GPUs", *APART),
         "p2p": known_by("run on GPUs", *APART),
     },
-    features=known_by(
-        "run on GPUs",
-        "one step off",
-        "gated delta net or Mamba-2 layers",
-        "sparse attention",
-        "staleness above 1",
-        "partial rollouts",
-        "dynamic sampling",
-        "environments",
-        "rollout tensor parallelism",
-        "rollout pipeline parallelism",
-        "rollout expert parallelism",
-        "rollout replicas across nodes",
-        "speculative decoding",
-        "EAGLE-3 heads trained with the policy",
-        "router replay",
-        "FP8 rollout",
-        "FP8 KV cache",
-        "BF16 layers in an FP8 rollout",
-        "offload to the host",
-        "reference swapped in place of the actor",
-        "partial optimizer offload",
-        "LoRA",
-        "BF16 gradients",
-        "FP32 gradient sums",
-        "FP8 training",
-        "micro-batches by tokens",
-        "old log-probs of the rollout",
-        "old log-probs of the training pass",
-    ),
+    features=FEATURES,
     only_with={"FP8 training": ("megatron",), "router replay": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
+    differs={
+        "distillation": {
+            "features": {name: known for name, known in FEATURES.items() if name not in NOT_DISTILLED},
+            "always_swaps": False,
+            "says": Says(
+                moves_with="rollout",
+                sharing=Places(between=dict.fromkeys(("actor", "reference"), ("leaves",)), sleep=(1,)),
+                alone=Places(between=ALONE, sleep=(0,)),
+                packs=True,
+                whole_updates=True,
+            ),
+        }
+    },
     dispatchers=("alltoall", "deepep", "hybridep"),
     rollout_dispatchers=("allgather", "deepep-ll"),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
-    "no role has GPUs of its own but the rollout",
+    "no role has GPUs of its own but the rollout; distillation: algorithms/distillation.py and "
+    "9 recipes of its own test suite on 4 to 16 GPUs (tests/test_suites/llm/distillation-qwen3-32b-*.sh)",
 )

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
+from rlhfsim.frameworks.fields import shares
 from rlhfsim.frameworks.instead import Instead, instead, layers_whole, old_logprobs, scored_as_trained
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import Residency
+from rlhfsim.specs.placement.placement import Residency, RolePlacement
 
 ALIKE = 4
 """Tensor parallelism from which on it refuses a `logprob_batch_size` other than `train_micro_batch_size`, as
@@ -23,6 +24,9 @@ def alike(plan: Plan) -> bool:
     return not plan.workload.generates or plan.placement.actor.layout.tp >= ALIKE
 
 
+TOP_K = 64
+"""`distillation.topk_logits_k` of its base, where a plan has none."""
+DISTILS = "workload.algorithm=distillation"
 ROWS = (
     Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
     Instead(
@@ -48,9 +52,38 @@ ROWS = (
         False,
         "optimizer states that leave while the rollout has GPUs of its own",
         "they stay",
-        "rollout !shared actor.residency=resident",
+        f"rollout !shared actor.residency=resident !{DISTILS}",
         roles=("critic",),
         also=("critic.offload_between",),
+    ),
+    Instead(
+        "actor.offload_between",
+        lambda plan: not shares(plan) and plan.placement.actor.layout.offload_params == "none",
+        "a policy whose optimizer states leave between its calls: {}",
+        "{}: they do while the teacher scores, where weights stay and are not on the host anyway",
+        f"{DISTILS} actor.residency=resident",
+    ),
+    Instead(
+        "actor.residency",
+        "resident",
+        "a policy that moves to the host between its calls",
+        "its weights are there whenever they are not used (cpu_offload)",
+        f"{DISTILS} shared !actor.offload_params=none",
+        also=("actor.offload_between",),
+    ),
+    Instead(
+        "reference.residency",
+        "offloaded",
+        "a teacher that is {}",
+        "it is loaded from the host for its call",
+        DISTILS,
+    ),
+    Instead(
+        "workload.teacher_top",
+        TOP_K,
+        "the teacher's log-probs of the tokens drawn alone",
+        f"the {TOP_K} largest logits of the teacher at each token",
+        f"{DISTILS} !workload.teacher_top",
     ),
     Instead(
         "workload.epochs",
@@ -75,7 +108,7 @@ ROWS = (
         also=("workload.rollout_bf16_attention",),
         priced=False,
     ),
-    old_logprobs("rollout"),
+    old_logprobs(f"rollout !{DISTILS}"),
     Instead(
         "reward",
         None,
@@ -102,11 +135,32 @@ SIZES = ("score_micro_batch", "pack_tokens", "score_pack_tokens")
 
 def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     """Everything in a plan that NeMo-RL cannot be told, with what it does instead."""
+    taught = plan.workload.distils
+    alone = alike(plan) and not taught
     yield from instead(
-        plan, *ROWS, layers_whole("critic"), *([scored_as_trained("reference")] if alike(plan) else [])
+        plan, *ROWS, layers_whole("critic"), *([scored_as_trained("reference")] if alone else [])
     )
     yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
-    yield from _of_reference(plan)
+    yield from _of_split(plan) if taught else _of_reference(plan)
+
+
+def refuses_split(plan: Plan, role: RolePlacement) -> bool:
+    """Whether sequence parallelism of a role is refused (algorithms/distillation.py, line 270)."""
+    packs = plan.workload.packing or role.layout.pack_tokens is not None
+    return plan.workload.distils and plan.placement.backend == "fsdp2" and packs
+
+
+def _of_split(plan: Plan) -> Iterator[Unsaid]:
+    for name in ("actor", "reference"):
+        role = plan.placement.roles[name]
+        assert isinstance(role, RolePlacement)
+        if role.layout.tp > 1 and role.layout.sequence_parallel and refuses_split(plan, role):
+            yield Unsaid(
+                what=f"sequence parallelism of the {name} in packed micro-batches",
+                instead="distillation on DTensor refuses it: only weights are cut",
+                nearest=with_layouts(plan, name, sequence_parallel=False),
+                of=(f"{name}.layout.sequence_parallel",),
+            )
 
 
 def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
@@ -151,17 +205,21 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
 
 
 def _of_packs(plan: Plan) -> Iterator[Unsaid]:
-    layout = plan.placement.actor.layout
-    if plan.workload.packing and layout.pack_tokens is None:
-        longest, roles = longest_prompt(plan) + longest_response(plan), ("actor", "critic", "reference")
-        sizes = {
-            "pack_tokens": layout.micro_batch,
-            "score_pack_tokens": layout.sequences(scoring=not alike(plan)),
-        }
-        packs = {name: math.ceil(size * longest / layout.cp) for name, size in sizes.items()}
+    longest, placement = longest_prompt(plan) + longest_response(plan), plan.placement
+    like = ("actor", "critic") if plan.workload.distils else ("actor", "critic", "reference")
+    for name, roles in (("actor", like), ("reference", ("reference",))):
+        placed = placement.roles.get(name)
+        if not isinstance(placed, RolePlacement) or (name == "reference" and not plan.workload.distils):
+            continue
+        layout, scored = placed.layout, name == "reference" or not alike(plan)
+        if not plan.workload.packing or layout.pack_tokens is not None:
+            continue
+        sizes = {"pack_tokens": layout.micro_batch, "score_pack_tokens": layout.sequences(scoring=scored)}
+        packs = {field: math.ceil(size * longest / layout.cp) for field, size in sizes.items()}
+        most = layout.sequences(scoring=name == "reference")
         yield Unsaid(
-            what=f"micro-batches of {layout.micro_batch} packed sequences",
-            instead=f"packs of {layout.micro_batch * longest} tokens",
+            what=f"micro-batches of {most} packed sequences",
+            instead=f"packs of {most * longest} tokens",
             nearest=with_layouts(plan, *roles, micro_batch=1, score_micro_batch=None, **packs),
-            of=tuple(f"{role}.layout.{name}" for role in roles for name in ("micro_batch", *SIZES)),
+            of=tuple(f"{role}.layout.{size}" for role in roles for size in ("micro_batch", *SIZES)),
         )

@@ -1,0 +1,179 @@
+"""Distillation in NeMo-RL's keys: what is written, what is refused or named, and that it reads back the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfsim.api import cluster_of, estimate
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import export
+from rlhfsim.frameworks.nearest import with_placement
+from rlhfsim.frameworks.nemo_rl.keys import TABLE
+from rlhfsim.frameworks.refusal import lacks_of
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Lora, Reward, Workload
+from rlhfsim.what_if.design import design
+from tests.frameworks.drawn import drawn_plans
+from tests.frameworks.test_accepted import plan, workload
+from tests.frameworks.test_export import known_keys
+from tests.frameworks.test_round_trip import check, differences, read_back
+
+WORK = Workload(
+    algorithm="distillation",
+    model="qwen3-1.7b",
+    reference="qwen3-4b",
+    teacher_top=64,
+    reward=Reward(model=None),
+    prompts=128,
+    mini_batches=2,
+    prompt_len=Fixed(value=512),
+    response_len=LogNormal(mean=900, max=4096),
+)
+BASES: dict[Backend, str] = {"fsdp2": "distillation_math", "megatron": "distillation_math_megatron"}
+
+
+def designed(backend: Backend, architecture: str | None = None) -> Plan:
+    request = Request(
+        cluster=parse_cluster(8, "h100"),
+        workload=WORK,
+        backend=backend,
+        framework="nemo-rl",
+        architecture=architecture,
+    )
+    found = design(request, explain=False, rivals=False, simple=False).chosen
+    assert found is not None
+    return found
+
+
+def taught(**fields: Any) -> Plan:
+    """Student on ZeRO-3, teacher with TP 4, both packed."""
+    made = plan(
+        workload("distillation", model="qwen3-1.7b", reference="qwen3-4b", **{"teacher_top": 64} | fields),
+        "fsdp2",
+        {"dp": 8, "zero": 3, "pack_tokens": 4096},
+        {"tp": 2, "dp": 4},
+    )
+    assert made.placement.reference is not None
+    layout = Layout(tp=4, dp=2, zero=3, pack_tokens=8192)
+    return with_placement(made, reference=replace(made.placement.reference, layout=layout))
+
+
+@pytest.mark.parametrize("backend", BASES)
+@pytest.mark.parametrize("architecture", [None, "disaggregated"])
+def test_a_designed_plan_of_distillation_reads_back_as_it_was(
+    backend: Backend, architecture: str | None, tmp_path: Path
+) -> None:
+    found = designed(backend, architecture)
+    exported = export(found, "nemo-rl", frozenset())
+    assert (
+        f"run_distillation.py --config examples/configs/{BASES[backend]}.yaml" in exported.files["launch.sh"]
+    )
+    assert {key for key in exported.written.values if not key.startswith("++")} <= known_keys(
+        "nemo_rl_distillation"
+    )
+    work, placed = read_back(found, "nemo-rl", tmp_path)
+    named = {field for entry in exported.written.unsaid for field in entry.of}
+    assert {line.split(": ")[0] for line in differences(found, work, placed)} <= named
+    again = estimate(placed, work, cluster_of(found))
+    assert again.prediction.step_s == pytest.approx(found.prediction.step_s, rel=0.01)
+
+
+def test_drawn_plans_of_distillation_read_back_as_they_were_but_for_what_is_named(tmp_path: Path) -> None:
+    for i, drawn in enumerate(drawn_plans("nemo-rl", 40, distils=True)):
+        (tmp_path / str(i)).mkdir()
+        check(drawn, "nemo-rl", tmp_path / str(i))
+
+
+def test_the_keys_of_a_plan_of_distillation() -> None:
+    """Values by hand from examples/configs/distillation_math.yaml and algorithms/distillation.py at 7ea279a."""
+    values = export(taught(), "nemo-rl", frozenset()).written.values
+    assert {
+        key: value for key, value in values.items() if key.startswith(("distillation.num", "distillation.t"))
+    } == {
+        "distillation.num_prompts_per_step": 128,
+        "distillation.num_generations_per_prompt": 8,
+        "distillation.topk_logits_k": 64,
+    }
+    assert {key: value for key, value in values.items() if key.startswith("teacher.")} == {
+        "teacher.model_name": "${TEACHER}",
+        "teacher.megatron_cfg.enabled": False,
+        "teacher.dtensor_cfg.enabled": True,
+        "teacher.dtensor_cfg.tensor_parallel_size": 4,
+        "teacher.dtensor_cfg.context_parallel_size": 1,
+        "teacher.dtensor_cfg.sequence_parallel": False,
+        "teacher.dtensor_cfg.cpu_offload": False,
+        "teacher.sequence_packing.enabled": True,
+        "teacher.dynamic_batching.enabled": False,
+        "teacher.sequence_packing.train_mb_tokens": 8192,
+        "teacher.sequence_packing.logprob_mb_tokens": 8192,
+        "teacher.max_total_sequence_length": 3072,
+    }
+    assert values["policy.train_global_batch_size"] == 512
+    assert values["policy.make_sequence_length_divisible_by"] == 8, (
+        "2 x the teacher's TP 4; the student's 2 x 1"
+    )
+
+
+def test_what_distillation_cannot_be_told_is_named_with_what_is_run() -> None:
+    asked = taught(teacher_top=0, epochs=2)
+    assert asked.placement.reference is not None
+    said = {entry.what: entry for entry in export(asked, "nemo-rl", frozenset()).written.unsaid}
+    assert {
+        "the teacher's log-probs of the tokens drawn alone",
+        "sequence parallelism of the reference in packed micro-batches",
+        "a teacher that is resident",
+        "a policy that stays on the GPUs during a rollout",
+        "2 epochs on a batch",
+    } <= said.keys()
+    nearest = said["the teacher's log-probs of the tokens drawn alone"].nearest
+    assert isinstance(nearest, Plan)
+    assert nearest.workload.teacher_top == 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [({"lora": Lora(rank=8)}, "LoRA"), ({"dynamic_sampling": DynamicSampling(kept=0.5)}, "dynamic sampling")],
+)
+def test_what_distillation_has_no_key_for_is_not_run(fields: dict[str, Any], what: str) -> None:
+    runs, asked = framework("nemo-rl"), taught(**fields)
+    assert [lacks.what for lacks in lacks_of(asked, runs, frozenset())] == [what]
+    grpo = workload("grpo", **fields)
+    assert runs.of(grpo).lacks_workload(grpo) is None
+
+
+def test_a_teacher_of_another_backend_is_refused() -> None:
+    s = FrameworkSettings(
+        {
+            "distillation.topk_logits_k": 64,
+            "policy.model_name": "qwen3-1.7b",
+            "teacher.model_name": "qwen3-4b",
+            "cluster.gpus_per_node": 8,
+            "policy.megatron_cfg.enabled": False,
+            "teacher.megatron_cfg.enabled": True,
+        },
+        "said",
+    )
+    with pytest.raises(RlhfsimError, match="a plan has one training backend"):
+        TABLE.describe(s, {})
+
+
+def test_sequence_parallelism_in_packs_is_found_in_a_configuration(tmp_path: Path) -> None:
+    launch = export(taught(), "nemo-rl", frozenset()).files["launch.sh"]
+    split = "teacher.dtensor_cfg.sequence_parallel="
+    (tmp_path / "launch.sh").write_text(launch.replace(f"{split}false", f"{split}true"))
+    configuration, settings = read_configuration([tmp_path], {"MODEL": "qwen3-1.7b", "TEACHER": "qwen3-4b"})
+    found = list(configuration.findings(settings, configuration.run(settings, {})))
+    assert [(entry.remedy, entry.stops) for entry in found] == [(f"{split}false", True)]
