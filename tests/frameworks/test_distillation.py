@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.keys import unread
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import export
@@ -177,3 +179,39 @@ def test_sequence_parallelism_in_packs_is_found_in_a_configuration(tmp_path: Pat
     configuration, settings = read_configuration([tmp_path], {"MODEL": "qwen3-1.7b", "TEACHER": "qwen3-4b"})
     found = list(configuration.findings(settings, configuration.run(settings, {})))
     assert [(entry.remedy, entry.stops) for entry in found] == [(f"{split}false", True)]
+
+
+def test_a_recipe_of_theirs_is_read_over_its_base(tmp_path: Path) -> None:
+    """examples/configs/recipes/llm/distillation-qwen3-32b-to-4b-base-2n8g-fsdp2tp8-noncolocated.v1.yaml, 7ea279a."""
+    own = "policy.generation.colocated"
+    said = {
+        "defaults": "../../distillation_math.yaml",
+        "distillation.num_prompts_per_step": 64,
+        "policy.model_name": "Qwen/Qwen3-4B-Base",
+        "policy.dtensor_cfg.tensor_parallel_size": 8,
+        "policy.dtensor_cfg.context_parallel_size": 1,
+        f"{own}.enabled": False,
+        f"{own}.resources.gpus_per_node": 8,
+        f"{own}.resources.num_nodes": 1,
+        "teacher.model_name": "Qwen/Qwen3-32B",
+        "teacher.dtensor_cfg.tensor_parallel_size": 8,
+        "teacher.dtensor_cfg.context_parallel_size": 1,
+        "teacher.generation.colocated.enabled": False,
+        "distillation.max_num_steps": 20,
+        "cluster.num_nodes": 2,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(said))
+    configuration, settings = read_configuration([tmp_path / "recipe.yaml"], {})
+    run = configuration.run(settings, {})
+    assert (run.algorithm, run.model, run.teacher, run.teacher_top) == (
+        "distillation",
+        "Qwen/Qwen3-4B-Base",
+        "Qwen/Qwen3-32B",
+        64,
+    )
+    assert (run.prompts, run.samples, run.mini_batches, run.gpus, run.rollout_gpus) == (64, 1, 1, 8, 8)
+    assert (run.actor_residency, run.optimizer_leaves) == ("resident", True), "`offload_before_refit`"
+    teacher = run.roles["reference"]
+    assert (teacher.residency, teacher.layout.tp, teacher.layout.dp) == ("offloaded", 8, 1)
+    assert teacher.layout.pack(scoring=True) == 8192
+    assert [key.key for key in unread("nemo-rl", None, settings) if key.matters] == []
