@@ -320,9 +320,16 @@ def _wrong(answer: Answered) -> Iterator[tuple[str, str]]:
         yield "traceback", answer.text[-1500:]
     elif answer.code == 2 and not re.search(r"^error\[[\w-]+\]|^Error: ", answer.text, re.MULTILINE):
         yield "unclear", answer.text[-500:]
+    elif answer.code == 2 and answer.words[0] == "design" and _unplaced(answer.text):
+        yield "unclear", f"an error of a part of the answer, not of the question: {answer.text[-500:]}"
     elif found := NO_NUMBER.search(answer.text):
         line = answer.text[: found.end()].rsplit("\n", 1)[-1]
         yield "no number", f"{found[0]} in {line[-120:]!r}"
+
+
+def _unplaced(text: str) -> bool:
+    """Whether an error does not say where in what was typed it is."""
+    return re.search(r"^error\[", text, re.MULTILINE) is not None and "\n  --> " not in text
 
 
 def _run(words: tuple[str, ...]) -> Answered:

@@ -56,7 +56,9 @@ def _drafting(
     draft = draft_of(model, speculation)
     if draft is None:
         return nothing()
-    own = replace(layout, precision="bf16", ep=layout.ep if draft.moe else 1, speculation=None)
+    own = replace(layout, precision="bf16", speculation=None)
+    if draft.moe is None:  # no tokens are sent to experts of its own
+        own = replace(own, ep=1, dispatcher=None)
     work = gpu_work(device, draft, own, sequences, context, engine=engine)
     layers = coefficient(device, "decode_layer_overhead", engine) * draft.num_layers
     launch = on("overhead", np.asarray(device["decode_step_overhead"] + layers))

@@ -140,3 +140,16 @@ def test_it_competes_where_the_framework_runs_it() -> None:
 def test_what_cannot_be_is_refused(make: object, said: str) -> None:
     with pytest.raises(RlhfsimError, match=said):
         make()  # type: ignore[operator]
+
+
+def test_a_dense_head_drafts_for_experts_whose_tokens_are_sent() -> None:
+    """The head has no experts: nothing of it is sent, however the policy's layers send their tokens."""
+    model, device = resolve_model("qwen3-235b-a22b"), device_of(parse_cluster(8, "h100").node_group)
+    sent, batch, context = (
+        RolloutLayout(tp=8, ep=8, dispatcher="deepep-ll"),
+        np.array([8.0]),
+        np.array([1024.0]),
+    )
+    plain = decode_step(device, model, sent, batch, context).seconds[0]
+    drafted = speculative_step(device, model, sent, METHODS["eagle"], batch, context).seconds[0]
+    assert plain < drafted < 4 * plain
