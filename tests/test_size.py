@@ -39,7 +39,7 @@ BUDGET = {
     "rlhfsim/what_if": 83590,
     "executor": 23040,
     "executor/algorithms": 15220,
-    "executor/coordination": 40270,
+    "executor/coordination": 40330,
     "executor/engines": 40250,
     "executor/environments": 5500,
     "executor/machine": 3200,

@@ -31,6 +31,9 @@ from typing import Any, NoReturn
 
 LOOK_FOR_RAY = ("vllm.v1.executor.ray_utils", "vllm.v1.metrics.ray_wrappers")
 """Imported by each fork for itself: they note whether Ray is there."""
+OF_COMPILERS = ("torch._inductor.lowering", "scipy.signal")
+"""A quarter of all imports. Where nothing is compiled nobody needs them: vLLM 0.32 patches the one where it
+is there (env_override.py), and resamples sound, which no run has, with the other (multimodal/audio.py)."""
 VARIABLE = "FORK_SERVER"
 """Path of its socket."""
 LENGTH_BYTES = 4
@@ -185,11 +188,14 @@ def _remove(folder: Path) -> None:
 def _import(modules: Sequence[str]) -> None:
     """Without Ray, which reads what a raylet says to its worker while it is imported."""
     gc.disable()
-    sys.modules["ray"] = None  # type: ignore[assignment]  # its import fails
+    compiled = os.environ.get("TORCHDYNAMO_DISABLE") != "1"
+    left_out = [n for n in ("ray", *(() if compiled else OF_COMPILERS)) if n not in sys.modules]
+    sys.modules |= dict.fromkeys(left_out)  # their imports fail
     for name in modules:
         with suppress(ImportError):  # a fork that needs it says why
             importlib.import_module(name)
-    del sys.modules["ray"]
+    for name in left_out:
+        del sys.modules[name]
     for name in LOOK_FOR_RAY:
         parent, _, own = name.rpartition(".")
         if sys.modules.pop(name, None) is not None and hasattr(sys.modules[parent], own):

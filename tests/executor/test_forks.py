@@ -61,6 +61,21 @@ def test_where_no_server_answers_the_worker_starts_anew(there: bool, tmp_path: P
     assert (ended.returncode, ended.stdout.split("\n")[:2]) == (0, ["False ['--worker', '1']", "yes"])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_only_compilers_need_is_left_to_the_forks(compiled: bool, tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(
+        "try:\n    import scipy.signal\n    there = True\nexcept ImportError:\n    there = False\n"
+    )
+    program = worker(tmp_path, "import engine, scipy.signal\nprint(engine.there, scipy.signal.__name__)")
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "TORCHDYNAMO_DISABLE": str(int(not compiled))}
+    address = str(tmp_path / "socket")
+    with forks.start(address, ["engine"], environment=variables) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert set_up(address, program).stdout.split("\n")[2] == f"{compiled} scipy.signal"
+        process.communicate()
+
+
 def test_a_fork_ends_with_whoever_asked_for_it(server: str, tmp_path: Path) -> None:
     program = worker(tmp_path, "import time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)")
     read, write = os.pipe()
