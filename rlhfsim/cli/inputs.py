@@ -177,7 +177,9 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         field_option(Workload, "epochs", "Passes over the batch in one step."),
         field_option(Workload, "mini_batches", "Optimizer updates per epoch."),
         field_option(Workload, "critic", "Critic model (PPO); same: as the policy."),
-        field_option(Workload, "reference", "Reference model, same or none; of distillation the teacher."),
+        field_option(
+            Workload, "reference", "Reference model, same or none; of distillation the teachers: a,b."
+        ),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--environment", Words("KEY=VALUE,..."), answered),

@@ -108,6 +108,7 @@ def workload_features(workload: Workload) -> Iterator[str]:
         "EAGLE-3 heads trained with the policy": trained == "eagle",
         "router replay": workload.router_replay,
         "largest logits of a teacher": workload.teacher_top > 0,
+        "several teachers": len(workload.references) > 1,
         "LoRA": lora is not None,
         "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",
         "old log-probs of the rollout": old == "rollout",

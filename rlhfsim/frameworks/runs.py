@@ -71,6 +71,7 @@ ASKED_FOR = frozenset(
         "EAGLE-3 heads trained with the policy",
         "router replay",
         "largest logits of a teacher",
+        "several teachers",
         "prefill apart from decode",
     }
 )
@@ -102,6 +103,7 @@ FEATURES: Mapping[str, str] = {
     "MTP layers trained with the policy": "set speculation.trained: false",
     "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
     "largest logits of a teacher": "leave out workload.teacher_top",
+    "several teachers": "name one teacher",
     "router replay": "leave out workload.router_replay",
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",

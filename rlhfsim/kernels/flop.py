@@ -57,6 +57,9 @@ def matmul_flop(model: ModelSpec, tokens: float) -> float:
 
 def forward_flop(model: ModelSpec, sequences: Sequences) -> float:
     """Model FLOP of one forward pass: 2 N_a T + 2 L a d_k sum(s^2)."""
+    if model.others:
+        shared = zip(model.each, sequences.dealt(len(model.each)), strict=True)
+        return sum(forward_flop(one, its) for one, its in shared)
     return matmul_flop(model, sequences.tokens) + attention_flop(model, sequences)
 
 

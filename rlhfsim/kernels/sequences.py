@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,11 @@ class Sequences:
     """Longest sequence; padded batches cost this for every sequence, memory is sized for it."""
     packed: bool = True
     """False: every sequence is padded to `maximum`."""
+
+    def dealt(self, parts: int) -> list[Sequences]:
+        """As many sequences in each of `parts`, up to one; where there are fewer, one in each."""
+        each, more = divmod(max(self.count, parts), parts)
+        return [replace(self, count=each + (i < more)) for i in range(parts)]
 
     @property
     def tokens(self) -> float:

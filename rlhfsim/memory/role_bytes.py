@@ -421,15 +421,19 @@ def _passed(
     """
     software = kind.software
     score_length = 0.0 if software.flash else longest
-    forward = activations.forward_activations(
-        kind.model,
-        layout,
-        kind.backend,
-        tokens=scored,
-        imbalance=imbalance,
-        score_length=score_length,
-        head=software.head,
-    )
+    scoring = [
+        activations.forward_activations(
+            model,
+            layout,
+            kind.backend,
+            tokens=scored,
+            imbalance=imbalance,
+            score_length=score_length,
+            head=software.head,
+        )
+        for model in kind.model.each
+    ]
+    forward = Activations(*(reduce(np.maximum, of_each) for of_each in zip(*scoring, strict=True)))
     if not kind.trained:
         return (forward,)
     backward = activations.training_activations(

@@ -122,6 +122,8 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
 @lru_cache(maxsize=65536)
 def shard_of(model: ModelSpec, backend: Backend, stage: Stage, part: Parted) -> Shard:
     """Elements on one GPU of `stage` in every layout with these fields."""
+    if model.others:
+        return _together([shard_of(one, backend, stage, part) for one in model.each])
     tp, pp, dp, cp, ep, etp, shards = part
     ranks = shards or dp * cp
     kinds = stage_layers(model, pp, stage)
@@ -142,6 +144,17 @@ def shard_of(model: ModelSpec, backend: Backend, stage: Stage, part: Parted) -> 
         layer=max(each + (experts if kind.ffn == "experts" else 0) for kind, each in held),
         root=root,
         num_layers=sum(kind.layers for kind in kinds),
+    )
+
+
+def _together(parts: Sequence[Shard]) -> Shard:
+    """The elements of several models, of which one runs at a time."""
+    return replace(
+        parts[0],
+        dense=sum(part.dense for part in parts),
+        expert=sum(part.expert for part in parts),
+        layer=max(part.layer for part in parts),
+        root=max(part.root for part in parts),
     )
 
 

@@ -77,7 +77,8 @@ def _remedy(code: str, fields: Fields, passes: Callable[[Fields], bool]) -> str 
 
 def _check(request: Request, models: Models, role: str, fields: Fields, sizes: Sequence[int]) -> None:
     model = models.of("actor" if role == "rollout" else role)
-    _check_model(model, fields)
+    for one in model.each:
+        _check_model(one, fields)
     _check_hardware(request, role, fields)
     if not sizes:
         return

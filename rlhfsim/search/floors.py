@@ -92,7 +92,10 @@ class _CallFloor(NamedTuple):
         kept, gpus = kept_speed(setting, device), setting.placement.roles[call.role].layout.gpus
         frozen = work.lora is not None and call.role == "actor"
         graphs = stack_of(setting).graphs
-        launches = sum(kind.layers * host_time(device, graphs, kind=kind) for kind in model.kinds)
+        launches = min(
+            sum(kind.layers * host_time(device, graphs, kind=kind) for kind in one.kinds)
+            for one in model.each
+        )
         ahead = forward_flop(model, sequences_of(replace(work, packing=True)))
         return cls(
             setting,

@@ -402,7 +402,7 @@ def _values(fixed: Mapping[str, int | str], name: str, default: Iterable[int]) -
 
 
 def _pipelines(model: ModelSpec, gpus: int) -> tuple[int, ...]:
-    limit = min(MAX_PIPELINE, gpus, model.num_layers)
+    limit = min(MAX_PIPELINE, gpus, *(one.num_layers for one in model.each))
     return tuple(p for p in range(1, limit + 1) if gpus % p == 0 and splits_layers(model, p))
 
 
@@ -411,7 +411,8 @@ def splits_layers(model: ModelSpec, pp: int) -> bool:
 
     Engines cut 61 or 126 layers unevenly (`training.pipeline.split`).
     """
-    return pp <= model.num_layers and (model.num_layers % pp == 0 or pp & (pp - 1) == 0)
+    even = pp & (pp - 1) == 0
+    return all(pp <= one.num_layers and (one.num_layers % pp == 0 or even) for one in model.each)
 
 
 def _contexts(request: Request, rules: BackendRules, fixed: Mapping[str, int | str]) -> tuple[int, ...]:
@@ -423,12 +424,11 @@ def _contexts(request: Request, rules: BackendRules, fixed: Mapping[str, int | s
 
 
 def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ...]:
-    if model.moe is None or not rules.expert_parallel:
+    counts = {one.moe.num_experts if one.moe else 1 for one in model.each}
+    if not rules.expert_parallel:
         return (1,)
     return tuple(
-        e
-        for e in powers_of_two(min(ranks, model.moe.num_experts))
-        if model.moe.num_experts % e == 0 and ranks % e == 0
+        e for e in powers_of_two(min(ranks, *counts)) if ranks % e == 0 and not any(n % e for n in counts)
     )
 
 

@@ -101,10 +101,10 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
     return tuple(
         PlannedModel(
             role=role,
-            name=spec.name,
+            name=", ".join(model.name for model in spec.each),
             path=workload.model if paths[role] == "same" else paths[role],
-            params=spec.num_params,
-            active_params=spec.num_active_params,
+            params=sum(model.num_params for model in spec.each),
+            active_params=sum(model.num_active_params for model in spec.each) // len(spec.each),
             shape_hash=content_hash(spec),
         )
         for role, spec in specs.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial, reduce
+from operator import add
 from typing import Literal
 
 from rlhfsim.kernels.cost import Cost, part
@@ -42,8 +44,18 @@ def forward(
 
     One micro-batch flows behind the other through p stages without backward. `value` and `score`
     read one number a token or sequence instead of V logits; `lora` runs its adapters too. Source: F1;
-    GPipe's forward.
+    GPipe's forward. Models of one role run one after the other, each over its part of the sequences.
     """
+    if model.others:
+        parts_of = sequences.dealt(len(model.each))
+        shared = partial(
+            forward, device, layout=layout, backend=backend, head=head, precision=precision, pack_len=pack_len
+        )
+        runs = [
+            shared(model=one, sequences=its, software=software, lora=lora)
+            for one, its in zip(model.each, parts_of, strict=True)
+        ]
+        return reduce(add, runs)
     if head != "logprob" and not model.value_head:
         model = replace(model, value_head=True)
     software = software or default_software(backend)

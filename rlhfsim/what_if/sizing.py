@@ -139,7 +139,8 @@ def _call_flop(call: Call, workload: Workload, models: Models) -> float:
     """Least matrix FLOP of one call: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
     if call.kind == "sync" or call.role == "rules":
         return 0.0
-    active = models.of(call.role).num_matmul_params_active
+    every = models.of(call.role).each
+    active = sum(model.num_matmul_params_active for model in every) / len(every)
     response = stats(workload.response_len)
     spread = math.sqrt(max(0.0, response.mean_square - response.mean**2) / workload.num_sequences)
     drawn = max(0.0, response.mean - SURE * spread) * workload.num_sequences

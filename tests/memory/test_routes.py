@@ -141,3 +141,15 @@ def test_the_largest_logits_of_a_teacher_are_passed_on_and_held() -> None:
     lacks = framework("rlhfsim").lacks_workload(top, "fsdp2")
     assert lacks is not None
     assert lacks.what == "largest logits of a teacher"
+    several = replace(plain, reference="qwen3-4b,qwen3-8b")
+    other = replace(plain, reference="qwen3-8b")
+    scored = [estimate(placement, w, cluster).prediction for w in (plain, other, several)]
+    small, large, both = ({p.name: p.seconds for p in x.phases}["reference.logprob"] for x in scored)
+    assert both == pytest.approx((small + large) / 2, rel=0.02)
+    held = [
+        next(e.bytes for e in x.ledger if e.role == "reference" and "weights" in e.component) for x in scored
+    ]
+    assert held[2] == pytest.approx(held[0] + held[1])
+    lacks = framework("nemo-rl").lacks_workload(several, "fsdp2")
+    assert lacks is not None
+    assert lacks.what == "several teachers"

@@ -349,3 +349,14 @@ def test_an_engine_s_communicators_sleep_and_shortfall_by_hand() -> None:
     assert short.shortfall == pytest.approx(needs + short.cuda_graphs - 0.1 * H100.usable_memory.value)
     awake = kv_cache.engine_bytes(LLAMA, replace(role, sleep=0), profile=H100)
     assert awake.retained == 0
+
+
+def test_several_teachers_lie_there_together_and_one_runs_at_a_time() -> None:
+    layout, both = Layout(dp=4, tp=2, zero=3), replace(LLAMA, others=(LITE,))
+    one, other, together = (states.shard(model, layout, "deepspeed") for model in (LLAMA, LITE, both))
+    assert together.elements == one.elements + other.elements
+    assert together.expert == other.expert > 0
+    assert (together.layer, together.root) == (max(one.layer, other.layer), max(one.root, other.root))
+    assert states.frozen_states(together, layout).weights == pytest.approx(
+        states.frozen_states(one, layout).weights + states.frozen_states(other, layout).weights
+    )

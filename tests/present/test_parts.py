@@ -435,3 +435,5 @@ def test_the_teacher_of_a_student_is_called_so() -> None:
     ]
     shown: Any = SimpleNamespace(workload=work, models=models)
     assert trained(shown) == "Distillation of qwen3-1.7b with teacher qwen3-4b"
+    models[1].name, shown.workload = "qwen3-4b, qwen3-8b", replace(work, reference="qwen3-4b,qwen3-8b")
+    assert trained(shown) == "Distillation of qwen3-1.7b with teachers qwen3-4b, qwen3-8b"

@@ -12,6 +12,7 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, scale_up
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
+from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.rollout.prefill import beside, elsewhere, group_prefill, prefill, prompts
 from rlhfsim.search.layouts import rollout_layouts
@@ -19,7 +20,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Reward, Rules, Workload
 from tests.frameworks.test_accepted import plan, workload
 from tests.frameworks.test_round_trip import read_back
@@ -93,6 +94,31 @@ def test_replicas_that_do_both_are_faster_than_a_split_of_agents() -> None:
     assert none == pytest.approx(0.66, abs=0.03)
     assert some == pytest.approx(0.92, abs=0.03)
     assert none < some < every < 0.95
+
+
+@pytest.mark.parametrize("mean", [150, 250, 400])
+def test_a_split_of_one_turn_has_the_published_signs(mean: float) -> None:
+    """verl pull requests 6117 (-0.83 s) and 6243 (+1.97 and +3.36 s): both signs, no size (see the page)."""
+    model = resolve_model("qwen2.5-7b")
+    requests = Requests(
+        prompts=16,
+        samples=8,
+        prompt_lengths=Fixed(value=100),
+        response_lengths=LogNormal(mean=mean, sigma=0.6, max=2048),
+    )
+
+    def change(gpu: str, engine: Engine, both: int, split: int) -> float:
+        device = device_of(parse_cluster(8, gpu).node_group)
+        layouts = RolloutLayout(dp=split, prefill=1), RolloutLayout(dp=both)
+        one, other = (
+            generate(device, model, x, requests, engine=engine, worker=True).seconds for x in layouts
+        )
+        return one - other
+
+    fewer, same = change("h100", "sglang", 2, 4), change("h200", "vllm", 8, 8)
+    assert fewer < 0 < same
+    if mean == 250:
+        assert (fewer, same) == pytest.approx((-0.08, 0.07), abs=0.02)
 
 
 def test_a_split_competes_for_agents_alone() -> None:

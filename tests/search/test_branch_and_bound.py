@@ -123,9 +123,10 @@ def test_brute_force_agrees_on_replicas_of_several_nodes(
     agree(case, questions.values(case), best, found.certificate)
 
 
-def test_brute_force_agrees_where_a_larger_teacher_scores(questions: Any) -> None:
+@pytest.mark.parametrize("teachers", ["llama-3.2-1b", "qwen2.5-1.5b, llama-3.2-1b"])
+def test_brute_force_agrees_where_a_larger_teacher_scores(questions: Any, teachers: str) -> None:
     """Whichever GPUs it has: its layout and its moves are its own."""
-    taught = replace(COMMON, algorithm="distillation", reference="llama-3.2-1b", reward=Reward())
+    taught = replace(COMMON, algorithm="distillation", reference=teachers, reward=Reward())
     request = Request(
         cluster=Cluster(node_groups=(NodeGroup(profile=load_profile("h100"), gpus=2, gpus_per_node=2),)),
         workload=taught,

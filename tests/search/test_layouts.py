@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.cli.constraints import limit_of
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.layouts import ModelCut, Shapes, role_layouts, rollout_layouts, splits_layers
@@ -15,6 +16,7 @@ from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import OPTIMIZER_SHARES
 from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
@@ -260,3 +262,23 @@ def test_layouts_that_a_cache_shares_have_the_dispatcher_of_their_own_gpus() -> 
         found[gpu] = {x.dispatcher for x in space.layouts if x.ep > 1}
     assert found["h100"] & {"deepep", "hybridep"}
     assert found["a100"] == {"alltoall"}
+
+
+def test_a_layout_of_several_teachers_is_one_that_each_can_have() -> None:
+    dense, experts = resolve_model("qwen3-8b"), resolve_model("qwen3-30b-a3b")
+    asked = replace(request("megatron"), framework=ANY)
+
+    def layouts(model: ModelSpec) -> set[tuple[int, int, int]]:
+        space = role_layouts(asked, "reference", model, 16, 8, trained=False)
+        return {(x.tp, x.pp, x.ep) for x in space.layouts}
+
+    both = layouts(replace(dense, others=(experts,)))
+    assert both == layouts(replace(experts, others=(dense,)))
+    assert both == layouts(dense) & {(tp, pp, 1) for tp, pp, _ in layouts(experts)}
+    assert layouts(experts) - both
+    three, four = (
+        replace(dense, attention=replace(dense.attention, num_heads=n, num_kv_heads=n)) for n in (3, 4)
+    )
+    assert not splits_layers(replace(dense, others=(replace(dense, num_layers=35),)), 3)
+    with pytest.raises(RlhfsimError, match="does not divide the 3 heads"):
+        replace(four, others=(three,)).check_tp(2)

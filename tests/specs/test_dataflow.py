@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
@@ -118,3 +121,13 @@ def test_every_call_needs_only_calls_before_it(algorithm: str, reward: Reward, o
         assert call.name not in done
         done.add(call.name)
     assert "actor.train" in done
+
+
+def test_several_teachers_are_one_role_of_distillation_alone() -> None:
+    taught = Workload(algorithm="distillation", reference="qwen3-4b, qwen3-8b")
+    assert calls(taught) == calls(replace(taught, reference="qwen3-4b"))
+    role = models_of(taught).of("reference")
+    assert [model.name for model in role.each] == ["qwen3-4b", "qwen3-8b"]
+    assert all(model.others == () for model in role.each)
+    with pytest.raises(RlhfsimError, match="grpo has one reference, 2 are named"):
+        replace(taught, algorithm="grpo")

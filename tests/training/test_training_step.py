@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from rlhfsim.kernels import flop
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.flop import forward_flop
 from rlhfsim.kernels.sequences import Sequences, uniform
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.model.presets import preset, resolve_model
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
@@ -387,3 +388,20 @@ def test_the_embedding_and_a_windowed_layer_are_cheaper_than_full_ones() -> None
     full = replace(oss, attention=replace(oss.attention, num_windowed_layers=0))
     assert attention(d, oss, work) < 0.7 * attention(d, full, work)
     assert roofline.embedding(d, LLAMA, work).forward.memory < 1e-2
+
+
+def test_several_teachers_score_a_part_each() -> None:
+    qwen, where = resolve_model("qwen3-8b"), layout(dp=8)
+    odd = replace(BATCH, count=129)
+    parts = odd.dealt(2)
+    assert [part.count for part in parts] == [65, 64]
+    assert [part.count for part in replace(BATCH, count=1).dealt(2)] == [1, 1]
+    args = device(8), where
+    each = [
+        forward(args[0], model, where, part, backend="megatron").seconds
+        for model, part in zip((LLAMA, qwen), parts, strict=True)
+    ]
+    both = replace(LLAMA, others=(qwen,))
+    assert forward(args[0], both, where, odd, backend="megatron").seconds == pytest.approx(sum(each))
+    assert both.launched_layers == (LLAMA.num_layers + qwen.num_layers) / 2
+    assert forward_flop(both, odd) == forward_flop(LLAMA, parts[0]) + forward_flop(qwen, parts[1])

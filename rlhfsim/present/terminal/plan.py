@@ -70,7 +70,8 @@ def trained(plan: Plan) -> str:
     names = {m.role: m.name for m in plan.models}
     actor = names["actor"]
     size = next((f" ({m.path})" for m in plan.models if m.role == "actor" and is_size(m.path)), "")
-    teacher = {"reference": "teacher"} if plan.workload.distils else {}
+    several = "s" if len(plan.workload.references) > 1 else ""
+    teacher = {"reference": f"teacher{several}"} if plan.workload.distils else {}
     others = ", ".join(f"{teacher.get(role, role)} {name}" for role, name in names.items() if name != actor)
     beside = f" with {others}" if others else ""
     adapters = plan.workload.lora

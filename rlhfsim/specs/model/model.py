@@ -90,6 +90,8 @@ class ModelSpec(Hashed):
     """Bias on the LM head (GPT-J, Phi-2)."""
     value_head: bool = False
     """The LM head is replaced by one scalar output: critic or reward model."""
+    others: tuple[ModelSpec, ...] = ()
+    """Further models of the same role (several teachers), each for as many samples as this one."""
     source: str = ""
     """Where the shape comes from."""
 
@@ -110,6 +112,11 @@ class ModelSpec(Hashed):
         if self.recurrent:
             check("num_recurrent_layers", self.recurrent.num_layers, 1, self.num_layers - 1)
         check("num_dense_layers", self.num_dense_layers, 0, self.num_layers)
+
+    @property
+    def each(self) -> tuple[ModelSpec, ...]:
+        """The models of its role."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
 
     @property
     def num_moe_layers(self) -> int:
@@ -171,6 +178,8 @@ class ModelSpec(Hashed):
     @property
     def launched_layers(self) -> float:
         """Layers of two blocks that a host launches: a block alone is half of one."""
+        if self.others:
+            return sum(model.launched_layers for model in self.each) / len(self.each)
         return self.num_layers / 2 if self.one_block_layers else float(self.num_layers)
 
     @property
@@ -391,6 +400,8 @@ class ModelSpec(Hashed):
         Raises:
             RlhfsimError: `tp` divides neither the query heads nor agrees with the key/value heads.
         """
+        for other in self.others:
+            other.check_tp(tp)
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if tp < 1 or not self._splits(tp):
             raise RlhfsimError(

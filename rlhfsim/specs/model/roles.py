@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlhfsim.errors import RlhfsimError
@@ -66,6 +67,12 @@ def models_of(workload: Workload) -> Models:
     return Models(
         actor=policy.with_value_head() if workload.algorithm == "reward_model" else policy,
         critic=named(workload.critic).with_value_head() if workload.has_critic else None,
-        reference=named(workload.reference) if workload.has_reference else None,
+        reference=_of_one_role(map(named, workload.references)) if workload.has_reference else None,
         reward=named(reward).with_value_head() if reward is not None else None,
     )
+
+
+def _of_one_role(models: Iterable[ModelSpec]) -> ModelSpec:
+    """Models that share a role's samples, as one."""
+    first, *others = models
+    return replace(first, others=tuple(others)) if others else first

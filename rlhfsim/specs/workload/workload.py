@@ -211,7 +211,7 @@ class Workload(Hashed):
     critic: str = "same"
     """Model name or `same` as the policy; read only where the algorithm has a critic."""
     reference: str = "same"
-    """Model name, `same`, or `none`."""
+    """Model name, `same`, or `none`; several teachers of distillation with commas between them."""
     reward: Reward = field(default_factory=lambda: Reward(model="same"))
     prompts: Count = USUAL
     """Prompts per step; where none are given those of `usual_batch`."""
@@ -281,6 +281,12 @@ class Workload(Hashed):
                 "missing-reference",
                 f"{self.algorithm} compares with a reference model, it needs a reference",
                 help="set reference: same",
+            )
+        if len(self.references) > 1 and not self.distils:
+            raise RlhfsimError(
+                "several-references",
+                f"{self.algorithm} has one reference, {len(self.references)} are named",
+                help="name one, or set algorithm: distillation",
             )
         if self.num_sequences > MAX_SEQUENCES:
             raise RlhfsimError(
@@ -384,6 +390,11 @@ class Workload(Hashed):
     def distils(self) -> bool:
         """Whether the policy learns from a teacher's log-probs alone, without reward or ratio."""
         return self.algorithm == "distillation"
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Names of the models that share the samples of the reference role."""
+        return tuple(name.strip() for name in self.reference.split(","))
 
     @property
     def paired(self) -> bool:
