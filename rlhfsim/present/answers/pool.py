@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlhfsim.present import words
@@ -35,6 +35,7 @@ from rlhfsim.present.tables import compact, fields
 from rlhfsim.units import DAY
 from rlhfsim.what_if.shared_pool.answer import SAVED, PoolAnswer
 from rlhfsim.what_if.shared_pool.schedule import PoolMode, PoolOption, PoolPlan, ScheduledMode, pairs_well
+from rlhfsim.what_if.shared_pool.spot import SpotPace
 
 SHOWN_GAP = 0.005
 """Smaller gaps are rounding."""
@@ -88,11 +89,23 @@ def _sure(answer: PoolAnswer) -> Iterator[str]:
             "Probabilities replay the schedule in draws: the model's error is one for all jobs, failures and "
             "restarts come with each, and a job that ends late delays what waits for its GPUs."
         )
+        yield from _rented(answer, answer.plan)
         shorter = max(o.gap for o in answer.options)
         if max(answer.plan.gap, shorter) > SHOWN_GAP:
             yield (
                 f"Time was up: another schedule could be worth {words.percent(answer.plan.gap)} more, and a "
                 f"step of a job {words.percent(shorter)} shorter."
+            )
+
+
+def _rented(answer: PoolAnswer, plan: PoolPlan) -> Iterator[str]:
+    for part in _parts(plan):
+        if (pace := part.option.spot) is not None:
+            job, there = words.capital(part.option.job), words.percent(pace.spot.available)
+            longer, rent = words.percent(pace.slower - 1), words.money(answer.spot_usd(part.option))
+            yield (
+                f"{job} generates on spot instances, each there {there} of the time: a step takes {longer} "
+                f"longer than with all of them, and their rent of {rent} is in the price."
             )
 
 
@@ -145,6 +158,7 @@ def jobs_table(answer: PoolAnswer, plan: PoolPlan) -> TypedTable:
         Column("job", "option.job"),
         Column("GPUs", "option.gpus", COUNT),
         Column("in turn with", "in_turn_with", NAMES),
+        *_spot_columns([p.option for p in _parts(plan)]),
         Column("starts by", "mode.start_s", START),
         Column(None, lambda p: list(plan.ends_s[p.option.job]), key="end_s"),
         Column("ends after", lambda p: plan.ends_s[p.option.job][1], DURATION),
@@ -173,6 +187,28 @@ def pairs_table(answer: PoolAnswer) -> TypedTable:
     )
 
 
+def _spot_columns(options: Sequence[PoolOption]) -> tuple[Column, ...]:
+    """Rented GPUs and how much longer a step takes because they come and go, where a job has any."""
+    if not any(o.spot for o in options):
+        return ()
+
+    def rented(row: PoolPart | PoolOption) -> SpotPace | None:
+        return row.option.spot if isinstance(row, PoolPart) else row.spot
+
+    def gpus(row: PoolPart | PoolOption) -> int | None:
+        pace = rented(row)
+        return pace.spot.instances * pace.spot.gpus if pace else None
+
+    def longer(row: PoolPart | PoolOption) -> float | None:
+        pace = rented(row)
+        return pace.slower if pace else None
+
+    return (
+        Column("spot GPUs", gpus, COUNT, "spot_gpus"),
+        Column("step longer", longer, FACTOR, "spot_slower"),
+    )
+
+
 def _rank(pair: PoolMode) -> tuple[bool, bool, float]:
     assert pair.sharing is not None
     return not pairs_well(pair.sharing), pair.sharing.refusal is None, -pair.sharing.gain
@@ -198,6 +234,7 @@ def options_table(answer: PoolAnswer) -> TypedTable:
         answer.options,
         Column("job"),
         Column("GPUs", "gpus", COUNT),
+        *_spot_columns(answer.options),
         Column("step", "step_s", SECONDS),
         Column("fits", kind=PROBABILITY),
         Column("plan", kind=PLAN),

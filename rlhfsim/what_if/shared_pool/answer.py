@@ -14,8 +14,10 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.parallel import cores, mapped
 from rlhfsim.search.progress import Progress, tell
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.prices import price_of
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import checked, load
 from rlhfsim.specs.model.roles import models_of
@@ -35,6 +37,7 @@ from rlhfsim.what_if.shared_pool.schedule import (
     paired,
     scheduled,
 )
+from rlhfsim.what_if.shared_pool.spot import SpotRollouts, check, plan_pace
 from rlhfsim.what_if.sizing import floor_seconds, resized, sizes
 
 LEAST, MOST = 2, 16
@@ -58,6 +61,10 @@ class PoolJobText:
     """From now until the run is done."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How much its deadline counts against those of the others."""
+    allow: frozenset[str] = frozenset()
+    """What may compete beyond what keeps the learning as it is: `search.request.SWITCHES`."""
+    spot: SpotRollouts | None = None
+    """Instances next to the pool that its rollout may have; plans without them compete too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,23 +97,30 @@ class PoolAnswer:
         assert self.plan is not None
         steps = {j.name: j.steps for j in self.jobs}
         options = [o for m in self.plan.modes for o in m.mode.options]
-        worked = sum(o.gpus * (o.shape.any_s if o.shape else o.step_s) * steps[o.job] for o in options)
+        worked = sum(o.gpus * o.worked_s * steps[o.job] for o in options)
         return worked / (self.gpus * self.plan.makespan_s)
 
     @property
     def usd(self) -> float | None:
-        """Rent of the whole pool until the last job ends; None where no price is known."""
+        """Rent of the whole pool until the last job ends, and of spot instances; None without a price."""
         price = self.profile.price
-        return (
-            None
-            if price is None or self.plan is None
-            else self.gpus * price.value * self.plan.makespan_s / HOUR
-        )
+        if price is None or self.plan is None:
+            return None
+        rented = [o for m in self.plan.modes for o in m.mode.options]
+        return self.gpus * price.value * self.plan.makespan_s / HOUR + sum(map(self.spot_usd, rented))
+
+    def spot_usd(self, option: PoolOption) -> float:
+        """Rent of the spot instances of a job while it runs, those that are away left out."""
+        if option.spot is None or option.spot_price is None:
+            return 0.0
+        return option.spot.spot.paid_gpus * option.spot_price * quantiles(option.drawn_s)[1] / HOUR
 
     def usd_of(self, option: PoolOption) -> float | None:
-        """Rent of a job's GPUs while it runs alone."""
+        """Rent of a job's GPUs while it runs alone, spot instances among them."""
         price = self.profile.price
-        return None if price is None else option.gpus * price.value * quantiles(option.drawn_s)[1] / HOUR
+        if price is None:
+            return None
+        return option.gpus * price.value * quantiles(option.drawn_s)[1] / HOUR + self.spot_usd(option)
 
 
 def read_jobs(paths: Sequence[Path]) -> tuple[PoolJobText, ...]:
@@ -142,32 +156,56 @@ def priced_options(
 ) -> tuple[PoolOption, ...]:
     """Every job on the parts of the pool that matter to it, jobs side by side on the cores.
 
-    Parts are nodes in powers of two. One is left out where the arithmetic of the run alone takes longer than
-    its deadline, unless that leaves none; larger ones are, once twice the GPUs saved less than `SAVED` and
-    the job is in time without them. Jobs of one workload share their designs. `limit_s`: of all designs.
+    Parts are nodes in powers of two, smaller ones too where a job generates on rented instances. One is left
+    out where the arithmetic of the run alone takes longer than its deadline, unless that leaves none; larger
+    ones are, once twice the GPUs saved less than `SAVED` and the job is in time without them. Jobs of one
+    workload share their designs. `limit_s`: of all designs.
     """
     node = profile.node.gpus
-    counts = [
-        n for n in sizes(node, gpus) if n >= min(node, gpus) and (n < node or (n // node).bit_count() == 1)
-    ]
-    alike: dict[Workload, list[PoolJobText]] = {}
+    some_gpus = [n for n in sizes(node, gpus) if n < node or (n // node).bit_count() == 1]
+    counts = [n for n in some_gpus if n >= min(node, gpus)]
+    alike: dict[tuple[object, ...], list[PoolJobText]] = {}
     for job in jobs:
-        alike.setdefault(job.workload, []).append(job)
-    each_s = limit_s and max(LEAST_LIMIT_S, limit_s * cores() / (len(alike) * len(counts)))
+        alike.setdefault((job.workload, job.allow, job.spot), []).append(job)
+        if job.spot is not None:
+            check(job.spot, node, job.name)
+    spots = sum(some[0].spot is not None for some in alike.values())
+    asked_for = len(alike) * len(counts) + spots * len(some_gpus)
+    each_s = limit_s and max(LEAST_LIMIT_S, limit_s * cores() / asked_for)
 
     def priced(some: list[PoolJobText]) -> list[PoolOption]:
+        one = some[0]
         asked = Request(
             cluster=Cluster(node_groups=(node_group(profile, 1),)),
-            workload=some[0].workload,
+            workload=one.workload,
+            allow=one.allow,
             time_limit=each_s,
         )
-        return _of_one_workload(some, [resized(asked, profile, n) for n in counts], designs, confidence)
+        parts = [resized(asked, profile, n) for n in counts]
+        alone = _of_one_workload(some, parts, designs, confidence)
+        if one.spot is None or not one.workload.generates:
+            return alone
+        rented = [_with_spot(resized(asked, profile, n), profile, one.spot) for n in some_gpus]
+        return alone + _of_one_workload(some, rented, designs, confidence)
 
     def told(done: int) -> None:
         tell(Progress("designing jobs", done, len(alike), "workloads"))
 
     found = mapped(priced, list(alike.values()), told)
     return tuple(option for options in found for option in options)
+
+
+def _with_spot(request: Request, profile: Profile, spot: SpotRollouts) -> Request:
+    """The question with a rollout that fills the instances, all of them there."""
+    gpus = spot.instances * spot.gpus
+    rented = node_group(profile, gpus, gpus_per_node=spot.gpus)
+    cluster = replace(request.cluster, node_groups=(*request.cluster.node_groups, rented))
+    fills = Limit(role="rollout", field="gpus", relation="=", value=gpus)
+    lie = [
+        Limit(role=role, field="hardware", relation="=", value=int(role == "rollout"))
+        for role in roles_of(request, models_of(request.workload))
+    ]
+    return replace(request, cluster=cluster, limits=(*request.limits, fills, *lie))
 
 
 def _of_one_workload(
@@ -190,8 +228,11 @@ def _widened(
         designed = designs.of(request)
         if designed.plan is None:
             continue
-        options = [_option(job, request, designed.plan, designed.gap) for job in jobs]
+        made = [_option(job, request, designed.plan, designed.gap) for job in jobs]
+        options = [o for o in made if o is not None]
         yield from options
+        if len(options) < len(jobs):
+            continue
         step_s = designed.plan.prediction.step_s
         kept = all(o.in_time(job.deadline) >= confidence for o, job in zip(options, jobs, strict=True))
         if kept and step_s > before * (1 - SAVED):
@@ -199,18 +240,42 @@ def _widened(
         before = step_s
 
 
-def _option(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption:
+def _option(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption | None:
+    """The job on its part of the pool; None where its rollout cannot live on the instances that it rents."""
     look = outlook(plan, request.cluster, job.steps)
-    return PoolOption(
+    shape = job_step(plan, request.cluster)
+    alone = PoolOption(
         job=job.name,
-        gpus=request.cluster.gpus,
+        gpus=request.cluster.node_groups[0].gpus,
         step_s=plan.prediction.step_s,
         fits=look.fits,
         drawn_s=look.run_s,
-        shape=job_step(plan, request.cluster),
+        shape=shape,
         plan=plan,
         gap=gap,
     )
+    if len(request.cluster.node_groups) == 1:
+        return alone
+    assert job.spot is not None
+    spot = plan_pace(plan, request.cluster, job.spot)
+    if spot is None:
+        return None
+    own = [b for p, b in zip(plan.placement.pools, shape.busy_s, strict=True) if p.hardware == 0]
+    return replace(
+        alone,
+        step_s=spot.slower * alone.step_s,
+        drawn_s=spot.slowed(look.run_s, job.steps, job.name),
+        shape=None,
+        worked=max(own),
+        spot=spot,
+        spot_price=_spot_price(request.cluster.node_groups[0].profile),
+    )
+
+
+def _spot_price(profile: Profile) -> float | None:
+    """USD per GPU-hour of the spot market, else what the pool pays."""
+    price = price_of(profile.name, "spot") or profile.price
+    return None if price is None else price.value
 
 
 def answered(

@@ -1,7 +1,7 @@
 """Which job runs when on how many GPUs: one integer program over slots of time, then a replay in draws.
 
     y[m, s] = 1    mode m starts in slot s; a mode is a job on n GPUs, or two jobs in turn on the same n
-    max  sum y (weights x P(deadline | start) - 0.01 weights x end / horizon - 1e-4 share of the pool's time)
+    max  sum y (weights x P(deadline | start) - 0.01 weights x end / horizon - 1e-4 GPUs x time / the pool's)
     each job in one mode;  in every slot the GPUs of running modes are at most those of the pool
 
 Solved by HiGHS (scipy.optimize.milp). A mode takes as many slots as its P80 of the duration, so that what
@@ -24,6 +24,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.risk.step import Floats
 from rlhfsim.what_if.shared_pool.pairs import JobStep, Sharing, sharing
+from rlhfsim.what_if.shared_pool.spot import SpotPace
 
 SLOTS = 48
 """Of the horizon."""
@@ -45,6 +46,7 @@ class PoolOption:
 
     job: str
     gpus: int
+    """Of the pool."""
     step_s: float
     fits: float
     """P(fits)."""
@@ -55,6 +57,22 @@ class PoolOption:
     plan: Plan | None = None
     gap: float = 0.0
     """Share of the step by which a plan could still be shorter."""
+    worked: float | None = None
+    """Seconds of a step in which its GPUs work, where its shape does not say."""
+    spot: SpotPace | None = None
+    """Rented instances next to the pool on which its rollout runs."""
+    spot_price: float | None = None
+    """USD per GPU-hour of those."""
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of a step in which its GPUs of the pool work."""
+        return self.shape.any_s if self.shape else self.step_s if self.worked is None else self.worked
+
+    @property
+    def held_gpus(self) -> float:
+        """GPUs that it takes, those outside the pool among them."""
+        return self.gpus + (self.spot.spot.paid_gpus if self.spot else 0.0)
 
     def in_time(self, deadline_s: float) -> float:
         """Probability that it fits and, started now, is done by then."""
@@ -175,7 +193,7 @@ def worth(mode: PoolMode, start_s: float, jobs: Mapping[str, JobTerms], horizon_
         job = jobs[option.job]
         kept = option.fits * float(np.mean(start_s + ends <= job.deadline_s))
         value += job.weight * (kept - LATE * (start_s + float(np.quantile(ends, SURE))) / horizon_s)
-    return value - IDLE * mode.gpus * _room(mode) / (gpus * horizon_s)
+    return value - IDLE * mode.options[0].held_gpus * _room(mode) / (gpus * horizon_s)
 
 
 def length_of(mode: PoolMode, slot_s: float) -> int:
