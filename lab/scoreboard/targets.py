@@ -64,7 +64,7 @@ def _groups(kind: str, missed: str = "") -> Target:
 
 TOO_FAST = (
     "GPT OSS of Megatron-Bridge comes out a third too fast, prime-rl's mixtures of experts with all experts "
-    "on each GPU too, Nemotron 3 Super in NVFP4 on B300 two fifths; prime-rl's sequences of 65k tokens come "
+    "on each GPU too, as Nemotron 3 Super on B300 and at TP 2; prime-rl's sequences of 65k tokens come "
     "out a seventh too slow (docs/validation_training.md)"
 )
 TARGETS: tuple[Target, ...] = (

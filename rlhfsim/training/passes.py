@@ -7,6 +7,7 @@ than the host launches them. Everything here is cached: a planner prices many la
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.software import Graphs, Software
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training.layer_time import NOTHING, Layer, Pass
-from rlhfsim.training.work import Work
+from rlhfsim.training.work import LOW, Work
 
 
 class Passes(NamedTuple):
@@ -59,9 +60,8 @@ def passes(
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
-    for kind in model.kinds:
-        count = kind.layers
-        raw = roofline.layer(device, _trunk(model), work, kind=kind)
+    for kind, count, done in _layers(model, work, software):
+        raw = roofline.layer(device, _trunk(model), done, kind=kind)
         least = host_time(device, software.graphs, kind=kind)
         if frozen:
             raw, least = _adapted(raw, *roofline.adapter_time(device, model, work, kind=kind)), 2 * least
@@ -93,6 +93,19 @@ def passes(
         (raw_ahead, raw_back),
         launch,
     )
+
+
+def _layers(model: ModelSpec, work: Work, software: Software) -> Iterator[tuple[LayerKind, float, Work]]:
+    """Kinds of layers, how many of each, and their work; a recipe may keep the last ones in BF16.
+
+    Kinds are taken to be spread evenly over the depth.
+    """
+    kept = 0.0 if work.precision not in LOW else min(1.0, software.bf16_layers / model.num_layers)
+    for kind in model.kinds:
+        if kept < 1:
+            yield kind, (1 - kept) * kind.layers, work
+        if kept > 0:
+            yield kind, kept * kind.layers, replace(work, precision="bf16")
 
 
 @lru_cache(maxsize=256)

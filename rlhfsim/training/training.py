@@ -27,7 +27,7 @@ from rlhfsim.training.gradient_exchange import Optimizer
 from rlhfsim.training.layer_time import EP_SPREAD, Pass, ep_spread
 from rlhfsim.training.passes import Passes, contention, passes, slowed
 from rlhfsim.training.unequal_lengths import Spread, late_parts, spread_of
-from rlhfsim.training.work import Work
+from rlhfsim.training.work import LOW, Work
 
 BF16 = 2.0
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "gb300")
@@ -170,6 +170,7 @@ def work_of(
             etp=layout.etp,
             sequence_parallel=layout.sequence_parallel and layout.tp > 1,
             precision=precision,
+            bf16_matrices=software.bf16_matrices if precision in LOW else (),
             skew=device["ep_hot_rank_factor"] if skewed else 1.0,
             low_precision_gain=device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
             fused=software.fused,

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.placement.layout import Dispatcher
 
+LOW = ("fp8", "fp4")
+"""Precisions in which linear layers leave BF16."""
+
 
 @hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,8 @@ class Work(Hashed):
     sequence_parallel: bool = True
     precision: str = "bf16"
     """Of the linear layers; attention cores, router and head stay in BF16."""
+    bf16_matrices: tuple[str, ...] = ()
+    """Matrices that stay in BF16 whatever the precision, by their names in `kernels.layers`."""
     low_precision_gain: float = 1.0
     """Speed of its FP8 and FP4 products over the timed serving kernels."""
     fused: bool = True

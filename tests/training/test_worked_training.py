@@ -1084,3 +1084,39 @@ def test_small_seconds_and_small_spreads_count(device: Device) -> None:
     assert unequal_lengths.spread_of(little, Layout(dp=2, zero=3), 1, 4, None).slowest == pytest.approx(0.005)
     wide = pipeline.split(31, 8)  # 33 units in chunks of five: the six in the middle hold 30
     assert (wide.first, wide.middle) == (0.5, 5)
+
+
+def test_experts_in_fp4_run_as_in_fp8_and_other_matrices_in_fp4(device: Device) -> None:
+    work = Work(tokens=4000.0, length=1000.0, precision="fp4", low_precision_gain=1.25)
+    router, up, _ = layers.expert_matrices(MOE, 1)
+    eight = replace(work, precision="fp8")
+    assert layer_time._gemms(device, (router, up), work) == layer_time._gemms(device, (router, up), eight)
+    assert layer_time._precision(up, eight) == "fp8"
+    (qkv, out) = layers.layer_matrices(LLAMA, kind=DENSE)[:2]
+    assert [layer_time._precision(x, work) for x in (router, qkv)] == ["bf16", "fp4"]
+    kept = replace(work, bf16_matrices=("qkv",))
+    assert [layer_time._precision(x, kept) for x in (qkv, out)] == ["bf16", "fp4"]
+
+
+def test_last_layers_stay_in_bf16_where_a_recipe_keeps_them(device: Device) -> None:
+    """A quarter of the layers: a quarter of the time of BF16 and three quarters of that of FP8."""
+    low = Work(tokens=4000.0, length=1000.0, precision="fp8")
+    kept = Software(bf16_layers=LLAMA.num_layers // 4)
+
+    def seconds(work: Work, software: Software) -> tuple[float, float]:
+        one = passes.passes(device, LLAMA, work, software, "none")
+        return one.forward.gemm, one.layer
+
+    whole = replace(low, precision="bf16")
+    plain, fast = seconds(whole, Software()), seconds(low, Software())
+    assert fast < plain
+    share = [0.75 * quick + 0.25 * slow for quick, slow in zip(fast, plain, strict=True)]
+    end = _head_product(device, low) - _head_product(device, whole)
+    assert seconds(low, kept) == pytest.approx((share[0] + 0.25 * end, share[1]))
+    assert seconds(low, Software(bf16_layers=10 * LLAMA.num_layers))[1] == pytest.approx(plain[1])
+    assert seconds(whole, kept) == plain
+
+
+def _head_product(device: Device, work: Work) -> float:
+    """Forward product of the head in a whole step."""
+    return passes.exposed(device, layer_time.head(device, LLAMA, work).forward, Software()).gemm

@@ -50,6 +50,10 @@ class Software(Hashed):
     """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
     fp8_attention: bool = False
     """The attention core runs in FP8."""
+    bf16_layers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Last layers whose products stay in BF16 where the others train in FP8 or FP4."""
+    bf16_matrices: tuple[str, ...] = ()
+    """Matrices of all layers that stay in BF16, by their names in `kernels.layers`, as `qkv` and `out`."""
     user_buffers: bool = False
     """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
     head: Head | None = None

@@ -32,6 +32,7 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, missing
@@ -125,6 +126,12 @@ def _algorithm(row: Row) -> Algorithm:
     raise Skip(f"algorithm {row.text('algorithm')} is not priced")
 
 
+def _dynamic_sampling(row: Row, prompts: int) -> DynamicSampling | None:
+    """Whoever generates more prompts at a time than a step needs expects one batch to fill it."""
+    each = row.integer("gen_prompts")
+    return DynamicSampling(kept=prompts / each, gen_prompts=each) if each and each > prompts else None
+
+
 def lengths_of(row: Row) -> Lengths:
     """Prompt and response lengths as published."""
     prompt = row.number("mean_prompt_len")
@@ -199,6 +206,7 @@ def description_of(row: Row) -> RunDescription:
         kl=row.text("kl") != "no",
         old_logprobs="rollout" if row.text("old_logprobs") == "rollout" else "recompute",
         lora_rank=row.integer("lora_rank") or 0,
+        dynamic_sampling=_dynamic_sampling(row, sequences // samples),
         backend=backend,
         gpus=training,
         gpus_per_node=training,
