@@ -357,7 +357,9 @@ def recipe_of(row: Row, software: Software) -> tuple[Software, dict[str, Any], s
         fits = model.startswith(tuple(recipe["models"])) and gpu in recipe["gpus"]
         if fits and recipe.get("precision", "") in text and release[1] >= recipe["since"]:
             stated = known["recipes_source"] + recipe["source"]
-            said = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe["software"].items()}
+            said: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in recipe["software"].items()
+            }
             return replace(software, **said), recipe.get("layout", {}), stated
     return software, {}, "recipe: no CUDA graphs"
 
