@@ -130,8 +130,9 @@ def test_a_job_with_rented_rollouts_needs_fewer_gpus_of_the_pool() -> None:
     pool_usd = 2 * profile.price.value * answer.plan.makespan_s / HOUR
     assert answer.usd == pytest.approx(pool_usd + rent, rel=1e-3)
     assert 0 < answer.goodput < 1
-    page = pool_page(answer).as_data
-    assert any("Rents generates on spot instances, each there 80 % of the time" in x for x in page["sure"])
-    row = next(job for job in page["jobs"] if job["job"] == "rents")
-    assert (row["spot_gpus"], row["spot_slower"]) == (4, used.spot.slower)
-    assert next(job for job in page["jobs"] if job["job"] == "plain")["spot_gpus"] is None
+    page = pool_page(answer)
+    assert any("Rents generates on spot instances, each there 80 % of the time" in x for x in page.sure)
+    rows = {row["job"]: row for row in page.as_data["jobs"]}
+    assert used.spot is not None
+    assert (rows["rents"]["spot_gpus"], rows["rents"]["spot_slower"]) == (4, used.spot.slower)
+    assert rows["plain"]["spot_gpus"] is None
