@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.side_by_side import read
+from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.basis import basis
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
-from rlhfsim.present.pages.run import run_page
 from rlhfsim.present.sizes import other_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster

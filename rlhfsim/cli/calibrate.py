@@ -18,14 +18,13 @@ from rlhfsim.cli.params import (
     Output,
     Words,
     bad_option,
-    emit,
     json_option,
     on_command_line,
     option,
+    reply,
     writer,
 )
-from rlhfsim.present import plain
-from rlhfsim.present.terminal import calibrate as calibrate_view
+from rlhfsim.present.answers.calibrate import calibrate_page
 from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.profiles import load_profile
 
@@ -80,11 +79,7 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_
         fitted = replace(fitted, notes=(*left, *fitted.notes))
     if out is not None:
         write_profile(out, fitted, profile)
-    emit(
-        as_json,
-        lambda: plain.calibration(fitted, out),
-        lambda: calibrate_view.report(fitted, console().width, out),
-    )
+    reply({"as_json": as_json}, calibrate_page(fitted, out))
 
 
 def _check_once(runs: Sequence[Path]) -> None:

@@ -23,12 +23,11 @@ from rlhfsim.cli.inputs import (
     rent_option,
     workload_options,
 )
-from rlhfsim.cli.params import OneOf, Words, bad_option, emit, json_option, on_command_line, option
+from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, on_command_line, option, reply
 from rlhfsim.cli.size import check_roles, kinds_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
-from rlhfsim.present.terminal.choose import choose_dict, report
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.answers.choose import choose_page
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster
@@ -65,11 +64,7 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
     asked, targets = candidates(given)
     with _progress(len(asked)) as tick:
         options = search_choose(asked, targets, given["steps"], confidence=given["confidence"], progress=tick)
-    emit(
-        given["as_json"],
-        lambda: choose_dict(options, given["confidence"]),
-        lambda: report(options, targets, given["steps"], console().width),
-    )
+    reply(given, choose_page(options, targets, given["steps"], given["confidence"]))
     ctx.exit(0 if options[0].meets else 1)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
-from rlhfsim.cli.params import PATH, Output, bad_option, emit, json_option, option, writer
-from rlhfsim.present import plain
+from rlhfsim.cli.params import PATH, Output, bad_option, detail_option, json_option, option, reply, writer
+from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.chrome_trace import side_by_side, write_chrome
-from rlhfsim.present.terminal import compare as compare_view
-from rlhfsim.present.terminal.console import console
 from rlhfsim.what_if.doctor.of_run import diagnose_run
 
 EPILOG = """\b
@@ -29,8 +28,9 @@ Examples:
     "Write predicted and measured steps into one file for ui.perfetto.dev.",
     metavar="OUT.json",
 )
+@detail_option
 @json_option
-def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+def compare(paths: tuple[Path, ...], out: Path | None, **given: Any) -> None:
     """Predicted against measured: phases, step, memory, tokens, and where the gap comes from.
 
     RUN is the folder of rlhfsim launch or rlhfsim import-run, PLAN the plan.json that it ran (default:
@@ -43,8 +43,4 @@ def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     diagnosis = diagnose_run(answer.run)
     if out is not None:
         write_chrome(out, side_by_side(answer.plan, answer.trace))
-    emit(
-        as_json,
-        lambda: plain.comparison(answer, out, diagnosis),
-        lambda: compare_view.report(answer, console().width, out, diagnosis),
-    )
+    reply(given, run_page(answer, diagnosis, trace=out))

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from rlhfsim.cli.params import PATH, emit, json_option
-from rlhfsim.present import plain
-from rlhfsim.present.terminal import diff as diff_view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.cli.params import PATH, json_option, reply
+from rlhfsim.present.answers.diff import diff_page
 from rlhfsim.what_if.differences import diff as between
 from rlhfsim.what_if.differences import read_side
 
@@ -29,5 +27,4 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 
     Each is a plan.json, with its prediction, or the folder of a run, with what was measured.
     """
-    changed = between(read_side(before), read_side(after))
-    emit(as_json, lambda: plain.difference(changed), lambda: diff_view.report(changed, console().width))
+    reply({"as_json": as_json}, diff_page(between(read_side(before), read_side(after))))

@@ -31,13 +31,13 @@ from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.present import plain, sizes
+from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.basis import basis, cluster_of, profiles_of
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.points import points_page
-from rlhfsim.present.pages.run import run_page
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, SUFFIXES, read_whatif

@@ -21,17 +21,16 @@ from rlhfsim.cli.params import (
     Output,
     Words,
     bad_option,
-    emit,
     flag,
     json_option,
     on_command_line,
     option,
+    reply,
     typed,
     writer,
 )
 from rlhfsim.plan import write_plan
-from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dict
+from rlhfsim.present.answers.size import front_page, size_page
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.search.space import roles_of
@@ -81,7 +80,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         if given["require"]:
             raise bad_option("--pareto shows every size, whatever --require asks for", "drop one of the two")
         trials = fronts(request, profiles, given["max_gpus"])
-        emit(given["as_json"], lambda: front_dict(trials), lambda: show_front(console(), trials))
+        reply(given, front_page(trials))
         ctx.exit(0 if trials else 1)
     targets: tuple[Requirement, ...] = ()
     for profile in profiles:  # each must have a price where a target is money
@@ -105,11 +104,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         answer = replace(answer, best=replace(answer.best, plan=plan))
         if given["out"]:
             write_plan(given["out"], plan)
-    emit(
-        given["as_json"],
-        lambda: size_dict(answer, targets, given["confidence"]),
-        lambda: show(console(), answer, targets, given["confidence"], given["steps"]),
-    )
+    reply(given, size_page(answer, targets, given["confidence"]))
     ctx.exit(0 if answer.best is not None else 1)
 
 

@@ -14,8 +14,9 @@ from rlhfsim.desk.comparisons import Comparisons, DeskComparison
 from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, to_search, work
 from rlhfsim.desk.view import status
 from rlhfsim.present import words
+from rlhfsim.present.answers.choose import notes, rows, table, warning
 from rlhfsim.present.answers.tree import Code
-from rlhfsim.present.terminal.choose import notes, rows, table, warning
+from rlhfsim.present.answers.written import written
 from rlhfsim.what_if.choose import ClusterOption
 
 TABS = {"plan": "Plan", "choose": "Other GPUs and frameworks", "own": "Your script or log"}
@@ -174,7 +175,7 @@ def _verdict(known: DeskComparison, stale: bool) -> Component:
 
 def _table(known: DeskComparison, question: Question) -> Iterator[Component]:
     listed = rows(known.options)
-    shown = table(known.options, listed, known.targets, known.steps)
+    shown = written(table(known.options, listed, known.targets, known.steps))
     if listed:
         numbers = [str(title).startswith(">") for title in shown.head]
         titles = [str(title).removeprefix(">") for title in shown.head]

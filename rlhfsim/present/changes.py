@@ -38,4 +38,6 @@ def value_text(value: Value | None) -> str:
     """A figure of the outcome."""
     if value is None:
         return "-"
+    if value.likelihood:
+        return units.likely(value.value)
     return units.significant(value.value, 4) if value.unit == "1" else units.format(value.value, value.unit)

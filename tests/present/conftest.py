@@ -14,12 +14,12 @@ from report_pages import HOSTILE
 
 from rlhfsim.calibration.comparison.side_by_side import SideBySide, read
 from rlhfsim.plan import Plan
+from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.basis import basis
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
-from rlhfsim.present.pages.run import run_page
 from rlhfsim.present.sizes import Sizes, other_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster

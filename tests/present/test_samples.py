@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from rlhfsim.calibration.comparison.side_by_side import read
+from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.html import plots
 from rlhfsim.present.html.page import html
-from rlhfsim.present.pages.run import run_page
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FILES = sorted(REPORTS.glob("*.html"))

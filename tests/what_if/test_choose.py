@@ -7,7 +7,7 @@ from dataclasses import replace
 import rlhfsim
 from rlhfsim.cli.inputs import FRAMEWORKS
 from rlhfsim.frameworks.runs import framework
-from rlhfsim.present.terminal.choose import rows, table
+from rlhfsim.present.answers.choose import rows, table
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.choose import choose, not_run, questions
@@ -31,7 +31,7 @@ def test_a_candidate_is_searched_with_what_its_framework_runs_and_costs() -> Non
         assert own.prediction.step_s == plan.prediction.step_s
     (row,) = rows(options)
     assert row is options[0]
-    others = table(options, [row], (), None).rows[0][-1].text
+    others = table(options, [row], (), None).rows[0][-1]
     assert row.framework == "verl"
     assert others == "within the error: 2"
 

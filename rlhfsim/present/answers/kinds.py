@@ -72,7 +72,15 @@ QUANTITY = ValueKind(lambda pair: format(*pair))
 QUANTITIES = ValueKind(lambda of: words.span(*(format(end, of[2]) for end in of[:2])))
 """P10, P90 and their dimension."""
 PRICE = ValueKind(lambda value: f"{value:.2f}")
+ENDS = ValueKind(lambda ends: "-" if None in ends else words.span(*map(significant, ends)))
+"""P10 and P90 of a number whose unit is in the title."""
+COARSE_ENDS = ValueKind(lambda ends: words.span(*(significant(end, 2) for end in ends)), missing="unknown")
+"""P10 and P90 of an amount of money whose unit is in the title."""
+GROWTH = ValueKind(
+    lambda share: words.signed(share, 1) if share < 1 else f"{significant(share + 1, 2)} times", missing=""
+)
+"""A change, as a factor from a doubling on."""
 RANGED = ValueKind(lambda ends: f"{ends[0]:g}" + f" ({ends[1]:g}-{ends[2]:g})" * (ends[1] < ends[2]))
 """A value with its range."""
-COEFFICIENT = ValueKind(words.value_text)
-"""A figure with its own unit."""
+COEFFICIENT, COEFFICIENT_ENDS = ValueKind(words.value_text), ValueKind(words.between)
+"""A figure with its own unit, and its P10 and P90."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlhfsim.present.answers.kinds import ALIASES, BYTES, COUNT, PARAMETERS
-from rlhfsim.present.answers.tree import Column, Page, Tile, TypedTable, answer, hidden, table_of
+from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, hidden, table_of
 from rlhfsim.present.tables import CUT, fields
 from rlhfsim.present.words import plural
 from rlhfsim.specs.model.model import ModelSpec
@@ -113,13 +113,13 @@ def _attention(spec: ModelSpec) -> str:
 
 def sheet(model: NamedModel) -> Page:
     """The shape of one model."""
-    tiles = (Tile(label=label, value=value) for label, value in _facts(model.spec, model.aliases).items())
-    return answer(SCHEMA, title=model.spec.name, tiles=tuple(tiles), data={"models": [_details(model)]})
+    tiles = facts(_facts(model.spec, model.aliases))
+    return answer(SCHEMA, title=model.spec.name, tiles=tiles, data={"models": [_details(model)]})
 
 
 def _facts(spec: ModelSpec, names: Sequence[str]) -> dict[str, str]:
     at, count, size = spec.attention, PARAMETERS.shown, BYTES.shown
-    facts = {
+    shape = {
         "aliases": ", ".join(names) or "none",
         "params": f"{count(spec.num_params)} ({COUNT.shown(spec.num_params)}), "
         f"{size(2.0 * spec.num_params)} in BF16",
@@ -135,17 +135,17 @@ def _facts(spec: ModelSpec, names: Sequence[str]) -> dict[str, str]:
         "source": spec.source or "given",
     }
     if moe := spec.moe:
-        facts["experts"] = (
+        shape["experts"] = (
             f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN "
             f"{COUNT.shown(moe.expert_ffn)}, {moe.num_shared_experts} shared; "
             f"{count(spec.num_active_params)} parameters active"
         )
     if spec.vision:
         tokens = plural(spec.vision.tokens(1024, 1024), "token")
-        facts["vision tower"] = (
+        shape["vision tower"] = (
             f"{count(spec.params_vision)} parameters; an image of 1024 x 1024 is {tokens} of the prompt"
         )
-    return facts
+    return shape
 
 
 def _tp(spec: ModelSpec) -> Sequence[int]:

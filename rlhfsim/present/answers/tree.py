@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from rlhfsim.present.answers.kinds import TEXT, ValueKind
-from rlhfsim.present.tables import Fit
+from rlhfsim.present.tables import Fit, TableData
 from rlhfsim.provenance import installed_version
 
 Mark = Literal["good", "warn", "bad", "plain"]
@@ -219,7 +219,7 @@ class Explorer:
         }
 
 
-Block = Figure | TypedTable | Listing | Code | Changed | Explorer
+Block = Figure | TypedTable | TableData | Listing | Code | Changed | Explorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +277,11 @@ class Page:
     def figures(self) -> tuple[Figure, ...]:
         """In the order of the page."""
         return tuple(b for s in self.sections for b in s.blocks if isinstance(b, Figure))
+
+
+def facts(rows: Mapping[str, str]) -> tuple[Tile, ...]:
+    """Labels and texts."""
+    return tuple(Tile(label=label, value=text) for label, text in rows.items())
 
 
 def section(key: str, heading: str, *blocks: Block | None, **more: Any) -> PageSection:

@@ -10,8 +10,10 @@ from rlhfsim.present.tables import WORDS, Cell, TableData, grid, worth
 from rlhfsim.present.words import plural
 
 
-def written(table: TypedTable) -> TableData:
+def written(table: TypedTable | TableData) -> TableData:
     """The rows that people see, with units and digits."""
+    if isinstance(table, TableData):
+        return table
     seen = [i for i, column in enumerate(table.columns) if column.title is not None and _says(table, i)]
     columns = [table.columns[i] for i in seen]
     titles = [f"{'>' * c.kind.number}{c.title}" for c in columns]

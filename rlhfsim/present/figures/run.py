@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rlhfsim.calibration.comparison.phases import PhaseComparison
+from rlhfsim.calibration.comparison.phases import Comparison, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, FIGURE, RATIO
+from rlhfsim.present.answers.kinds import COUNT, ENDS, FIGURE, NUMBER, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.time import role_of
 from rlhfsim.present.html import plots, theme
@@ -185,18 +185,33 @@ def phases(answer: SideBySide) -> Figure | None:
         " step, which warms up, is left out.",
         plot=plots.spec(data, layout),
         table=table_of(
-            "Phases, predicted and measured",
+            "Phases in seconds, predicted and measured",
             (*rows, step),
             Column("phase", "name"),
-            Column("predicted (s)", "predicted_s", FIGURE),
-            Column("P10 (s)", "low_s", FIGURE),
-            Column("P90 (s)", "high_s", FIGURE),
-            Column("measured (s)", "measured_s", FIGURE),
-            Column("90th percentile (s)", "p90_s", FIGURE),
-            Column("measured / predicted", "ratio", RATIO),
+            Column("predicted", "predicted_s", NUMBER),
+            Column("P10-P90", lambda r: (r.low_s, r.high_s), ENDS),
+            Column("measured", "measured_s", NUMBER),
+            Column("p90", "p90_s", NUMBER),
+            Column("ratio", kind=RATIO),
+            Column("P10-P90", lambda r: (r.ratio_low, r.ratio_high), ENDS),
             Column("steps", kind=COUNT),
+            Column("spans", lambda r: r.spans or None, COUNT, spare=1),
+            style=lambda r: "bold" * (r is step),
+            notes=("measured: median and 90th percentile over the steps", *_one_sided(answer.found)),
         ),
     )
+
+
+def _one_sided(found: Comparison) -> Iterator[str]:
+    """What only one of the two has, and what one timer covers."""
+    took = {r.name: words.short_seconds(r.predicted_s or r.measured_s or 0.0) for r in found.rows}
+    sides = {"planned, not timed in the run": found.missing, "in the run, not planned": found.unplanned}
+    for side, names in sides.items():
+        if names:
+            yield f"{side}: {', '.join(f'{name} ({took[name]})' for name in names)}"
+    for r in found.rows:
+        if r.ratio is not None and len(r.covers) > 1:
+            yield f"timed together: {r.name} with {', '.join(c for c in r.covers if c != r.name)}"
 
 
 def _arm(low: float | None, high: float | None) -> float:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, RATIO
+from rlhfsim.present.answers.kinds import AMOUNTS, COUNT, DIFFERENCE, ENDS, FIGURE, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.tables import compact, rounded
 from rlhfsim.units import GB
+
+TINY = 5e-4
+"""Share of the step below which time in no call is not said."""
 
 
 def gap(gap: Gap) -> Figure:
@@ -54,16 +57,37 @@ def gap(gap: Gap) -> Figure:
         " split as its prediction splits that phase's time: no counter of the GPU was read.",
         plot=plots.spec([bridge], layout),
         table=table_of(
-            "Where the gap comes from", rows, Column("cause", 0), Column("seconds", 1, DIFFERENCE)
+            "Where the gap comes from",
+            rows,
+            Column("cause", 0),
+            Column("seconds", 1, DIFFERENCE),
+            Column("that is", lambda row: _meaning(row[0])),
+            style=lambda row: "bold" * (row in ends),
+            notes=tuple(_notes(gap)),
         ),
     )
 
 
+def _meaning(label: str) -> str:
+    return next((cause.meaning for cause in words.CAUSES.values() if cause.label == label), "mean step")
+
+
+def _notes(gap: Gap) -> Iterator[str]:
+    more = {p.name: p.measured_s - p.predicted_s for p in gap.phases if p.measured_s is not None}
+    if worst := sorted(more, key=lambda name: -abs(more[name]))[:3]:
+        yield f"largest differences: {', '.join(f'{name} {more[name]:+.3g} s' for name in worst)}"
+    if gap.untimed_s > 0 or gap.idle_s > TINY * gap.measured_s:
+        idle, untimed = map(words.short_seconds, (gap.idle_s, gap.untimed_s))
+        planned = f", where the plan has {untimed} of work that the run does not time"
+        yield f"in no call: {idle} of the step{planned * (gap.untimed_s > 0)}"
+
+
 def memory(held: Sequence[PhaseMemory]) -> Figure | None:
     """Predicted and measured bytes by phase; None where the run recorded none."""
+    known = [h for h in held if h.measured is not None]
     rows = [
         (f"{h.phase}, pool {h.pool}", h.predicted / GB, h.measured / GB, h.phase)
-        for h in held
+        for h in known
         if h.measured is not None and h.predicted is not None
     ]
     if not rows:
@@ -86,13 +110,20 @@ def memory(held: Sequence[PhaseMemory]) -> Figure | None:
         plot=plots.spec(data, layout),
         table=table_of(
             "Memory, predicted and measured",
-            rows,
-            Column("phase and pool", 0),
-            Column("predicted (GB)", 1, FIGURE),
-            Column("measured (GB)", 2, FIGURE),
-            Column("measured / predicted", lambda row: row[2] / row[1], RATIO),
+            known,
+            Column("phase"),
+            Column("pool"),
+            Column("predicted (GB)", lambda h: _gb(h.predicted), FIGURE),
+            Column("P10-P90 (GB)", lambda h: (_gb(h.low), _gb(h.high)), ENDS),
+            Column("measured (GB)", lambda h: _gb(h.measured), FIGURE),
+            Column("ratio", kind=RATIO),
+            Column("predicted by role (GB)", lambda h: {r: b / GB for r, b in h.roles.items() if b}, AMOUNTS),
         ),
     )
+
+
+def _gb(num_bytes: float | None) -> float | None:
+    return None if num_bytes is None else num_bytes / GB
 
 
 def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:

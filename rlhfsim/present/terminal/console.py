@@ -12,7 +12,6 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
-from rich.rule import Rule
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -68,11 +67,6 @@ def one_line(label: str, text: str) -> Text:
 def stacked(*parts: Part) -> Group:
     """Parts one below the other."""
     return Group(*parts)
-
-
-def ruled(title: str) -> Rule:
-    """A title with a line to its right."""
-    return Rule(title, align="left", style="dim")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -9,6 +9,7 @@ from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
 from rlhfsim.present.known import known
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
 from rlhfsim.present.terminal.choices import front_table, whynot_text
@@ -82,7 +83,10 @@ def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Name
     assert plan is not None
     if wants(detail, "time"):
         why = [indented(styled(reason)) for reason in answer.reasons]
-        yield "time", [view.phase_table(plan, width), indented(styled(layout_words(plan), style="dim"))]
+        yield (
+            "time",
+            [first.phases(plan, width, starts=True), indented(styled(layout_words(plan), style="dim"))],
+        )
         yield "why", [*why]
     if wants(detail, "memory"):
         yield "memory", [memory_chart(plan, width)]

@@ -72,7 +72,9 @@ def _doubted(answer: Diagnosis) -> Iterator[Part]:
 def _without(change: KeyChange, answer: Diagnosis) -> str:
     """`--gradient_checkpointing is not in what you gave: risk above 95 %; with it 12 %`."""
     keys = ", ".join(said(key, value) for key, value in change.keys.items())
-    return f"{keys} is not in what you gave: risk {_risk(answer.judged)}; with it {_risk(change.judged)}"
+    return (
+        f"{keys} is not in what you gave: risk {risk_text(answer.judged)}; with it {risk_text(change.judged)}"
+    )
 
 
 def _absent(each: Unread, answer: Diagnosis) -> str:
@@ -106,7 +108,7 @@ def _folded(names: Sequence[str]) -> str:
 
 def verdict(base: Judged) -> str:
     """Fits or not, with the risk, the moment and the bytes."""
-    risk = f"risk of running out of memory {_risk(base)}"
+    risk = f"risk of running out of memory {risk_text(base)}"
     if not base.fits:
         phase = base.memory.breaks_in(LIKELY)
         over = phase.probability_out_of_memory >= LIKELY or not base.memory.rejected_by
@@ -114,7 +116,7 @@ def verdict(base: Judged) -> str:
     return f"fits: {risk}; {moment(base)}; {_host(base)}"
 
 
-def _risk(judged: Judged) -> str:
+def risk_text(judged: Judged) -> str:
     """A probability; where a bound is said for it, its side."""
     risk = computed(judged.memory)
     side = "below " if risk < judged.risk else "above " if risk > judged.risk else ""
@@ -191,25 +193,7 @@ def _figures(after: Judged, before: Judged | None) -> str:
         was = before.plan.prediction.usd_per_step
         if p.usd_per_step is not None and was is not None:
             parts.append(f"{p.usd_per_step - was:+.3f} USD")
-    return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {_risk(after)}"])
-
-
-def suggestions(answer: Diagnosis, measured_s: float) -> Iterator[Part]:
-    """What keys would have saved of a measured step, in proportion to the predicted one."""
-    start = answer.fixes[0].judged.step_s if answer.fixes else answer.judged.step_s
-    known: Mapping[str, Any] = answer.fixes[0].keys if answer.fixes else {}
-    before = start
-    for i, change in enumerate(answer.faster, start=1):
-        after = change.judged.step_s
-        saved = units.format(measured_s * (before - after) / start, "s")
-        share, risk = signed(after / before - 1), _risk(change.judged)
-        yield styled(f"  {i}  saves about {saved} of the step ({share}), risk of running out {risk}")
-        yield from (
-            styled(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
-            for key, value in change.keys.items()
-            if key not in known
-        )
-        before, known = after, change.keys
+    return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {risk_text(after)}"])
 
 
 def said(key: str, value: Any) -> str:

@@ -58,11 +58,10 @@ def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[Pa
     yield labelled({**_verdict(plan), **({"odds": summary(plan.run)} if plan.run else {})})
     if verdicts_of(plan):
         yield targets(plan)
-    yield from ("", first.roles(plan, width), "", first.phases(plan, width))
+    timed = first.phases(plan, width, starts=wants(detail, "time"))
+    yield from ("", first.roles(plan, width), "", timed)
     if not detail:
         yield labelled({"more": "--detail time,memory,sure,all"})
-    if wants(detail, "time"):
-        yield from ("", view.phase_table(plan, width))
     if wants(detail, "memory"):
         yield from ("", memory_chart(plan, width))
     if wants(detail, "sure"):

@@ -84,18 +84,20 @@ def roles(plan: Plan, width: int, *, decoded: bool = True) -> Part:
     return stacked(tight(data, width), *[styled(layout_words(plan), style="dim")] * decoded)
 
 
-def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -> Part:
+def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0, starts: bool = False) -> Part:
     """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar; where
-    `decoded`, what the columns say."""
+    `decoded`, what the columns say; with `starts` also when it begins."""
     p = plan.prediction
     end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
     digits, wide = decimals(end), width >= NARROW
+    starts = starts and wide
     pools = len(plan.placement.pools) > 1
     shown, small = view.split(p.phases, end, tiny=tiny)
     rows: list[list[Part]] = [
         [
             f.name,
             *[f.pool] * pools,
+            *[f"{f.start_s:,.{digits}f}"] * starts,
             fixed(f.seconds, digits),
             *[f"{f.low_s:,.{digits}f}-{f.high_s:,.{digits}f}"] * wide,
             resource_text(f.bound_by),
@@ -108,9 +110,18 @@ def phases(plan: Plan, width: int, *, decoded: bool = True, tiny: float = 0.0) -
     if small:
         name = f"{len(small)} short {'moves' if all(is_move(f.name) for f in small) else 'phases'}"
         spent = fixed(sum(f.seconds for f in small), digits)
-        rows.append([name, *[""] * pools, spent, *[""] * wide, "", "", "", ""])
+        rows.append([name, *[""] * (pools + starts), spent, *[""] * wide, "", "", "", ""])
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
-    titles = ["phase", *["pool"] * pools, ">takes s", *[">P10-P90"] * wide, "bound by", ">of peak", ">memory"]
+    titles = [
+        "phase",
+        *["pool"] * pools,
+        *[">start s"] * starts,
+        ">takes s",
+        *[">P10-P90"] * wide,
+        "bound by",
+        ">of peak",
+        ">memory",
+    ]
     data = grid([*titles, axis], rows, fit={"pool": view.POOL})
     return stacked(tight(data, width), *[styled(_meanings(plan), style="dim")] * decoded)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import AskedRun, Plan, RunOdds
 from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.console import Part, plain_grid, styled
 from rlhfsim.present.words import likely, percent
-from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
+from rlhfsim.search.requirements import meets_all, shown, verdicts_of
 from rlhfsim.units import DAY, HOUR, format, significant
 from rlhfsim.what_if.risk.odds import Odds
 
@@ -24,33 +24,24 @@ TITLES = {
 """Quantity of a target -> title of its probability."""
 
 
-def chance_titles(quantities: Sequence[str]) -> list[str]:
-    """A column for each target that has a probability."""
-    return [f">{TITLES.get(name, name)}" for name in quantities if name not in CERTAIN]
-
-
 def targets(plan: Plan) -> Part:
-    """Whether all is met in one, then a line a target: met or not, what the plan reaches, and how surely."""
-    met, missed = styled("met", style="green"), styled("MISSED", style="bold red")
-    verdicts, run = verdicts_of(plan), plan.run
-    rows: list[tuple[Part, ...]] = []
-    if run is not None and run.odds is not None and run.confidence and any(v.drawn for v in verdicts):
-        kept = met if meets_all(plan) else missed
-        asked = f"asked for with {percent(run.confidence)}"
-        rows.append(("  fits and meets all", kept, asked, _chance(run.odds.together)))
-    return plain_grid([*rows, *_each(verdicts, met, missed)])
-
-
-def _each(verdicts: Sequence[Verdict], met: Part, missed: Part) -> Iterator[tuple[Part, ...]]:
-    return (
-        (
-            f"  {v.requirement.text}",
-            met if v.met else missed,
-            shown(v.requirement, v.actual),
-            _chance(v.probability),
-        )
-        for v in verdicts
+    """A line for all targets in one, then a line a target."""
+    styles = {"met": "green", "MISSED": "bold red"}
+    return plain_grid(
+        map(styled, (f"  {name}", met, *rest), ("", styles[met], "", ""))
+        for name, met, *rest in target_texts(plan)
     )
+
+
+def target_texts(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """What is asked for, met or not, what the plan reaches, and how surely."""
+    verdicts, run = verdicts_of(plan), plan.run
+    words = {True: "met", False: "MISSED"}
+    if run is not None and run.odds is not None and run.confidence and any(v.drawn for v in verdicts):
+        asked, together = f"asked for with {percent(run.confidence)}", _chance(run.odds.together)
+        yield "fits and meets all", words[meets_all(plan)], asked, together
+    for v in verdicts:
+        yield v.requirement.text, words[v.met], shown(v.requirement, v.actual), _chance(v.probability)
 
 
 def _chance(probability: float | None) -> str:

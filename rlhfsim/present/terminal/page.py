@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from rlhfsim.present.answers.tree import Block, Changed, Figure, Listing, Page, TypedTable
 from rlhfsim.present.answers.written import tile_texts, written
+from rlhfsim.present.tables import TableData
 from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, narrowed, styled, within
 from rlhfsim.present.words import listed
 
@@ -28,7 +29,9 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
             continue
         if section.heading:
             yield styled(f"\n{section.heading}", style="bold")
-        for block in section.blocks:
+        for i, block in enumerate(section.blocks):
+            if i and isinstance(block, TypedTable | TableData):
+                yield ""
             yield from _block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks))
     if left_out:
         shown = listed([section.heading.lower() for section in left_out])
@@ -37,7 +40,7 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
 
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
     """One block; of figures the table, where nothing else says its numbers."""
-    if isinstance(block, TypedTable):
+    if isinstance(block, TypedTable | TableData):
         yield _table(block, width)
     elif isinstance(block, Figure) and figures:
         yield styled(block.title)
@@ -52,7 +55,7 @@ def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
         )
 
 
-def _table(table: TypedTable, width: int) -> Part:
+def _table(table: TypedTable | TableData, width: int) -> Part:
     data = written(table)
     stretched = any(fit.ratio for fit in data.fit.values())
     return drawn(within(narrowed(data, width), width), width if stretched else None)

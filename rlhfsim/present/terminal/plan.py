@@ -6,7 +6,7 @@ stands in colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
@@ -15,21 +15,11 @@ from rlhfsim.present import words
 from rlhfsim.present.basis import cluster_of, evidence, profile_under, profiles_of
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, added, grid
-from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
-from rlhfsim.present.terminal.console import (
-    COLOURS,
-    NARROW,
-    WIDTH,
-    Part,
-    drawn,
-    labelled,
-    resource_text,
-    stacked,
-    styled,
-)
+from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, grid
+from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
+from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, Part, drawn, labelled, stacked, styled
 from rlhfsim.present.verdict import is_size
-from rlhfsim.present.words import RESOURCES, fixed, percent, size
+from rlhfsim.present.words import percent, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import BACKENDS, sums_fp32
@@ -50,14 +40,18 @@ SMALL = 0.02
 
 def header(plan: Plan) -> Part:
     """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
-    rows = {
+    return stacked(styled(task(plan), style="bold"), labelled(header_rows(plan)))
+
+
+def header_rows(plan: Plan) -> dict[str, str]:
+    """The lines below the title."""
+    return {
         "batch": batch(plan),
         **sampling(plan),
         "plan": architecture(plan),
         "roles": _roles(plan),
         **known(plan),
     }
-    return stacked(styled(task(plan), style="bold"), labelled(rows))
 
 
 def task(plan: Plan) -> str:
@@ -132,15 +126,6 @@ def _roles(plan: Plan) -> str:
     return f"{plan.role_placement} ({words.pools(plan)}){sync}"
 
 
-def summary(plan: Plan) -> Part:
-    """Step time, money and energy, memory peak and risk: label and figure."""
-    p = plan.prediction
-    spread = f"P10-P90 {units.format(p.low_s, 's')} to {units.format(p.high_s, 's')}"
-    speed = f"{units.significant(p.tokens_per_s_per_gpu)} tokens/s per GPU"
-    step = f"{units.format(p.step_s, 's')} ({spread}), {speed}"
-    return labelled({"step": step, "cost": cost_text(plan), "memory": memory_text(plan)})
-
-
 def cost_text(plan: Plan) -> str:
     """`13.3 USD (P10-P90 8.1-24, 3 USD per GPU-hour), 5.82 kWh, 2.2 kgCO2e per step`."""
     return f"{money_text(plan)}, {energy_text(plan)} per step"
@@ -192,37 +177,6 @@ def peak_text(plan: Plan) -> str:
 # --- phases -----------------------------------------------------------------------------------------
 
 
-def phase_table(plan: Plan, width: int = WIDTH) -> Part:
-    """Phases in the order of their start, each with a bar in time and what binds it."""
-    p = plan.prediction
-    end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
-    digits, pools, wide = words.decimals(end), len(plan.placement.pools) > 1, width >= NARROW
-    shown, small = split(p.phases, end)
-    rows: list[list[Part]] = [
-        [
-            f.name,
-            *[f.pool] * pools,
-            *[f"{f.start_s:,.{digits}f}"] * wide,
-            fixed(f.seconds, digits),
-            f"{f.low_s:,.{digits}f}-{f.high_s:,.{digits}f}",
-            resource_text(f.bound_by),
-            time_bar(f, end),
-        ]
-        for f in shown
-    ]
-    if small:
-        by_resource = added(item for f in small for item in f.by_resource_s.items())
-        total, largest = (
-            sum(f.seconds for f in small),
-            max(by_resource, key=lambda r: by_resource[r], default=""),
-        )
-        moves = [f"{len(small)} short moves", *[""] * (pools + wide), fixed(total, digits), ""]
-        rows.append([*moves, resource_text(largest), styled("in and out of GPU memory", style="dim")])
-    axis = Axis(label=units.format(end, "s"), at=end, scale=end)
-    titles = ["phase", *["pool"] * pools, *[">start s"] * wide, ">takes s", ">P10-P90", "bound by", axis]
-    return drawn(grid(titles, rows, fit={"pool": POOL}, notes=_phase_notes(plan)), width)
-
-
 def split(
     phases: Sequence[PredictedPhase], end: float, *, tiny: float = 0.0
 ) -> tuple[list[PredictedPhase], list[PredictedPhase]]:
@@ -241,16 +195,6 @@ def time_bar(phase: PredictedPhase, end: float) -> HorizontalBar:
     shares = sorted(phase.by_resource_s.items(), key=lambda item: -item[1])
     stretches = [Stretch(amount=s, glyph=glyph, style=COLOURS.get(r, "")) for r, s in shares]
     return HorizontalBar(stretches=stretches, scale=end, offset=phase.start_s)
-
-
-def _phase_notes(plan: Plan) -> Iterator[str]:
-    phases = plan.prediction.phases
-    if any(not f.critical for f in phases):
-        yield "light bars: the step does not wait for them"
-    used = dict.fromkeys(f.bound_by for f in phases if not words.is_move(f.name))
-    meanings = [f"{RESOURCES[r].word}: {RESOURCES[r].meaning}" for r in used if r in RESOURCES]
-    if meanings:
-        yield "; ".join(meanings)
 
 
 # --- placement --------------------------------------------------------------------------------------

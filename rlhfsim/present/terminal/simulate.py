@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlhfsim import units
 from rlhfsim.present.tables import Fit, grid, table
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Sparkline, Stretch
 from rlhfsim.present.terminal.console import Part, drawn, labelled, styled
@@ -40,7 +41,7 @@ def report(answer: Simulation, width: int) -> Iterator[Part]:
         if lives_on_stock(answer):
             yield styled(STOCK, style="dim")
     yield ""
-    yield view.phase_table(answer.plan, width)
+    yield first.phases(answer.plan, width, starts=True)
     if note := phase_note(answer):
         yield styled(note, style="dim")
     yield ""

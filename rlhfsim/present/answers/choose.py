@@ -1,4 +1,4 @@
-"""The answer of `rlhfsim choose` for people and for machines."""
+"""What `rlhfsim choose` answers: kinds and numbers of GPUs, frameworks and backends on one table."""
 
 from __future__ import annotations
 
@@ -7,50 +7,43 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
-from rlhfsim.present.tables import WORDS, TableData, fields, grid
+from rlhfsim.plan import Prediction
+from rlhfsim.present.answers.kinds import BYTES, COARSE_ENDS, COUNT, ENDS, NUMBER, PROBABILITY, SECONDS, SHARE
+from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
+from rlhfsim.present.tables import fields
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.console import WIDTH, Part, drawn, styled, within
-from rlhfsim.present.terminal.odds import CERTAIN, chance_titles, odds_dict
+from rlhfsim.present.terminal.odds import CERTAIN, TITLES, odds_dict
 from rlhfsim.present.terminal.plan import batch, trained
 from rlhfsim.present.verdict import assumed, learning
-from rlhfsim.present.words import likely, percent, plural, signed, size
-from rlhfsim.search.requirements import Requirement
+from rlhfsim.present.words import percent, plural, signed
+from rlhfsim.search.requirements import Requirement, Verdict
 from rlhfsim.step.measured import compared, model_error
-from rlhfsim.units import format, significant
 from rlhfsim.what_if.choose import ClusterOption
 
-SCHEMA = "rlhfsim.choose/2"
 TOGETHER = "likely"
 """Title of the probability that a candidate fits and meets all targets in one."""
 NAMED = 1
 """Other frameworks that a row names."""
-SPARE = ("others", ">P10-P90", ">memory", "backend", ">host", *chance_titles(["time_of_run", "cost_of_run"]))
-"""Columns for which a terminal may have no room, the first to go first."""
 MOST = 24
 """Rows of the table; the rest stands in --json."""
 
 
-def report(
-    options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None, width: int = WIDTH
-) -> Iterator[Part]:
+def choose_page(
+    options: Sequence[ClusterOption], targets: Sequence[Requirement], steps: int | None, confidence: float
+) -> Page:
     """One line a candidate, the front marked; then what fits nowhere."""
-    listed = rows(options)
-    if listed:
-        yield from _asked(listed)
-    if trouble := warning(options, targets):
-        yield styled(trouble, style="bold red")
-    if listed:
-        yield drawn(within(table(options, listed, targets, steps), width), None)
-    for note in notes(options, listed, targets, steps):
-        yield styled(note)
-
-
-def _asked(listed: Sequence[ClusterOption]) -> Iterator[Part]:
-    """The work that all candidates do."""
-    plan = listed[0].plan
-    assert plan is not None
-    yield styled(trained(plan), style="bold")
-    yield styled(batch(plan))
+    listed, trouble = rows(options), warning(options, targets)
+    plan = listed[0].plan if listed else None
+    return answer(
+        "rlhfsim.choose/2",
+        table(options, listed, targets, steps) if listed else None,
+        Listing(title="", items=tuple(notes(options, listed, targets, steps))),
+        title=trained(plan) if plan else "",
+        subtitle=batch(plan) if plan else "",
+        verdict=trouble or "",
+        mark="bad" if trouble else "plain",
+        data={"confidence": confidence, "candidates": [_as_data(x) for x in options]},
+    )
 
 
 def warning(options: Sequence[ClusterOption], targets: Sequence[Requirement]) -> str | None:
@@ -77,59 +70,43 @@ def table(
     listed: Sequence[ClusterOption],
     targets: Sequence[Requirement],
     steps: int | None,
-) -> TableData:
+) -> TypedTable:
     """The candidates that are listed, each beside the other frameworks on its GPUs."""
-    drawn_targets = [t.quantity for t in targets if t.quantity not in CERTAIN]
-    chances = chance_titles(drawn_targets) if len(drawn_targets) > 1 else []
-    money = "USD/step" if steps is None else "USD"
-    several = len({x.framework for x in options}) > 1
-    stale = any(_lag(x) for x in listed)
-    head = ["", ">GPUs", "GPU", "framework", "backend", ">step", ">P10-P90", f">{money}"]
-    head += [f">{TOGETHER}", *chances, *[">lag"] * stale, ">memory", ">host", *["others"] * several]
-    cells = [
-        [*_row(x, len(chances)), *[_lag(x)] * stale, *_memory(x), *[_others(x, options)] * several]
-        for x in listed
-    ]
-    styles = ["bold green" if _best(x, options) else "" for x in listed]
-    return grid(head, cells, fit=dict.fromkeys(("others", *chances), WORDS), styles=styles, spare=SPARE)
-
-
-def _lag(option: ClusterOption) -> str:
-    """Policy versions by which samples may be old when they are trained on; empty where by none."""
-    assert option.plan is not None
-    lag = option.plan.placement.schedule.staleness
-    return f"{lag:g}" if lag else ""
-
-
-def _memory(option: ClusterOption) -> tuple[str, str]:
-    """Share of the fullest GPU, bytes of the fullest host."""
-    assert option.plan is not None
-    p = option.plan.prediction
-    return percent(p.peak_memory_bytes / p.capacity_bytes), size(p.host_peak_bytes)
-
-
-def _best(option: ClusterOption, options: Sequence[ClusterOption]) -> bool:
-    return option is options[0] and option.meets
-
-
-def _row(option: ClusterOption, chances: int) -> tuple[str, ...]:
-    assert option.plan is not None
-    assert option.odds is not None
-    p, known = option.plan.prediction, option.odds
-    drawn_targets = [v for v in known.verdicts if v.requirement.quantity not in CERTAIN]
-    likelihoods = [likely(v.probability) if v.probability is not None else "" for v in drawn_targets]
-    return (
-        "*" if option.on_front else "",
-        f"{option.gpus:,}",
-        option.gpu,
-        option.framework,
-        option.backend,
-        format(p.step_s, "s"),
-        f"{significant(p.low_s)}-{significant(p.high_s)}",
-        "unknown" if known.usd is None else f"{_usd(known.usd[0])}-{_usd(known.usd[2])}",
-        likely(known.together),
-        *likelihoods[:chances],
+    drawn = [t.quantity for t in targets if t.quantity not in CERTAIN]
+    chances = (
+        Column(TITLES.get(name, name), lambda x, i=i: _drawn(x)[i].probability, PROBABILITY, spare=6 + i)
+        for i, name in enumerate(drawn)
     )
+    others = Column("others", lambda x: _others(x, options), spare=1)
+    return table_of(
+        "Candidates",
+        listed,
+        Column("", lambda x: "*" * x.on_front),
+        Column("GPUs", "gpus", COUNT),
+        Column("GPU", "gpu"),
+        Column("framework"),
+        Column("backend", spare=4),
+        Column("step", "plan.prediction.step_s", SECONDS),
+        Column("P10-P90", lambda x: (x.plan.prediction.low_s, x.plan.prediction.high_s), ENDS, spare=2),
+        Column("USD/step" if steps is None else "USD", lambda x: x.odds.usd and x.odds.usd[::2], COARSE_ENDS),
+        Column(TOGETHER, "odds.together", PROBABILITY),
+        *(chances if len(drawn) > 1 else ()),
+        Column("lag", lambda x: x.plan.placement.schedule.staleness or None, NUMBER.where(""), spare=9),
+        Column("memory", lambda x: _full(x.plan.prediction), SHARE, spare=3),
+        Column("host", "plan.prediction.host_peak_bytes", BYTES, spare=5),
+        *[others] * (len({x.framework for x in options}) > 1),
+        style=lambda x: "bold green" * (x is options[0] and x.meets),
+    )
+
+
+def _full(p: Prediction) -> float:
+    """Share of the fullest GPU."""
+    return p.peak_memory_bytes / p.capacity_bytes
+
+
+def _drawn(option: ClusterOption) -> list[Verdict]:
+    verdicts = option.odds.verdicts if option.odds else ()
+    return [v for v in verdicts if v.requirement.quantity not in CERTAIN]
 
 
 def _others(option: ClusterOption, options: Sequence[ClusterOption], most: int = NAMED) -> str:
@@ -188,7 +165,7 @@ def _reading(
     """What the columns of a candidate mean."""
     yield "* no other is as fast and as cheap."
     yield "Each row is the fastest plan that its framework runs, with the costs of its software."
-    run = f"{steps:,} steps, failures counted" if steps else "a step"
+    run = f"{plural(steps, 'step')}, failures counted" if steps else "a step"
     yield f"USD: P10 to P90 over step and price of {run}."
     chance = ", ".join(t.text for t in targets if t.quantity not in CERTAIN)
     kept = f" and keeps {chance}, in one" if chance else ""
@@ -199,15 +176,6 @@ def _reading(
         yield f"How much longer a step takes with another framework, in the first row: {longer}."
         error = percent(model_error())
         yield f"Within the error ({error}): no run of theirs was ever compared, their order is not known."
-
-
-def _usd(value: float) -> str:
-    return significant(value, 2)
-
-
-def choose_dict(options: Sequence[ClusterOption], confidence: float) -> dict[str, Any]:
-    """The same content, every candidate."""
-    return {"schema": SCHEMA, "confidence": confidence, "candidates": [_as_data(x) for x in options]}
 
 
 def _as_data(option: ClusterOption) -> dict[str, Any]:
