@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -24,6 +21,7 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, on_command_line, option, reply
+from rlhfsim.cli.search_progress import counted
 from rlhfsim.cli.size import check_roles, kinds_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
@@ -62,7 +60,7 @@ Examples:
 def choose(ctx: click.Context, /, **given: Any) -> None:
     """Compare kinds of GPUs, sizes, frameworks and backends: step, cost, probability."""
     asked, targets = candidates(given)
-    with _progress(len(asked)) as tick:
+    with counted("designing", len(asked)) as tick:
         options = search_choose(asked, targets, given["steps"], confidence=given["confidence"], progress=tick)
     reply(given, choose_page(options, targets, given["steps"], given["confidence"]))
     ctx.exit(0 if options[0].meets else 1)
@@ -116,16 +114,3 @@ def _request(given: dict[str, Any], profile: Any) -> Request:
     request = constrained(base, given)
     check_roles(request, models_of(request.workload))
     return request
-
-
-@contextmanager
-def _progress(count: int) -> Iterator[Callable[[], object] | None]:
-    """A bar on a terminal that somebody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rlhfsim.present.terminal.progress import advancing
-
-    with advancing() as bar:
-        task = bar.add_task("designing", total=count)
-        yield lambda: bar.advance(task)

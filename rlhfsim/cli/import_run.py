@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,26 +81,48 @@ def run_files(path: Path | str) -> Iterator[tuple[Path, Callable[[], None]]]:
 RUN = RunPath(path_type=Path)
 
 
+LOG_OPTIONS = (
+    option(
+        "--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is."
+    ),
+    option(
+        "--gpu",
+        Words("NAME", completion.gpus),
+        "What it ran on: name or alias (rlhfsim gpus), or a YAML file. Default: as the log gives it away.",
+    ),
+    option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own."),
+    option(
+        "--config configs",
+        FILE,
+        "Configuration (YAML, JSON) or launch script, over what the log prints. Default: what lies in PATH.",
+        multiple=True,
+    ),
+    option("--set given", Words("KEY=VALUE"), "A setting of the framework, over the files.", multiple=True),
+    option("--model", Words("NAME", completion.models), MODEL_HELP),
+    option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logged them."),
+)
+"""What logs of other frameworks are read with."""
+
+
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with them."""
+    return reduce(lambda wrapped, add: add(wrapped), reversed(LOG_OPTIONS), command)
+
+
+def choices(given: dict[str, Any]) -> Choices:
+    """What they say."""
+    return Choices(
+        gpu=given["gpu"],
+        rollout_gpu=given["rollout_gpu"],
+        configs=given["configs"],
+        given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
+        prompt_tokens=given["prompt_len"],
+    )
+
+
 @writer(name="import-run", epilog=EPILOG)
 @click.argument("path", type=RUN)
-@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
-@option(
-    "--gpu",
-    Words("NAME", completion.gpus),
-    "What it ran on: name or alias (rlhfsim gpus), or a YAML file. Default: as the log gives it away.",
-)
-@option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own.")
-@option(
-    "--config configs",
-    FILE,
-    "Configuration (YAML, JSON) or launch script, over what the log prints. Default: what lies in PATH.",
-    multiple=True,
-)
-@option(
-    "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
-)
-@option("--model", Words("NAME", completion.models), MODEL_HELP)
-@option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logged them.")
+@log_options
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
 def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
@@ -111,25 +134,18 @@ def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool
     the one that the log prints; what it leaves out is the framework's own default, and is listed. What
     nothing says is asked for, all at once. Every metric that is a time and has no counterpart is named.
     """
-    choices = Choices(
-        gpu=given["gpu"],
-        rollout_gpu=given["rollout_gpu"],
-        configs=given["configs"],
-        given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
-        prompt_tokens=given["prompt_len"],
-    )
     with on_command_line(), run_files(path) as (files, _):
-        run, plan = import_into(files, framework, choices, out)
+        run, plan = import_into(files, framework, choices(given), out)
     emit(as_json, lambda: view.as_data(run, plan, files, out), lambda: view.report(run, plan, out))
 
 
-def import_into(path: Path, framework: str | None, choices: Choices, out: Path) -> tuple[Imported, Plan]:
+def import_into(path: Path, framework: str | None, chosen: Choices, out: Path) -> tuple[Imported, Plan]:
     """The run whose logs lie at `path`, as a run folder at `out`.
 
     Raises:
         RlhfsimError: what is needed is not there, or contradicts itself.
     """
-    run = read_logs(path, framework_named(framework) if framework else None, choices)
+    run = read_logs(path, framework_named(framework) if framework else None, chosen)
     cluster = replace(run.setup.cluster, framework=run.framework.name)
     plan = estimate(run.setup.placement, run.setup.workload, cluster)
     write(run, plan, out, path)

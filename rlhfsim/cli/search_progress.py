@@ -1,4 +1,4 @@
-"""One line on standard error that says how far a search has come."""
+"""What standard error says of how far a search has come: one line, or a bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rlhfsim.search.progress import Progress, heard_by
@@ -30,6 +30,19 @@ def shown() -> Iterator[None]:
             yield
     finally:
         line.clear()
+
+
+@contextmanager
+def counted(doing: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """A bar that each call advances, where somebody watches; without a total it moves to and fro."""
+    if not sys.stderr.isatty() or total == 0:
+        yield lambda: None
+        return
+    from rlhfsim.present.terminal.progress import advancing
+
+    with advancing() as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda: bar.advance(task)
 
 
 class _Line:

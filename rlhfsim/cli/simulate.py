@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from rlhfsim.cli.params import (
     writer,
 )
 from rlhfsim.cli.planned import profile_notes
+from rlhfsim.cli.search_progress import counted
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import is_replaceable
 from rlhfsim.present import plain
@@ -157,7 +156,8 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
     """
     _check(ctx, given)
     notes = profile_notes(given["file"])
-    with progress(given["replications"]) as tick, on_command_line():
+    many = given["replications"] if given["replications"] > 1 else None
+    with counted("simulating", many) as tick, on_command_line():
         answer = simulate_file(given["file"], options_of(given), price=given["price"], progress=tick)
         help = fitting_change(answer.plan, cluster_of(answer.plan)) if answer.rejected_by else None
     written = given["trace"] if answer.trace is not None else None
@@ -206,19 +206,6 @@ def options_of(given: dict[str, Any]) -> SimulationOptions:
         straggler=given["straggler"],
         faults=faults,
     )
-
-
-@contextmanager
-def progress(replications: int) -> Iterator[Callable[[], None] | None]:
-    """A bar on a terminal that somebody watches; it only moves to and fro for a single run."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rlhfsim.present.terminal.progress import advancing
-
-    with advancing() as bar:
-        task = bar.add_task("simulating", total=replications if replications > 1 else None)
-        yield lambda: bar.advance(task)
 
 
 def _report(answer: Simulation, notes: Sequence[str], help: str | None, trace: Path | None) -> Iterator[Part]:

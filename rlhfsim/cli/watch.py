@@ -12,16 +12,12 @@ from typing import Any
 import click
 
 from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
-from rlhfsim.cli import completion
-from rlhfsim.cli.import_run import MODEL_HELP, NAMES, RUN, run_files, settings
-from rlhfsim.cli.params import FILE, Number, OneOf, Whole, Words, flag, on_command_line, option, typed
+from rlhfsim.cli.import_run import RUN, choices, log_options, run_files
+from rlhfsim.cli.params import FILE, Number, Whole, Words, flag, on_command_line, option
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
-from rlhfsim.frameworks.logs.imported import Choices
 from rlhfsim.plan import read_plan
 from rlhfsim.present.terminal import watch as view
 from rlhfsim.present.terminal.console import console, put
-from rlhfsim.specs.ranges import Tokens
 from rlhfsim.what_if.watch import Event, JobWatch
 
 EPILOG = """\b
@@ -37,17 +33,7 @@ MAX_STEPS = 100_000_000
 @click.command(epilog=EPILOG)
 @click.argument("path", type=RUN, metavar="LOG|FOLDER")
 @option("--plan", FILE, "plan.json that the job runs. Default: what the doctor says of its configuration.")
-@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
-@option("--gpu", Words("NAME", completion.gpus), "What it runs on. Default: as the log gives it away.")
-@option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own.")
-@option(
-    "--config configs", FILE, "Configuration or launch script. Default: what the log prints.", multiple=True
-)
-@option(
-    "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
-)
-@option("--model", Words("NAME", completion.models), MODEL_HELP)
-@option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logs them.")
+@log_options
 @option("--steps", Whole(1, MAX_STEPS), "Steps of the whole run: how far is looked ahead, and when it ends.")
 @option(
     "--fail-on", Words("CONDITION"), f"End with exit code 1 at NAME>X: {', '.join(MEASURES)}.", multiple=True
@@ -68,10 +54,10 @@ def watch(ctx: click.Context, /, path: Path | str, plan: Path | None, as_json: b
     with on_command_line():
         conditions = [condition(text) for text in given["fail_on"]]
         priced = read_plan(plan, as_priced=True) if plan else None
-        choices = _choices(given)
+        chosen = choices(given)
     with run_files(path) as (files, update):
         watched = JobWatch(
-            files, plan=priced, framework=given["framework"], choices=choices, steps=given["steps"]
+            files, plan=priced, framework=given["framework"], choices=chosen, steps=given["steps"]
         )
         looks = Looks(every_s=given["every"], once=given["once"], update=update)
         code = _follow(watched, conditions, looks, as_json)
@@ -86,16 +72,6 @@ class Looks:
     once: bool
     update: Callable[[], None]
     """Brings what is new where the log is elsewhere."""
-
-
-def _choices(given: dict[str, Any]) -> Choices:
-    return Choices(
-        gpu=given["gpu"],
-        rollout_gpu=given["rollout_gpu"],
-        configs=given["configs"],
-        given=settings(given["given"]) | ({NAMED_MODEL: given["model"]} if given["model"] else {}),
-        prompt_tokens=given["prompt_len"],
-    )
 
 
 def _follow(watched: JobWatch, conditions: list[Condition], looks: Looks, as_json: bool) -> int:

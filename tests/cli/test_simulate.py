@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from rlhfsim import units
 from rlhfsim.api import estimate_file, simulate_file
-from rlhfsim.cli.simulate import progress, simulate
+from rlhfsim.cli.search_progress import counted
+from rlhfsim.cli.simulate import simulate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.bars import merged, spark
@@ -223,13 +224,13 @@ def test_bad_input_names_the_value_and_the_rule(arguments: tuple[str, ...], word
 
 
 def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress(3) as tick:
-        assert tick is None
     screen = io.StringIO()
-    monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress(3) as tick:
-        assert tick is not None
+    with counted("simulating", 3) as tick:
+        tick()
+    assert not screen.getvalue()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    with counted("simulating", 3) as tick:
         for _ in range(3):
             tick()
     assert "simulating" in screen.getvalue()
