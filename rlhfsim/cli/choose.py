@@ -6,31 +6,17 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.constraints import (
-    confidence_option,
-    constrained,
-    constraint_options,
-    promise_options,
-    requirements,
-)
-from rlhfsim.cli.inputs import (
-    FRAMEWORKS,
-    build_workload,
-    oversubscription_option,
-    rent_option,
-    workload_options,
-)
-from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, on_command_line, option, reply
+from rlhfsim.cli.constraints import confidence_option, constraint_options, promise_options, requirements
+from rlhfsim.cli.inputs import FRAMEWORKS, oversubscription_option, rent_option, workload_options
+from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, option, reply
 from rlhfsim.cli.search_progress import counted
-from rlhfsim.cli.size import check_roles, kinds_of
+from rlhfsim.cli.size import kinds_of, on_one_gpu
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.present.answers.choose import choose_page
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster
-from rlhfsim.specs.hardware.profiles import node_group
-from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.what_if.choose import choose as search_choose
 from rlhfsim.what_if.choose import not_run, questions
 from rlhfsim.what_if.sizing import resized
@@ -101,16 +87,5 @@ def _sizes(text: str) -> tuple[int, int]:
 def _request(given: dict[str, Any], profile: Any) -> Request:
     """The question on one GPU of the first kind; each candidate replaces the cluster."""
     name = given["framework"]
-    with on_command_line():
-        base = Request(
-            cluster=Cluster(
-                node_groups=(node_group(profile, 1),), oversubscription=given["oversubscription"]
-            ),
-            workload=build_workload({**given, "gpus": 1}),
-            framework=name,
-            backend="deepspeed" if name == ANY else next(iter(framework(name).trainers)),
-            price=None if isinstance(given["price"], str) else given["price"],
-        )
-    request = constrained(base, given)
-    check_roles(request, models_of(request.workload))
-    return request
+    backend = "deepspeed" if name == ANY else next(iter(framework(name).trainers))
+    return on_one_gpu(given, profile, lambda cluster: {"framework": name, "backend": backend})

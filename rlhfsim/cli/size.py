@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -127,14 +129,17 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
                     f"no price is known for {profile.name}, so cost cannot be minimised",
                     "give --price USD_PER_GPU_HOUR, or leave it out",
                 )
+    return on_one_gpu(given, profiles[0], partial(trainer, given))
+
+
+def on_one_gpu(given: dict[str, Any], profile: Profile, by: Callable[[Cluster], dict[str, Any]]) -> Request:
+    """What the options ask, on one GPU; `by`: who trains it there."""
     with on_command_line():
-        cluster = Cluster(
-            node_groups=(node_group(profiles[0], 1),), oversubscription=given["oversubscription"]
-        )
+        cluster = Cluster(node_groups=(node_group(profile, 1),), oversubscription=given["oversubscription"])
         base = Request(
             cluster=cluster,
             workload=build_workload({**given, "gpus": 1}),
-            **trainer(given, cluster),
+            **by(cluster),
             price=None if isinstance(given["price"], str) else given["price"],
         )
     request = constrained(base, given)

@@ -40,6 +40,11 @@ LIST = ValueKind(lambda names: ", ".join(names) or "none", number=False)
 YES = ValueKind(lambda value: "yes" if value else "no", number=False)
 PLAN = ValueKind(words.plan_text, number=False, missing="-")
 """A plan by its kind and layouts."""
+STEP = ValueKind(lambda plan: format(plan.prediction.step_s, "s"))
+STEP_ENDS = ValueKind(
+    lambda plan: f"{significant(plan.prediction.low_s)}-{significant(plan.prediction.high_s)}"
+)
+"""The step of a plan, and its P10 and P90."""
 ALIASES = ValueKind(lambda names: ", ".join(sorted(names, key=len)), number=False)
 COUNT = ValueKind(lambda value: f"{value:,.0f}")
 NODES = ValueKind(lambda value: f"{value:,}" if value else "-")

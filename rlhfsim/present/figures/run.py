@@ -27,6 +27,14 @@ PREDICTED, MEASURED = ("blue", "/"), ("red", "")
 SIDES = {"predicted": PREDICTED, "measured": MEASURED}
 
 
+SECONDS_OF_PHASES = (
+    Column("phase", "name"),
+    Column("predicted", "predicted_s", NUMBER),
+    Column("P10-P90", lambda r: (r.low_s, r.high_s), ENDS),
+    Column("measured", "measured_s", NUMBER),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCall:
     """A call on the time axis, predicted or measured."""
@@ -187,10 +195,7 @@ def phases(answer: SideBySide) -> Figure | None:
         table=table_of(
             "Phases in seconds, predicted and measured",
             (*rows, step),
-            Column("phase", "name"),
-            Column("predicted", "predicted_s", NUMBER),
-            Column("P10-P90", lambda r: (r.low_s, r.high_s), ENDS),
-            Column("measured", "measured_s", NUMBER),
+            *SECONDS_OF_PHASES,
             Column("p90", "p90_s", NUMBER),
             Column("ratio", kind=RATIO),
             Column("P10-P90", lambda r: (r.ratio_low, r.ratio_high), ENDS),

@@ -41,10 +41,10 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
     """One block; of figures the table, where nothing else says its numbers."""
     if isinstance(block, TypedTable | TableData):
-        yield _table(block, width)
+        yield drawn_table(block, width)
     elif isinstance(block, Figure) and figures:
         yield styled(block.title)
-        yield _table(block.table, width)
+        yield drawn_table(block.table, width)
     elif isinstance(block, Listing):
         yield from (styled(f"- {item}") for item in block.items)
     elif isinstance(block, Changed):
@@ -55,7 +55,8 @@ def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
         )
 
 
-def _table(table: TypedTable | TableData, width: int) -> Part:
+def drawn_table(table: TypedTable | TableData, width: int) -> Part:
+    """A table with the columns for which there is room."""
     data = written(table)
     stretched = any(fit.ratio for fit in data.fit.values())
     return drawn(within(narrowed(data, width), width), width if stretched else None)

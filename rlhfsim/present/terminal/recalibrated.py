@@ -7,9 +7,12 @@ from typing import Any
 
 from rlhfsim import units
 from rlhfsim.plan import Plan
-from rlhfsim.present.tables import CUT, fields, grid, table
-from rlhfsim.present.terminal.console import Part, drawn, indented, styled
-from rlhfsim.present.words import between, error_text, plan_text, plural, value_text
+from rlhfsim.present.answers.kinds import COEFFICIENT, COEFFICIENT_ENDS, COUNT, STEP, STEP_ENDS
+from rlhfsim.present.answers.tree import Column, TypedTable, table_of
+from rlhfsim.present.tables import CUT, fields
+from rlhfsim.present.terminal.console import Part, indented, styled
+from rlhfsim.present.terminal.page import drawn_table
+from rlhfsim.present.words import error_text, plan_text, plural
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.what_if.recalibrated import Recalibrated
 
@@ -24,11 +27,7 @@ def parts(answer: Recalibrated, chosen: Plan, width: int) -> Iterator[Part]:
     """Where the profile comes from, coefficients, ranks, and what the earlier choice would take."""
     for name, origin in answer.profiles.items():
         yield indented(styled(_origin(name, origin)))
-    yield _coefficients(answer, width)
-    if len(answer.moved) > SHOWN:
-        yield styled(f"  and {len(answer.moved) - SHOWN} more that moved less (--json has them)", style="dim")
-    yield ""
-    yield _rank_table(answer, width)
+    yield from (drawn_table(_coefficients(answer), width), "", drawn_table(_ranks(answer), width))
     yield indented(styled(verdict(answer, chosen), style="bold"))
     for warning in answer.warnings:
         yield indented(styled(f"note: {warning}", style="yellow"))
@@ -46,37 +45,31 @@ def _origin(name: str, origin: Provenance) -> str:
     return f"{name}: {origin.base}, calibrated on {runs} of {origin.device}, {origin.date}{error}"
 
 
-def _coefficients(answer: Recalibrated, width: int) -> Part:
-    return drawn(
-        table(
-            "",
-            answer.moved[:SHOWN],
-            ("coefficient", lambda m: m.name),
-            (">before", lambda m: value_text(m.before)),
-            (">P10-P90", lambda m: between(m.before)),
-            (">now", lambda m: value_text(m.now)),
-            (">P10-P90", lambda m: between(m.now)),
-            fit={"coefficient": CUT},
-        ),
-        width,
+def _coefficients(answer: Recalibrated) -> TypedTable:
+    return table_of(
+        "Coefficients",
+        answer.moved,
+        Column("coefficient", "name", fit=CUT),
+        Column("before", kind=COEFFICIENT),
+        Column("P10-P90", "before", COEFFICIENT_ENDS),
+        Column("now", kind=COEFFICIENT),
+        Column("P10-P90", "now", COEFFICIENT_ENDS),
+        most=SHOWN,
     )
 
 
-def _rank_table(answer: Recalibrated, width: int) -> Part:
-    kind = "best plan of kind"
-    titles = ("># was", "># now", kind, ">step before", ">P10-P90", ">step now", ">P10-P90")
-    rows = (
-        (str(r.place_before or "-"), str(r.place or "-"), r.kind, *_step(r.before), *_step(r.now))
-        for r in answer.ranks
+def _ranks(answer: Recalibrated) -> TypedTable:
+    return table_of(
+        "Ranks",
+        answer.ranks,
+        Column("# was", "place_before", COUNT),
+        Column("# now", "place", COUNT),
+        Column("best plan of kind", "kind", fit=CUT),
+        Column("step before", "before", STEP),
+        Column("P10-P90", "before", STEP_ENDS),
+        Column("step now", "now", STEP),
+        Column("P10-P90", "now", STEP_ENDS),
     )
-    return drawn(grid(titles, rows, fit={kind: CUT}), width)
-
-
-def _step(plan: Plan | None) -> tuple[str, str]:
-    if plan is None:
-        return "-", "-"
-    p = plan.prediction
-    return units.format(p.step_s, "s"), f"{units.significant(p.low_s)}-{units.significant(p.high_s)}"
 
 
 def verdict(answer: Recalibrated, chosen: Plan) -> str:

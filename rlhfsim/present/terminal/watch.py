@@ -11,9 +11,12 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
-from rlhfsim.present.tables import CUT, table
-from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, styled
-from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, size
+from rlhfsim.present.answers.kinds import RATIO
+from rlhfsim.present.answers.tree import Column, TypedTable, table_of
+from rlhfsim.present.figures.run import SECONDS_OF_PHASES
+from rlhfsim.present.terminal.console import WIDTH, Part, labelled, styled
+from rlhfsim.present.terminal.page import drawn_table
+from rlhfsim.present.words import percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 
 SMALL = 0.005
@@ -42,7 +45,7 @@ def _judged(event: Judgement, width: int) -> Iterator[Part]:
         rows["lengths"] = _lengths(found)
     yield labelled(rows)
     if found.phases:
-        yield _phases(found, width)
+        yield drawn_table(_phases(found), width)
 
 
 def _source(event: Judgement) -> str:
@@ -111,23 +114,10 @@ def _when(logged: int, trend: Trend) -> str:
     return f"{middle:,} ({low:,} to {high:,})"
 
 
-def _phases(found: Standing, width: int) -> Part:
+def _phases(found: Standing) -> TypedTable:
     step = max(found.step.measured_s or 0.0, found.step.predicted_s or 0.0)
-    digits = decimals(step)
-    shown = [p for p in found.phases if max(p.measured_s or 0.0, p.predicted_s or 0.0) >= SMALL * step]
-    return drawn(
-        table(
-            "",
-            shown,
-            ("phase", lambda r: r.name),
-            (">predicted s", lambda r: fixed(r.predicted_s, digits)),
-            (">P10-P90", lambda r: f"{r.low_s:,.{digits}f}-{r.high_s:,.{digits}f}"),
-            (">measured s", lambda r: fixed(r.measured_s, digits)),
-            (">ratio", lambda r: f"{r.ratio:,.2f}"),
-            fit={"phase": CUT},
-        ),
-        width,
-    )
+    long = [p for p in found.phases if max(p.measured_s or 0.0, p.predicted_s or 0.0) >= SMALL * step]
+    return table_of("Seconds by phase", long, *SECONDS_OF_PHASES, Column("ratio", kind=RATIO))
 
 
 def failed(condition: Condition, value: float) -> str:
