@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,6 @@ from rlhfsim.cli.params import (
     option,
     writer,
 )
-from rlhfsim.cli.search_progress import counted
 from rlhfsim.errors import Place, RlhfsimError, shown
 from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
@@ -144,7 +146,7 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
     if given["no_sizes"]:
         return plan_page(priced, file=source.name, title=title)
     limit_s = given["size_limit"]
-    with counted("best plans of other sizes", len(sizes.counts(priced))) as done:
+    with _searching(len(sizes.counts(priced))) as done:
         best = sizes.other_sizes(basis(priced), limit_s=limit_s, done=done)
     told = sizes.with_break_evens(priced, limit_s=limit_s)
     return plan_page(told, file=source.name, title=title, sizes=best)
@@ -173,3 +175,13 @@ def _check_run(folder: Path) -> None:
             place=Place(file=str(folder)),
             help=f"report the plan alone: rlhfsim report {folder / PLAN}",
         )
+
+
+@contextmanager
+def _searching(count: int) -> Iterator[sizes.Step]:
+    """A progress bar on the error stream while other sizes are searched."""
+    if not count:
+        yield lambda: None
+        return
+    with click.progressbar(length=count, label="best plans of other sizes", file=sys.stderr) as bar:
+        yield lambda: bar.update(1)

@@ -281,7 +281,7 @@ class Page:
 
 def facts(rows: Mapping[str, str]) -> tuple[Tile, ...]:
     """Labels and texts."""
-    return tuple(Tile(label=label, value=text) for label, text in rows.items())
+    return tuple(Tile(label=label, value="", detail=text) for label, text in rows.items())
 
 
 def section(key: str, heading: str, *blocks: Block | None, **more: Any) -> PageSection:
