@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.search.layouts import ModelCut, Shapes, Space, role_layouts
+from rlhfsim.search.layout_shapes import ModelCut, Shapes, Space
+from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.request import Request

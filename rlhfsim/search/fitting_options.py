@@ -12,7 +12,7 @@ from rlhfsim.memory.components import NO_SYNC, Rows, host_of, rested, role_sums,
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
 from rlhfsim.search.columns import Floats
-from rlhfsim.search.layouts import Space
+from rlhfsim.search.layout_shapes import Space
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models

@@ -14,7 +14,7 @@ from rlhfsim.kernels.flop import forward_flop
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.memory.states import CUT
 from rlhfsim.search.fitting_options import memory_of
-from rlhfsim.search.layouts import LayoutShape, Shapes
+from rlhfsim.search.layout_shapes import LayoutShape, Shapes
 from rlhfsim.search.least import Floor
 from rlhfsim.search.options import ALONE, PriceKey
 from rlhfsim.search.pricer import Pricer

@@ -23,7 +23,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import Floats, OptionTimes
 from rlhfsim.search.fitting_options import fitting_options
-from rlhfsim.search.layouts import CutShapes, rollout_layouts
+from rlhfsim.search.layout_shapes import CutShapes
 from rlhfsim.search.options import (
     ALONE,
     AnyRolePlacement,
@@ -40,6 +40,7 @@ from rlhfsim.search.options import (
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models

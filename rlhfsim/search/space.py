@@ -2,7 +2,8 @@
 
 A skeleton is a plan without the layouts of its roles. The space is every partition of the roles into
 pools, every split of the GPUs over those pools, every weight path that joins actor and rollout and
-every schedule that the request allows, times the layouts of every role (`search.layouts`).
+every schedule that the request allows, times the layouts of every role (`search.layouts`) and of the
+engine (`search.rollout_layouts`).
 
 Pools are whole nodes on clusters of several nodes, and single GPUs inside one node; the last pool may have
 GPUs of a part-filled node. On more than

@@ -12,8 +12,8 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron, in_sglang, in_vllm
 from rlhfsim.frameworks.table import FixedKey, Key, bare
 from rlhfsim.search.dispatchers import training_dispatcher
-from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import RolloutLayout

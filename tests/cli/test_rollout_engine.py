@@ -14,8 +14,8 @@ from rlhfsim.frameworks.export import export
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION as SKYRL
 from rlhfsim.plan import Plan
-from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout

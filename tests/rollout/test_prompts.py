@@ -15,8 +15,8 @@ from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.rollout.prefill import beside, elsewhere, group_prefill, prefill, prompts
-from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -14,8 +14,8 @@ from rlhfsim.memory.kv_cache import draft_weights, kv_bytes_per_token, rollout_w
 from rlhfsim.rollout.decode import decode_step
 from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.speculative import speculative_step
-from rlhfsim.search.layouts import rollout_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout

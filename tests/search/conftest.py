@@ -22,9 +22,10 @@ from rlhfsim.frameworks.says import value_of
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
-from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import broken_limit, role_variants, rollout_variants
 from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.search.space import Partition, Skeleton, partitions, splits
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.frameworks.runs import ANY
-from rlhfsim.search import layouts
+from rlhfsim.search import rollout_layouts
 from rlhfsim.search.branch_and_bound import Search, SearchResult, _gap
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
@@ -110,7 +110,7 @@ def wide_question(framework: str, **limits: Any) -> Request:
 def test_brute_force_agrees_on_replicas_of_several_nodes(
     questions: Any, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layouts, "LARGE_MOE", 1e9)
+    monkeypatch.setattr(rollout_layouts, "LARGE_MOE", 1e9)
     request = wide_question(framework)
     models = models_of(request.workload)
     case = questions.case(request, models)

@@ -11,10 +11,13 @@ from rlhfsim.cli.constraints import limit_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
-from rlhfsim.search.layouts import ModelCut, Shapes, role_layouts, rollout_layouts, splits_layers
+from rlhfsim.search.degrees import splits_layers
+from rlhfsim.search.layout_shapes import ModelCut, Shapes
+from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import OPTIMIZER_SHARES
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model

@@ -20,8 +20,9 @@ from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import value_of
 from rlhfsim.memory.ledger import LIKELY
 from rlhfsim.plan import Plan
-from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import role_variants, rollout_variants
+from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, Schedule
 from rlhfsim.specs.workload.lengths import LogNormal, stats
