@@ -7,7 +7,7 @@ read entries from it (`memory.residency.entries`); the search adds up vectors of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -212,16 +212,24 @@ def _scales(same: DeviceKey, role: str, names: tuple[str, ...]) -> tuple[Floats,
 
 def _summed(profile: Profile, role: str, names: tuple[str, ...], sizes: Sizes) -> Floats:
     """(..., 3) bytes, mean and variance of the sum of all components."""
-    table = np.zeros((*np.shape(sizes["weights"]), len(names)))
+    means, variances = _scales(DeviceKey(profile), role, names)
+    total = np.zeros((*np.shape(sizes["weights"]), 3))
     for name, size in sizes.items():
-        table[..., names.index(name)] = size
-    mean, variance = _scales(DeviceKey(profile), role, names)
-    return np.stack([table.sum(-1), table @ mean, table**2 @ variance], axis=-1)
+        mean, variance = means[names.index(name)], variances[names.index(name)]
+        total[..., 0] += size
+        total[..., 1] += mean * size
+        if variance:
+            total[..., 2] += variance * size**2
+    return total
 
 
-def role_sums(profile: Profile, rows: Rows, sync: SyncBytes) -> Mapping[str, Floats]:
+def role_sums(
+    profile: Profile,
+    rows: Rows,
+    sync: SyncBytes,
+    states: Iterable[RoleState] = ("idle", "forward", "train", "sync"),
+) -> Mapping[str, Floats]:
     """State -> (option, stage, 3) bytes, mean and variance of a role; `rows` (option, stage) of `ROLE`."""
-    states: tuple[RoleState, ...] = ("idle", "forward", "train", "sync")
     return {
         s: _summed(profile, "actor", ROLE_COMPONENTS, role_components(rows, s, sync=sync)) for s in states
     }

@@ -241,7 +241,8 @@ def step_table(
     reach = 1.0
     while reach < longest:
         reach *= 2
-    return _table(device, model, layout, top, reach, engine, worker, adapters)
+    replica = replace(layout, dp=1, prefill=0)  # how many there are changes no step
+    return _table(device, model, replica, top, reach, engine, worker, adapters)
 
 
 @lru_cache(maxsize=512)
