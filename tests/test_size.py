@@ -44,7 +44,7 @@ BUDGET = {
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 6600,
-    "executor/rewards": 24500,
+    "executor/rewards": 24230,
     "executor/tasks": 14700,
     "executor/weight_transfer": 8000,
 }

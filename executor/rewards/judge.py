@@ -1,9 +1,10 @@
 """A remote judge: a model behind an OpenAI-compatible HTTP interface (`/chat/completions`) gives the score.
 
 One request a sample. What is worth another try (429, 5xx, no answer in time, a reply without a score) waits
-first: twice as long every time, with jitter, or as long as the server says. Replies are kept on disk under
-the hash of their request, so that a resumed run pays nothing twice. The key comes from an environment
-variable and goes nowhere but into the request's header: redirects are not followed, messages show no header.
+first: half to all of a limit that doubles every time, or as long as the server says. Replies are kept on
+disk under the hash of their request, so that a resumed run pays nothing twice. The key comes from an
+environment variable and goes nowhere but into the request's header: redirects are not followed, messages
+show no header.
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ class RemoteJudge:
                 tried(error, timed_out=error.timed_out, again=not last)
                 if last:
                     raise
-                wait = error.wait_s if error.wait_s is not None else FIRST_WAIT_S * 2**attempt
-                wait *= float(jitter.uniform(1.0, 1.5))
+                draw = float(jitter.uniform(0.5, 1.0))  # Brooker 2015, Exponential Backoff And Jitter
+                wait = (
+                    FIRST_WAIT_S * 2**attempt * draw if error.wait_s is None else error.wait_s * (0.5 + draw)
+                )
             if self._closing.wait(min(wait, LONGEST_WAIT_S)):
                 raise JudgeError("the run ends", again=False)
         raise AssertionError("the last try returns or raises")

@@ -32,8 +32,8 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 GAME, SEEDS = "guess", (0, 1, 2)
-ENOUGH = 10
-"""Seeds of a comparison with the power that is wanted."""
+ENOUGH, EQUAL = 10, 0.02
+"""Seeds of a comparison with the power that is wanted; the difference that its interval should lie within."""
 PEER, MINE = "trl-grpo", "grpo-64"
 TEXT = Path(__file__).with_name("learning_report.md").read_text(encoding="utf-8")
 Run = Mapping[str, Any]
@@ -44,7 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The report of learning.json")
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
     options = parser.parse_args()
-    render(options.out, json.loads((options.out / "learning.json").read_text())["runs"])
+    runs = json.loads((options.out / "learning.json").read_text())["runs"]
+    render(options.out, runs)
+    print(f"{options.out / 'learning.md'}: {len(runs)} runs. {_last_three(runs)}")
 
 
 def write(folder: Path, run: Run) -> None:
@@ -84,7 +86,7 @@ def report(runs: Sequence[Run]) -> str:
         recipes="\n".join(recipes),
         band="\n".join(_band(on_task)),
         last_three=_last_three(on_task),
-        missing=_missing(runs),
+        missing=f"{_missing(runs)} {_unsure(runs)}",
         passed=passed,
         runs=len(ours),
         rise=WANTED_RISE,
@@ -125,6 +127,26 @@ def _summary(runs: Sequence[Run]) -> Iterable[str]:
             yield f"| {name} | {iterations} | {statistics.mean(rises):+.3f} | {_interval(rises)} | {each} |"
 
 
+def _unsure(runs: Sequence[Run]) -> str:
+    """The algorithms of which the runs do not show that they learn."""
+    named = {(r["task"] == GAME, r["algorithm"]): "" for r in runs}
+    unsure = [
+        f"{algorithm}{', game' if game else ''}"
+        for game, algorithm in named
+        if not _shown([r for r in runs if (r["task"] == GAME, r["algorithm"]) == (game, algorithm)])
+    ]
+    return (
+        f"The interval of {', '.join(unsure)} includes 0: its seeds do not show a rise."
+        if unsure
+        else "Every interval excludes 0."
+    )
+
+
+def _shown(runs: Sequence[Run]) -> bool:
+    rises = [r["end"] - r["start"] for r in runs]
+    return len(rises) > 1 and _ends(rises)[0] > 0
+
+
 def _missing(runs: Sequence[Run]) -> str:
     """Seeds without a run, of whatever has one."""
     known = {(r["task"], r["algorithm"]) for r in runs}
@@ -142,18 +164,25 @@ def _interval(values: Sequence[float]) -> str:
         return "one seed"
     if max(values) == min(values):
         return "-"
+    low, high = _ends(values)
+    return f"{low:+.3f} to {high:+.3f}"
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Of the interval of a mean."""
     low, high = stats.t.interval(
         CONFIDENCE, len(values) - 1, loc=statistics.mean(values), scale=stats.sem(values)
     )
-    return f"{low:+.3f} to {high:+.3f}"
+    return float(low), float(high)
 
 
 def _band(runs: Sequence[Run]) -> Iterable[str]:
     """By iteration: TRL's smallest, mean and largest, our mean, and the difference of equal seeds."""
     ours, theirs = _curves(runs, MINE), _curves(runs, PEER)
+    equal = [seed for seed in ours.columns if seed in theirs.columns]
+    ours, theirs = ours[equal], theirs[equal]
     for step, row in theirs.loc[theirs.index.intersection(ours.index)].iterrows():
         mine, difference = ours.loc[step], (ours.loc[step] - row).dropna()
-        row = row[ours.columns]  # equal seeds
         inside = "yes" if row.min() <= mine.mean() <= row.max() else "no"
         each = ", ".join(f"{v:.3f}" for v in mine.dropna())
         yield (
@@ -168,11 +197,13 @@ def _last_three(runs: Sequence[Run]) -> str:
     if len(values) < 2:
         return f"Ours against TRL's has {len(values)} equal seeds: no interval."
     each = ", ".join(f"{value:+.3f}" for value in values)
+    within = max(map(abs, _ends(values))) <= EQUAL
     ten = stats.t.ppf((1 + CONFIDENCE) / 2, ENOUGH - 1) * statistics.stdev(values) / ENOUGH**0.5
     return (
         f"Over the last three evaluations ours less TRL's is {statistics.mean(values):+.3f}, 95% interval "
-        f"{_interval(values)} of {len(values)} seeds ({each}). By this spread {ENOUGH} seeds would have an interval of "
-        f"{ten:.3f} to either side."
+        f"{_interval(values)} of {len(values)} seeds ({each}): {'within' if within else 'not within'} {EQUAL} to "
+        f"either side."
+        + (f" By this spread {ENOUGH} seeds would have {ten:.3f}." if len(values) < ENOUGH else "")
     )
 
 

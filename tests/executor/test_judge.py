@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from executor.rewards import judge
@@ -125,6 +126,25 @@ def test_a_score_is_read_as_the_settings_say(
 def test_a_reply_nested_deep_is_no_score_and_no_crash(server: Server) -> None:
     server.answer = lambda n, text: (200, {}, "[" * 100_000)
     assert scores(rule(server, retries=0, on_error="drop"), "r") == [None]
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [({}, (0.005, 0.01, 0.02), (0.01, 0.02, 0.04)), ({"Retry-After": "2"}, 2.0, 3.0)],
+)
+def test_waits_are_half_to_all_of_a_doubling_limit_and_no_shorter_than_the_server_asks(
+    header: dict[str, str], least: Any, most: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+    server.answer = lambda n, text: (503, header, "") if n <= 3 else says("score 10")
+    asked = rule(server, retries=3)
+    with Scorer([asked], workers=1) as scorer:
+        closing = scorer._judges[asked][0]._closing
+        monkeypatch.setattr(closing, "wait", lambda seconds: bool(waits.append(seconds)))
+        scorer.score([SampleText("1+1", "r", "2", {})])
+    assert len(waits) == 3
+    assert np.all(np.greater_equal(waits, least))
+    assert np.all(np.less_equal(waits, most))
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
