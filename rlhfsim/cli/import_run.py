@@ -21,10 +21,10 @@ from rlhfsim.cli.params import (
     PathName,
     Words,
     bad_option,
-    emit,
     json_option,
     on_command_line,
     option,
+    reply,
     typed,
     writer,
 )
@@ -37,7 +37,7 @@ from rlhfsim.frameworks.logs.wandb_run import WandbRun
 from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, plan_text
-from rlhfsim.present.terminal import import_run as view
+from rlhfsim.present.answers.import_run import import_page
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.trace import dumps
 from rlhfsim.what_if.estimate import estimate
@@ -136,7 +136,7 @@ def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool
     """
     with on_command_line(), run_files(path) as (files, _):
         run, plan = import_into(files, framework, choices(given), out)
-    emit(as_json, lambda: view.as_data(run, plan, files, out), lambda: view.report(run, plan, out))
+    reply({"as_json": as_json}, import_page(run, plan, files, out))
 
 
 def import_into(path: Path, framework: str | None, chosen: Choices, out: Path) -> tuple[Imported, Plan]:

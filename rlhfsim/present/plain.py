@@ -1,4 +1,4 @@
-"""What `--json` prints: the answers of simulate, calibrate, compare, diff and report as plain data."""
+"""What `--json` prints of simulate and report, as plain data."""
 
 from __future__ import annotations
 

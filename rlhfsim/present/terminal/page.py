@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from rlhfsim.present.answers.tree import Block, Changed, Figure, Listing, Page, TypedTable
+from rlhfsim.present.answers.tree import Block, Changed, Code, Figure, Listing, Page, TypedTable
 from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.tables import TableData
 from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, narrowed, styled, within
@@ -47,6 +47,8 @@ def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
         yield drawn_table(block.table, width)
     elif isinstance(block, Listing):
         yield from (styled(f"- {item}") for item in block.items)
+    elif isinstance(block, Code):
+        yield styled(f"{block.title}: {block.text}", no_wrap=True)
     elif isinstance(block, Changed):
         sign = "!" if any(sign == "!" for sign, _ in block.lines) else "~"
         yield styled(f"\n{sign} {block.title}", style="bold")
