@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 102230,
     "rlhfsim/kernels": 11870,
     "rlhfsim/memory": 18740,
-    "rlhfsim/present": 85710,
+    "rlhfsim/present": 85730,
     "rlhfsim/rollout": 16670,
     "rlhfsim/search": 55090,
     "rlhfsim/simulation": 25200,

@@ -25,14 +25,15 @@ HASH = 12
 def diff_page(found: Difference) -> Page:
     """Everything, top to bottom."""
     parts = (("asked", found.question), ("chosen", found.choice))
+    said = tuple(notes(found))
     return Page(
         schema="rlhfsim.diff/1",
         title=f"{_title(found.before)} -> {_title(found.after)}",
         verdict="nothing changed" if found.empty else summary(found),
         sections=(
             *(section(title, title, _fields(title, folded(rows))) for title, rows in parts if rows),
-            section("outcome", "comes out", _outcomes(found) if found.outcome else None),
-            section("notes", "notes", Listing(title="", items=tuple(notes(found)))),
+            *([section("outcome", "comes out", _outcomes(found))] if found.outcome else []),
+            *([section("notes", "notes", Listing(title="", items=said))] if said else []),
         ),
         data={
             "before": _side(found.before),
