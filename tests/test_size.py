@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 10840,
     "rlhfsim/calibration": 35780,
-    "rlhfsim/cli": 32280,
+    "rlhfsim/cli": 32300,
     "rlhfsim/desk": 12640,
     "rlhfsim/frameworks": 102230,
     "rlhfsim/kernels": 11870,

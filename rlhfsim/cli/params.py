@@ -247,6 +247,16 @@ def on_command_line(prefix: str = "") -> Iterator[None]:
         raise RlhfsimError(error.code, message, place=place or COMMAND_LINE, help=error.help) from error
 
 
+_PAIRS = {
+    "--prompt-len": "lognormal:mean=2000,sigma=0.8,max=8192",
+    "--response-len": "lognormal:mean=2000,sigma=0.8,max=8192",
+    "--rules": "seconds_per_sample=5ms,workers=64",
+    "--environment": "turns=4,seconds_per_turn=0.5",
+    "--speculation": "method=eagle,draft_tokens=3,acceptance=0.62",
+}
+"""Option -> pairs as it takes them, where they are not those of a layout."""
+
+
 def parse_pairs(text: str, option: str) -> dict[str, str]:
     """`tp=8,dp=2` as a mapping; spaces around names and values do not matter.
 
@@ -257,7 +267,10 @@ def parse_pairs(text: str, option: str) -> dict[str, str]:
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
-            raise bad_option(f"{option}: {item.strip()!r} is not name=value", f"write {option} tp=8,dp=2")
+            raise bad_option(
+                f"{option}: {item.strip()!r} is not name=value",
+                f"write {option} {_PAIRS.get(option, 'tp=8,dp=2')}",
+            )
         if name in pairs:
             raise bad_option(f"{option}: {name!r} stands twice", "give each name once")
         pairs[name] = value

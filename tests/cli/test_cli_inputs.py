@@ -118,6 +118,20 @@ def test_a_workload_that_makes_no_sense_says_why(arguments: tuple[str, ...], wor
     assert caught.value.place is not None
 
 
+@pytest.mark.parametrize(
+    ("option", "bad"),
+    [("--response-len", "lognormal:9"), ("--rules", "5"), ("--environment", "4"), ("--speculation", "x")],
+)
+def test_the_remedy_of_an_option_of_pairs_can_be_typed(option: str, bad: str) -> None:
+    with pytest.raises(RlhfsimError) as caught:
+        build_workload(given(option, bad))
+    help_text = caught.value.help
+    assert help_text is not None
+    words = help_text.removeprefix("write ").split()
+    assert words[0] == option
+    build_workload(given(*words))
+
+
 def test_the_price_reaches_the_cluster() -> None:
     cluster = build_cluster(given("--price", "2.5 USD/h"))
     assert cluster.node_group.profile.price is not None
