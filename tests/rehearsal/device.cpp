@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
@@ -217,6 +218,8 @@ struct Memory final : c10::DeviceAllocator {
   std::set<size_t> limbo;          // freed here, still opened by others
   size_t allocated = 0, peak = 0, top = 0, most = 0;
   size_t more = 0;  // bytes that others are said to hold of this device
+  // what the driver counts: tensors alone, as if no freed block was kept and none broke into pieces
+  bool exact = std::getenv("REHEARSAL_EXACT") != nullptr;
   std::unique_ptr<Ledger> ledger;
 
   void map() {
@@ -235,7 +238,11 @@ struct Memory final : c10::DeviceAllocator {
   size_t others() const { return more + (ledger ? ledger->others() : 0); }
   void grow(size_t to) {
     top = to, most = std::max(most, top);
-    if (ledger && ledger->own) ledger->own->bytes = top;
+    count();
+  }
+  size_t held() const { return exact ? allocated : top; }
+  void count() {
+    if (ledger && ledger->own) ledger->own->bytes = held();
   }
 
   size_t fit(size_t size) const {
@@ -263,6 +270,7 @@ struct Memory final : c10::DeviceAllocator {
     allocated += size;
     peak = std::max(peak, allocated);
     if (at + size > top) grow(at + size);
+    else if (exact) count();
     std::memset(base + at, 0xFF, bytes);
     return {base + at, base + at, &release, Device(CUDA, current_device)};
   }
@@ -287,6 +295,7 @@ struct Memory final : c10::DeviceAllocator {
     std::memset(base + found->first, 0xFF, found->second.bytes);
     allocated -= found->second.bytes;
     blocks.erase(found);
+    if (exact) count();
   }
   // Frees what others have closed.
   void collect() {
@@ -332,14 +341,14 @@ struct Memory final : c10::DeviceAllocator {
       for (auto& one : array) one.current = now, one.peak = highest;
     };
     set(stats.allocated_bytes, allocated, peak);
-    set(stats.reserved_bytes, top, most);
+    set(stats.reserved_bytes, held(), exact ? peak : most);
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
   void resetPeakStats(DeviceIndex) override { peak = allocated, most = top; }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) override {
     if (base == nullptr && !memory_of_parent) map();
-    return {capacity - std::min(capacity, others() + top), capacity};
+    return {capacity - std::min(capacity, others() + held()), capacity};
   }
 
   static inline bool memory_of_parent = false;  // after a fork
@@ -576,9 +585,11 @@ at::Scalar item(const Tensor& self) {
 
 void record_stream(Tensor& self, Stream stream) { memory().recordStream(self.storage().data_ptr(), stream); }
 
-int64_t attention_kernel(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
-                         std::optional<double>, bool) {
-  return 0;  // the plain one: flash kernels are CUDA's own
+// Half precision without a mask: flash.py has the operators; else the plain kernel, as flash kernels know neither.
+int64_t attention_kernel(const Tensor& query, const Tensor&, const Tensor&, const std::optional<Tensor>& mask, double,
+                         bool, std::optional<double>, bool) {
+  bool half = query.scalar_type() == at::kBFloat16 || query.scalar_type() == at::kHalf;
+  return half && !mask ? 1 : 0;  // SDPBackend
 }
 
 // Any other operation: the CPU's, in the order of the stream, random numbers by the device's generator. torch's
@@ -701,7 +712,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &item);
   m.impl("record_stream", &record_stream);
-  m.impl("_fused_sdp_choice", &attention_kernel);
 }
 
 TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
@@ -713,7 +723,10 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
 }
 
 TORCH_LIBRARY(rehearsal, m) {
-  m.def("start", [] { c10::SetAllocator(CUDA, &memory(), 1); });
+  m.def("start", [] {
+    c10::SetAllocator(CUDA, &memory(), 1);
+    at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention_kernel);
+  });
   m.def("resize_storage(Tensor(a!) any, int bytes) -> ()", [](const Tensor& tensor, int64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);
   });

@@ -25,6 +25,8 @@ from typing import Any
 
 SOURCE = Path(__file__).with_name("device.cpp")
 NAME, CAPABILITY = "Rehearsal GPU", (9, 0)
+KEPT: list[Any] = []
+"""Registered operators are there as long as their library."""
 
 
 def _torch() -> Path:
@@ -71,6 +73,7 @@ def show(torch: Any) -> None:
     _storages(torch)
     _handles(torch)
     _groups(torch)
+    _attention()
 
 
 def _show(torch: Any) -> None:
@@ -216,6 +219,13 @@ def _handles(torch: Any) -> None:
     storage._share_cuda_ = share
     storage._new_shared_cuda = classmethod(open_shared)
     storage._release_ipc_counter_cuda = classmethod(release)
+
+
+def _attention() -> None:
+    """CUDA's flash kernels; before, everything that torch.library looks for must be there."""
+    import flash
+
+    KEPT.append(flash.register())
 
 
 def _groups(torch: Any) -> None:
