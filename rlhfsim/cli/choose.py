@@ -12,7 +12,7 @@ from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, option, re
 from rlhfsim.cli.search_progress import counted
 from rlhfsim.cli.size import kinds_of, on_one_gpu
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY, framework
+from rlhfsim.frameworks.runs import ANY
 from rlhfsim.present.answers.choose import choose_page
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
@@ -86,6 +86,4 @@ def _sizes(text: str) -> tuple[int, int]:
 
 def _request(given: dict[str, Any], profile: Any) -> Request:
     """The question on one GPU of the first kind; each candidate replaces the cluster."""
-    name = given["framework"]
-    backend = "deepspeed" if name == ANY else next(iter(framework(name).trainers))
-    return on_one_gpu(given, profile, lambda cluster: {"framework": name, "backend": backend})
+    return on_one_gpu(given, profile)

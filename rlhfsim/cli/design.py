@@ -21,7 +21,6 @@ from rlhfsim.cli.inputs import (
     build_cluster,
     build_workload,
     cluster_options,
-    trainer,
     workload_options,
 )
 from rlhfsim.cli.params import (
@@ -215,7 +214,11 @@ def question(given: dict[str, Any]) -> Request:
         )
     with on_command_line():
         base = Request(
-            cluster=cluster, workload=workload, **trainer(given, cluster), objective=given["objective"]
+            cluster=cluster,
+            workload=workload,
+            framework=given["framework"],
+            backend=given["backend"],
+            objective=given["objective"],
         )
     request = constrained(base, given)
     by_hand = given["framework"] is not None or given["backend"] is not None

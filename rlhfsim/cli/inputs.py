@@ -83,22 +83,10 @@ backend_options = together(
     option(
         "--backend",
         OneOf("backend", BACKENDS),
-        f"Training backend: {', '.join(BACKENDS)}. Default: the framework's first.",
+        f"Training backend: {', '.join(BACKENDS)}. Default: as most of the framework's own examples, unless "
+        "another is much faster.",
     ),
 )
-
-
-def trainer(given: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """Framework and backend of `backend_options`, as a request has them.
-
-    With neither given: ours, or the first framework that runs the cluster's kinds of GPU.
-    """
-    name, backend = given["framework"], given["backend"]
-    if name is None and backend is None and framework(OWN).lacks_hardware(cluster.vendors):
-        name = next(x.name for x in frameworks() if not x.lacks_hardware(cluster.vendors))
-    if backend is None:
-        backend = next(iter(framework(OWN if name in (None, ANY) else name).trainers))
-    return {"framework": name, "backend": backend}
 
 
 class Rent(Number):

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from rlhfsim.cli import completion
-from rlhfsim.cli.inputs import backend_options, build_cluster, build_workload, input_options, trainer
+from rlhfsim.cli.inputs import backend_options, build_cluster, build_workload, input_options
 from rlhfsim.cli.params import (
     OneOf,
     Several,
@@ -30,6 +30,7 @@ from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.what_if.plan_files import cluster_of, estimate_file, stale_profiles
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
+from rlhfsim.what_if.usual_trainer import trained
 from rlhfsim.what_if.verdict import check_question
 
 FREE_WITH_FILE = frozenset(
@@ -143,7 +144,8 @@ def request_of(given: Mapping[str, Any]) -> Request:
         request = Request(
             cluster=cluster,
             workload=workload,
-            **trainer(given, cluster),
+            framework=given["framework"],
+            backend=given["backend"],
             allow=frozenset(allow),
             fix=fixed_layouts(given),
             architecture=wanted,
@@ -158,6 +160,7 @@ def asked(request: Request) -> Request:
     Raises:
         RlhfsimError: it is refused, whatever the memory (`what_if.verdict`).
     """
+    request = trained(request)
     check_layouts(request, models_of(request.workload))
     with on_command_line():
         check_question(request)

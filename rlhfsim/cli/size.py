@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
@@ -15,7 +13,6 @@ from rlhfsim.cli.inputs import (
     build_workload,
     oversubscription_option,
     rent_option,
-    trainer,
     workload_options,
 )
 from rlhfsim.cli.params import (
@@ -129,17 +126,18 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
                     f"no price is known for {profile.name}, so cost cannot be minimised",
                     "give --price USD_PER_GPU_HOUR, or leave it out",
                 )
-    return on_one_gpu(given, profiles[0], partial(trainer, given))
+    return on_one_gpu(given, profiles[0])
 
 
-def on_one_gpu(given: dict[str, Any], profile: Profile, by: Callable[[Cluster], dict[str, Any]]) -> Request:
-    """What the options ask, on one GPU; `by`: who trains it there."""
+def on_one_gpu(given: dict[str, Any], profile: Profile) -> Request:
+    """What the options ask, on one GPU."""
     with on_command_line():
         cluster = Cluster(node_groups=(node_group(profile, 1),), oversubscription=given["oversubscription"])
+        asked: dict[str, Any] = {name: given.get(name) for name in ("framework", "backend")}
         base = Request(
             cluster=cluster,
             workload=build_workload({**given, "gpus": 1}),
-            **by(cluster),
+            **asked,
             price=None if isinstance(given["price"], str) else given["price"],
         )
     request = constrained(base, given)

@@ -16,7 +16,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
-from rlhfsim.frameworks.nearest import cost
+from rlhfsim.frameworks.nearest import cost, with_rollout
 from rlhfsim.frameworks.predictions import headline, memory, predicted
 from rlhfsim.frameworks.refusal import check_runs
 from rlhfsim.frameworks.releases import Missing, Release, check_version, nearest_release, refusal
@@ -25,6 +25,7 @@ from rlhfsim.frameworks.says import Aspect, value_of
 from rlhfsim.outputs import comment, markdown_text
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.verdict import verdict
 
 Value = bool | int | float | str | None
@@ -162,7 +163,7 @@ def export(
     check_runs(plan, framework(name), vendors)
     way = of_version(exporter(name), name, version)
     written = as_release(plan, way.write(plan), name, way)
-    written = replace(written, unsaid=(*written.unsaid, *_of_exchange(plan, written)))
+    written = _with_the_rest(plan, written, name)
     if price is not None:
         written = _priced(plan, written, price)
     files = with_carried(
@@ -183,6 +184,43 @@ def export(
     )
 
 
+def in_keys(plan: Plan, name: str) -> Written:
+    """A plan in the keys of the newest release of a framework, with all that these cannot say.
+
+    Raises:
+        RlhfsimError: the plan is not written for it.
+    """
+    return _with_the_rest(plan, exporter(name).write(plan), name)
+
+
+def _with_the_rest(plan: Plan, written: Written, name: str) -> Written:
+    """With what no framework's own rows name."""
+    named = {field for unsaid in written.unsaid for field in unsaid.of}
+    sleep = () if "rollout.sleep" in named else _of_sleep(plan, name)
+    return replace(written, unsaid=(*written.unsaid, *_of_exchange(plan, written), *sleep))
+
+
+def _of_sleep(plan: Plan, name: str) -> Iterator[Unsaid]:
+    """A rollout that sleeps otherwise than the framework's does (`says`)."""
+    rollout, placement = plan.placement.rollout, plan.placement
+    if rollout is None:
+        return
+    shared = rollout.pool == placement.actor.pool
+    levels = framework(name).of(plan.workload).says.places(shares=shared).sleep
+    if placement.weight_path == "lora":  # the base weights under the adapters stay
+        levels = tuple(min(level, 1) for level in levels)
+    level = rollout.sleep_level
+    if level in levels and rollout.residency != "offloaded":
+        return
+    runs = level if level in levels else max(levels)
+    yield Unsaid(
+        what=f"a rollout that is {rollout.residency} and sleeps at level {level}",
+        instead=f"it sleeps at level {runs}" if runs else "it stays awake: the GPUs are its own",
+        nearest=with_rollout(plan, rollout, sleep=runs, residency="resident"),
+        of=("rollout.sleep", "rollout.residency"),
+    )
+
+
 def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
     """How tokens reach experts, where the plan says it and no key does."""
     keys, rollout = [_bare(key) for key in written.values], plan.placement.rollout
@@ -193,15 +231,17 @@ def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
             instead="the engine's option by hand (all2all_backend of vLLM, moe-a2a-backend of SGLang)",
             of=("rollout.layout.dispatcher",),
         )
-    layout = plan.placement.actor.layout
-    said = {"dispatcher": f"dispatcher {layout.dispatcher}" if layout.dispatcher else ""}
-    said |= {"overlap_moe": "overlap" if layout.ep_overlap else ""}
+    trained = {n: x.layout for n, x in plan.placement.roles.items() if isinstance(x, RolePlacement)}
+    trained = {n: layout for n, layout in trained.items() if n in TRAINED}
+    sends = plan.placement.actor.layout.dispatcher
+    said = {"dispatcher": f"dispatcher {sends}" if sends else ""}
+    said |= {"overlap_moe": "overlap" if any(layout.ep_overlap for layout in trained.values()) else ""}
     lacking = [what for name, what in said.items() if what and not any(name in key for key in keys)]
     if lacking:
         yield Unsaid(
             what=f"{' and '.join(lacking)} of the experts' exchange",
             instead="Megatron-Core's moe_token_dispatcher_type and overlap_moe_expert_parallel_comm by hand",
-            of=("actor.layout.dispatcher", "actor.layout.ep_overlap"),
+            of=tuple(f"{role}.layout.{x}" for role in trained for x in ("dispatcher", "ep_overlap")),
         )
 
 
@@ -212,7 +252,7 @@ def _bare(key: str) -> str:
 def unsaid_of(plan: Plan, name: str) -> tuple[str, ...]:
     """What of a plan the newest release of a framework has no key for; the reason where it is not written."""
     try:
-        return tuple(unsaid.what for unsaid in exporter(name).write(plan).unsaid)
+        return tuple(unsaid.what for unsaid in in_keys(plan, name).unsaid)
     except RlhfsimError as error:
         return (error.message,)
 
@@ -315,6 +355,8 @@ def scored_alike(plan: Plan, role: RolePlacement) -> bool:
     """Whether a role scores as the actor does: weights cut alike, micro-batches of the same size."""
     actor, backend = plan.placement.actor, plan.placement.backend
     aspects: tuple[Aspect, ...] = ("cut", "scoring")
+    if role.layout.tp > 1 and role.layout.sequence_parallel != actor.layout.sequence_parallel:
+        return False
     return all(value_of(x, role, backend) == value_of(x, actor, backend) for x in aspects)
 
 

@@ -101,6 +101,12 @@ def old_logprobs(when: str = "") -> Instead:
     )
 
 
+OWN_ENVIRONMENT = Instead(
+    "workload.environment", None, "an environment", "it is code of your own, with its turns", priced=False
+)
+"""The row of a framework without keys of turns."""
+
+
 def layers_whole(*others: str) -> Instead:
     """The row of a trainer with one switch for recomputation where Megatron-Core does not train."""
     return Instead(

@@ -32,6 +32,7 @@ from rlhfsim.specs.placement.backends import (
     SERVED,
     Backend,
     BackendRules,
+    broken_hosting,
     broken_rule,
     broken_sums,
     sums_fp32,
@@ -63,6 +64,9 @@ PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
 LENDS = "trainer's GPUs lent to the rollout"
+LARGE_TRAINER: Backend = "megatron"
+"""What frameworks with several training backends train large policies by: plans of others are plans that
+nobody runs at that size (all published RL steps above 72B: measured_runs.csv); mixtures of experts too."""
 ASKED_FOR = frozenset(
     {
         "late groups thrown away",
@@ -149,6 +153,18 @@ class Lacks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """By which training backend most of a framework's own examples train."""
+
+    dense: Backend
+    """Of dense policies up to `largest`; of larger ones and mixtures of experts it is `LARGE_TRAINER`."""
+    largest: float
+    """Parameters."""
+    source: str
+    """Files, release and counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
     """What one framework runs."""
 
@@ -156,7 +172,8 @@ class Runs:
     """Of its folder, `-` for `_`."""
     title: str
     trainers: Mapping[Backend, BackendRules]
-    """Training backends, the first is the default; each with what the framework runs of it."""
+    """Training backends, the first is the usual one where `examples` say nothing; each with what the
+    framework runs of it."""
     known_trainers: Mapping[Backend, Known]
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
@@ -209,7 +226,16 @@ class Runs:
     """The same in its inference engine; not DeepEP's normal kernels, which cost the CUDA graphs."""
     differs: Mapping[Algorithm, Mapping[str, Any]] = field(default_factory=dict)
     """Algorithm -> fields of this class that are others where it trains by that."""
+    examples: Examples | None = None
+    """Where it has several training backends: which one its own examples use."""
     source: str
+
+    def usual_trainer(self, model: ModelSpec) -> Backend:
+        """The training backend of most of its own examples of such a policy."""
+        if self.examples is None:
+            return next(iter(self.trainers))
+        dense = model.moe is None and model.num_params <= self.examples.largest
+        return self.examples.dense if dense else LARGE_TRAINER
 
     def of(self, workload: Workload) -> Runs:
         """What it runs of the algorithm of a workload."""
@@ -245,7 +271,8 @@ class Runs:
                 what=f"sequences of the {role} over {layout.cp} GPUs (context parallelism: Ulysses)",
                 remedy=f"set cp: 1; long sequences fit with {ways}, or in --framework verl",
             )
-        if (broken := broken_rule(rules, layout)) is not None:
+        hosting = broken_hosting(rules, layout) if role in TRAINED or not rules.hosted_stages else None
+        if (broken := broken_rule(rules, layout) or hosting) is not None:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
         sums = role in TRAINED and sums_fp32(workload, backend)

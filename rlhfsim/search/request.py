@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.frameworks.runs import ANY, Runs, framework, frameworks, runner_of
+from rlhfsim.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
 from rlhfsim.frameworks.says import Same
 from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed
 from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.weight_paths import SEARCHED, WeightPath
@@ -109,7 +110,11 @@ class Request(_Runner):
     cluster: Cluster
     """With the framework of the question: its software is priced."""
     workload: Workload
-    backend: Backend = "deepspeed"
+    backend: Backend = None  # type: ignore[assignment]  # None is left open; it never stays
+    """Training backend; left open: the framework's usual one."""
+    backend_by: Literal["option", "left open", "examples", "seconds", "fit"] = "option"
+    """What decides it (`what_if.usual_trainer`): whoever asks, nobody yet, the framework's own examples, more
+    speed than that of those, or that no plan of those fits."""
     framework: str | None = None
     """Whose plans compete: a name, or `any` for all that is priced; None: ours where it trains with the
     backend, else the first that does."""
@@ -148,6 +153,10 @@ class Request(_Runner):
             for name in set(names) - set(known):
                 raise unknown_name(what, name, known)
         check_fixed(self.fix)
+        if self.framework not in (None, ANY, *(known := [x.name for x in frameworks()])):
+            raise unknown_name("framework", self.framework or "", [*known, ANY])
+        if self.backend is None:
+            self._leave_open()
         self._check_framework()
         runs = self.runs
         priced = replace(self.cluster, framework=runs.name if runs else None)
@@ -207,9 +216,18 @@ class Request(_Runner):
         """Which kind of hardware a role is on: a fact about the cluster rather than a wish."""
         return tuple(x for x in self.limits if x.field == "hardware")
 
+    def _leave_open(self) -> None:
+        """Name who trains: ours, or the first framework that runs the GPUs, by its usual backend."""
+        name, vendors = self.framework, self.cluster.vendors
+        if name is None and framework(OWN).lacks_hardware(vendors):
+            name = next((x.name for x in frameworks() if not x.lacks_hardware(vendors)), None)
+            object.__setattr__(self, "framework", name)
+        runs = framework(OWN if name in (None, ANY) else name)
+        object.__setattr__(self, "backend", runs.usual_trainer(models_of(self.workload).actor))
+        if runs.examples:
+            object.__setattr__(self, "backend_by", "left open")
+
     def _check_framework(self) -> None:
-        if self.framework not in (None, ANY, *(known := [x.name for x in frameworks()])):
-            raise unknown_name("framework", self.framework or "", [*known, ANY])
         if self.runs is None:
             return
         lacks = self.runs.lacks_hardware(self.cluster.vendors)

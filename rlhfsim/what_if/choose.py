@@ -73,7 +73,7 @@ def questions(request: Request, profiles: Sequence[Profile], least: int, most: i
             for runs in _named(request):
                 for backend in runs.trainers:
                     if _lacks(sized, runs, backend) is None:
-                        yield replace(sized, framework=runs.name, backend=backend)
+                        yield replace(sized, framework=runs.name, backend=backend, backend_by="option")
 
 
 def not_run(request: Request, profiles: Sequence[Profile]) -> Iterator[str]:

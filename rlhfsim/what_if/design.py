@@ -33,6 +33,7 @@ from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
 from rlhfsim.what_if.side_by_side import beside
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
+from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
 
 RUNNERS_UP = 6
@@ -144,7 +145,7 @@ def design(
     """
     with clock.within(request.time_limit):
         return _designed(
-            request,
+            trained(request),
             explain=explain,
             left_out=left_out,
             rivals=rivals,
@@ -231,6 +232,7 @@ def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
+        request = trained(request)
         searches = list(answers(Question(request=request)))
         met = _met(request, searches)
         if not met or not all(found.certificate.proven for _, found in searches):
@@ -361,7 +363,7 @@ def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
     simple, workload = simplest(best, prices, at_most=at_most)
     if simple.placement == best.placement and workload == request.workload:
         return None
-    return plan_of(simple, workload, models_of(workload), request.cluster, request.price)
+    return _plan(request, Rival(workload=workload, candidate=simple, gap=None))
 
 
 def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) -> list[Rival]:
@@ -394,7 +396,8 @@ def _prices(
 
 def _plan(request: Request, rival: Rival) -> Plan:
     models = models_of(rival.workload)
-    return plan_of(rival.candidate, rival.workload, models, request.cluster, request.price)
+    plan = plan_of(rival.candidate, rival.workload, models, request.cluster, request.price)
+    return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
 
 
 def _value(request: Request, candidate: Candidate) -> tuple[float, float]:

@@ -24,8 +24,10 @@ from rlhfsim.search.request import FP32_SUMS, STALE, Limit, Request, switched
 from rlhfsim.search.role_fields import FIXABLE_ROLES
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import model_error
 from rlhfsim.what_if.dotted_paths import keys, put
 
 A = TypeVar("A")
@@ -180,6 +182,35 @@ def good(question: Question, prices: Prices | None = None, *, insists: bool = Fa
     if cutoff and stale_seconds(question.request, question.models, question.placement) > cutoff:
         return None
     return judged(question.request, question.models, question.placement, cutoff=cutoff)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fastest:
+    """Of several questions the one whose good plan is the fastest."""
+
+    asked: Request
+    beaten: tuple[Backend, ...]
+    """Training backends of the questions before it that have a plan too."""
+
+
+def fastest(questions: Iterable[Request]) -> Fastest | None:
+    """The first question with a plan, or a later one that is faster by more than the model's error.
+
+    None where nothing fits. Where time is up, those not asked do not lead; where bytes are minimised, the
+    first that fits does.
+    """
+    best, below, fitting = None, math.inf, list[Backend]()
+    for asked in questions:
+        timed = asked.objective != "memory"  # else bounds are bytes
+        if best is not None and (clock.over() or not timed):
+            break
+        question = Question(request=asked, rivals=False, below=below if timed else math.inf)
+        found = good(question, insists=best is None)
+        if found is not None and found.seconds < below:
+            best = Fastest(asked=asked, beaten=tuple(fitting))
+            below = found.seconds * (1 - model_error())
+            fitting.append(asked.backend)
+    return best
 
 
 def search_of(question: Question, prices: Prices | None = None) -> Search:

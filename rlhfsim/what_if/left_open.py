@@ -42,7 +42,7 @@ def as_configured(plan: Plan, request: Request) -> Plan:
     for left in _tried([field for field in way.left_open if not _said(field, request)]):
         keys = {key for field in left for key in way.left_open[field]}
         if (found := _read(plan, request, way, written, keys)) is not None:
-            return found
+            return replace(found, assumed=(*plan.assumed, *found.assumed))
     return plan
 
 
@@ -57,7 +57,8 @@ def _as_typed(plan: Plan, request: Request) -> Plan:
             kept = replace(kept, **{role: open_layout})
     if kept == plan.placement:
         return plan
-    return estimate(kept, plan.workload, request.cluster, price=request.price)
+    found = estimate(kept, plan.workload, request.cluster, price=request.price)
+    return replace(found, assumed=plan.assumed)
 
 
 def _way(request: Request) -> Exporter | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
@@ -14,6 +14,7 @@ from rlhfsim.what_if.design import design, unfit
 from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.left_open import as_configured
 from rlhfsim.what_if.remedies import remedy
+from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 from rlhfsim.what_if.verdict import rejection
 
 
@@ -79,6 +80,7 @@ def best_of(request: Request, typed: Mapping[str, str] | None = None) -> Planned
 
     `typed`: see `remedies`.
     """
+    request = trained(request)
     answer = design(request, explain=False)
     if answer.chosen is not None:
         chosen = as_configured(answer.chosen, request)
@@ -86,5 +88,8 @@ def best_of(request: Request, typed: Mapping[str, str] | None = None) -> Planned
         return Planned(plan=chosen, far=far, notes=notes, cluster=request.cluster)
     answer = unfit(answer, typed)
     near = answer.nearest
-    plan = None if near is None else estimate(near, request.workload, request.cluster)
-    return Planned(plan=plan, rejected_by=answer.rejected_by, remedy=answer.remedy, cluster=request.cluster)
+    cluster = request.cluster
+    plan = None
+    if near is not None:
+        plan = replace(estimate(near, request.workload, cluster), assumed=assumed_trainer(request))
+    return Planned(plan=plan, rejected_by=answer.rejected_by, remedy=answer.remedy, cluster=cluster)

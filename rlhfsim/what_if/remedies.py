@@ -15,6 +15,7 @@ from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
@@ -153,7 +154,7 @@ def _others(request: Request) -> Iterator[Asked]:
     own = request.runs.name if request.runs else None
     for runs in frameworks():
         if runs.name != own:
-            backend = next(iter(runs.trainers))
+            backend = runs.usual_trainer(models_of(request.workload).actor)
             text = f"--framework {runs.name} --backend {backend}"
             yield text, partial(put_to, request, runs.name, backend)
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import LENDS, OWN, Runs, framework, frameworks
+from rlhfsim.frameworks.runs import LARGE_TRAINER, LENDS, OWN, Runs, framework, frameworks
 from rlhfsim.plan import Plan
-from rlhfsim.search import clock
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.step.measured import compared, model_error
-from rlhfsim.what_if.engine import Question, good
+from rlhfsim.step.measured import compared
+from rlhfsim.what_if.engine import Question, fastest, good
 from rlhfsim.what_if.verdict import put_to, refusal
 
 LARGE_DENSE = 100e9
 """Parameters of a dense policy above which a production framework leads."""
-TRAINS_LARGE = "megatron"
-"""What a production framework trains a large model by: plans of other backends are plans that nobody runs at
-that size (all published RL steps above 72B: measured_runs.csv)."""
 LARGE_MOE = 60e9
 """The same for a mixture of experts: our executor has no expert parallelism, so that each GPU gathers all
 experts of a layer."""
@@ -43,19 +38,11 @@ def measured_frameworks() -> tuple[Runs, ...]:
 def leader(request: Request) -> Request | None:
     """The question of a large model for the production framework with which a good plan is fastest.
 
-    None where none runs it. It trains by `TRAINS_LARGE` where it can. A framework of which fewer runs were
+    None where none runs it. It trains by `LARGE_TRAINER` where it can. A framework of which fewer runs were
     compared leads only by more than the model's error. Where time is up, those not asked do not lead.
     """
-    best, below = None, inf
-    timed = request.objective != "memory"  # else bounds are bytes
-    for asked in _of_size(request):
-        if best is not None and clock.over():
-            break
-        question = Question(request=asked, rivals=False, below=below if timed else inf)
-        found = good(question, insists=best is None)
-        if found is not None and found.seconds < below:
-            best, below = asked, found.seconds * (1 - model_error())
-    return best
+    best = fastest(_of_size(request))
+    return best.asked if best else None
 
 
 def beside(request: Request, like: Placement) -> Plan | None:
@@ -81,7 +68,7 @@ def beside(request: Request, like: Placement) -> Plan | None:
 def _of_size(request: Request) -> Iterator[Request]:
     for runs in measured_frameworks():
         every = list(_of(request, runs))
-        yield from [asked for asked in every if asked.backend == TRAINS_LARGE] or every
+        yield from [asked for asked in every if asked.backend == LARGE_TRAINER] or every
 
 
 def _production(request: Request) -> Iterator[Request]:

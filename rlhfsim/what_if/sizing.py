@@ -39,6 +39,7 @@ from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.usual_trainer import trained
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
@@ -267,6 +268,8 @@ def attempt(
     trial = Trial(gpu=name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)
     if floor > limit:
         return trial
+    request = trained(request)
+    cluster = request.cluster
     result = answer(Question(request=request, below=math.nextafter(limit, math.inf)))
     trial = replace(trial, certificate=result.certificate)
     if result.best is None:

@@ -143,7 +143,7 @@ def put_to(request: Request, framework: str | None, backend: Backend) -> Request
     work = request.workload
     if work.old_logprobs == "reused":  # as the framework of the question does, not as was asked
         work = replace(work, old_logprobs="recompute")
-    other = replace(request, workload=work, framework=framework, backend=backend)
+    other = replace(request, workload=work, framework=framework, backend=backend, backend_by="option")
     pads, padded = (r.framework is not None and bool(r.runs and r.runs.pads) for r in (other, request))
     if pads == padded:
         return other

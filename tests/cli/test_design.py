@@ -107,7 +107,7 @@ def test_a_kind_that_the_framework_does_not_run_names_those_that_do(
     result = tiny("--framework", "nemo-rl", *how, out=tmp_path)
     text = f"{result.output} {getattr(result.exception, 'help', '')}"
     said = " ".join(text.split())
-    assert "NeMo-RL runs no such plan; these do: --framework rlhfsim --backend deepspeed" in said
+    assert "NeMo-RL runs no such plan; these do: --framework rlhfsim --backend fsdp2" in said
 
 
 def test_what_changes_learning_stands_in_the_verdict_and_the_screen_stays_one(tmp_path: Path) -> None:

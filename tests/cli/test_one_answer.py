@@ -45,7 +45,11 @@ def answer(line: str) -> tuple[int, str | None]:
 QUESTIONS = {
     "fits": (ROOMY, 0, ""),
     "fits elsewhere": (f"{ROOMY} --framework verl --backend megatron", 0, ""),
-    "does not fit": (f"{TIGHT} --framework verl", 1, r"\S+ needs \S+ GB of 42.4 GB per GPU in pool all"),
+    "does not fit": (
+        f"{TIGHT} --framework verl --backend megatron",
+        1,
+        r"\S+ needs \S+ GB of 42.4 GB per GPU in pool all",
+    ),
     "does not fit slime": (f"{TIGHT} --framework slime", 1, r"actor.train needs .* per GPU in pool all"),
     "oversampling": (f"{ROOMY} --oversampling 0.25", 2, "our own executor does not run oversampling"),
     "sampling": (f"{TIGHT} --framework trl --dynamic-sampling 0.5", 2, "TRL does not run dynamic sampling"),
@@ -154,7 +158,7 @@ OTHERS = [pytest.mark.slow, pytest.mark.parallel]
 UNFIT = [
     pytest.param(f"--gpus {gpus} --gpu a100-40 --model {model} --algorithm {more}", marks=marks)
     for gpus, model, more, marks in (
-        (1, "qwen2.5-7b", "grpo --rules workers=8 --framework verl", []),
+        (1, "qwen2.5-7b", "grpo --rules workers=8 --framework verl --backend megatron", []),
         (1, "qwen2.5-7b", "grpo --rules workers=8 --framework openrlhf", []),
         (1, "qwen2.5-7b", "grpo --rules workers=8 --framework slime", OTHERS),
         (1, "qwen2.5-7b", "grpo --rules workers=8 --framework trl", OTHERS),
@@ -184,7 +188,7 @@ def test_every_remedy_of_a_question_that_does_not_fit_ends_with_exit_0(question:
     [
         "--actor tp=1,zero=1,recompute=none",
         "--actor zero=1 --framework slime",
-        "--rollout tp=1 --framework verl",
+        "--rollout tp=1 --framework verl --backend megatron",
     ],
 )
 def test_the_remedy_of_an_estimate_ends_with_exit_0(layout: str) -> None:

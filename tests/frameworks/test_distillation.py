@@ -6,10 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from lab.planted import planted_trace
 from rlhfsim.api import cluster_of, estimate
+from rlhfsim.calibration.observation import phase_seconds, read_run
+from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.keys import unread
 from rlhfsim.frameworks.configuration.recognise import read_configuration
@@ -17,18 +22,21 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import export
 from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.nemo_rl.keys import TABLE
+from rlhfsim.frameworks.nemo_rl.logs import FRAMEWORK
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import framework
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, read_plan
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Lora, Reward, Workload
+from rlhfsim.trace import WAIT
 from rlhfsim.what_if.design import design
 from tests.frameworks.drawn import drawn_plans
+from tests.frameworks.log_forms import logged, nemo_head, nemo_step, nested
 from tests.frameworks.test_accepted import plan, workload
 from tests.frameworks.test_export import known_keys
 from tests.frameworks.test_round_trip import check, differences, read_back
@@ -215,3 +223,36 @@ def test_a_recipe_of_theirs_is_read_over_its_base(tmp_path: Path) -> None:
     assert (teacher.residency, teacher.layout.tp, teacher.layout.dp) == ("offloaded", 8, 1)
     assert teacher.layout.pack(scoring=True) == 8192
     assert [key.key for key in unread("nemo-rl", None, settings) if key.matters] == []
+
+
+OF_GRPO_ALONE = ("policy_and_reference_logprobs", "advantage_calculation", "value_inference")
+"""Timers that distillation.py has not."""
+
+
+def test_a_log_of_distillation_is_read_with_its_teachers_times(tmp_path: Path) -> None:
+    """The log of a simulated run, in the form of distillation.py: `Step`, `Timing`, its timers."""
+    found = designed("fsdp2")
+    written = export(found, "nemo-rl", frozenset()).written.values
+    filled = {"${MODEL}": "Qwen/Qwen3-1.7B", "${TEACHER}": "Qwen/Qwen3-4B"}
+    settings = {key.lstrip("+-"): filled.get(value, value) for key, value in written.items()}
+    trace = planted_trace(found, load_profile("h100-sxm"), {}, np.random.default_rng(0), steps=4)
+    log, out = tmp_path / "job.log", tmp_path / "run"
+    printed = [x for x in FRAMEWORK.timers if x.metric.rpartition("/")[2] not in OF_GRPO_ALONE]
+    rows = list(logged(replace(FRAMEWORK, timers=tuple(printed)), found, trace))
+    lines = [*nemo_head(nested(settings))]
+    for number, row in enumerate(rows, start=1):
+        lines += nemo_step(number, len(rows), row)
+    log.write_text("\n".join(lines) + "\n")
+    assert "teacher_logprob_inference: " in log.read_text()
+    assert "teacher_logprob_inference_prep: " in log.read_text()
+    words = ["import-run", log, "--gpu", "h100", "--prompt-len", 512, "--out", out]
+    done = CliRunner().invoke(cli, [*map(str, words)])
+    assert done.exit_code == 0, f"{done.output[-2000:]} {done.exception!r}"
+    seen, ran = read_run(out), read_plan(out / "plan.json")
+    assert ran.workload.algorithm == "distillation"
+    assert ran.prediction.step_s == pytest.approx(found.prediction.step_s, rel=0.02)
+    work = phase_seconds([span for span in trace.spans if span.step and span.kind != WAIT])
+    for name in ("actor.generate", "reference.logprob", "actor.train"):
+        covers = seen.covers.get(name, (name,))
+        told = sum(sum(work.get(phase, ())) for phase in covers)
+        assert sum(seen.phases[name]) == pytest.approx(told, rel=0.01, abs=0.1), name

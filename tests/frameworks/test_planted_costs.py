@@ -60,6 +60,8 @@ class World:
     """How many times as long its rollouts take as the cost model says."""
     runs: tuple[str, ...]
     """Options of the designs that were run, beside the question."""
+    asked: str = ""
+    """Options of the designs before and after its runs."""
     in_bias: tuple[str, ...] = ()
     """Planted costs that its designs do not tell from the bias of their phase."""
     said: tuple[str | int, ...] = ()
@@ -72,6 +74,7 @@ WORLDS = (
         planted={"rl_layer_time": 4e-3},
         generation=1.25,
         runs=("--backend fsdp2", "--backend fsdp2 --fix rollout.tp=2", "--backend fsdp2 --fix actor.cp=2"),
+        asked="--backend megatron",
     ),
     World(
         framework="openrlhf",
@@ -86,11 +89,12 @@ WORLDS = (
         planted={"rl_layer_time": 30e-3, "sync_staging_time": 0.4},
         generation=1.25,
         runs=(
-            "",
+            "--backend megatron",
             "--backend fsdp2 --fix rollout.tp=1 --fix actor.pack_tokens=2560",
-            APART,
+            f"{APART} --backend megatron",
             f"{APART} --backend fsdp2",
         ),
+        asked="--backend megatron",
         said=("--prompt-len", PROMPT),
     ),
 )
@@ -207,9 +211,9 @@ def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_p
     before, after = fitted["step_error"]
     assert after < 0.05 < before
     truth = true_profile(world, tmp_path)
-    first = in_truth(world, truth, designed(world, tmp_path / "first.json"))
-    again = designed(world, tmp_path / "again.json", ours)
-    best = designed(world, tmp_path / "best.json", truth)
+    first = in_truth(world, truth, designed(world, tmp_path / "first.json", options=world.asked))
+    again = designed(world, tmp_path / "again.json", ours, world.asked)
+    best = designed(world, tmp_path / "best.json", truth, world.asked)
     came = in_truth(world, truth, again)
     assert again.placement != first.placement
     assert came.prediction.step_s < 1.01 * best.prediction.step_s < first.prediction.step_s

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 import rlhfsim
-from rlhfsim.cli.inputs import trainer
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
@@ -157,17 +156,19 @@ def test_amd_gpus_are_offered_where_a_framework_runs_them() -> None:
     runs = Request(cluster=cluster, workload=GRPO, backend="fsdp2").runs
     assert runs is not None
     assert runs.name == "verl"
-    assert Request(cluster=cluster, workload=GRPO).runs is None  # nobody is known to run DeepSpeed there
+    asked = Request(cluster=cluster, workload=GRPO, backend="deepspeed")
+    assert asked.runs is None  # nobody is known to run DeepSpeed there
     answer = rlhfsim.design(Request(cluster=cluster, workload=GRPO), explain=False)
     assert answer.chosen is not None
     assert any("AMD GPUs" in note for note in not_launched(answer.chosen, cluster))
 
 
 def test_amd_gpus_alone_choose_a_framework_that_runs_them() -> None:
-    given = {"framework": None, "backend": None}
-    assert trainer(given, parse_cluster(8, "mi300x")) == {"framework": "verl", "backend": "megatron"}
-    assert trainer(given, parse_cluster(8, "h100")) == {"framework": None, "backend": "deepspeed"}
-    assert trainer({**given, "backend": "deepspeed"}, parse_cluster(8, "mi300x"))["framework"] is None
+    amd, nvidia = (Request(cluster=parse_cluster(8, gpu), workload=GRPO) for gpu in ("mi300x", "h100"))
+    assert (amd.framework, amd.backend) == ("verl", "fsdp2")
+    assert (nvidia.framework, nvidia.backend) == (None, "deepspeed")
+    named = Request(cluster=parse_cluster(8, "mi300x"), workload=GRPO, backend="deepspeed")
+    assert named.framework is None
 
 
 def test_what_other_backends_would_bring_is_asked_of_frameworks_that_run_the_gpus() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import COMMON, Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Examples, Runs, known_by
 from rlhfsim.frameworks.says import Places, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
@@ -35,6 +35,12 @@ RUNS = Runs(
         )
     },
     one_epoch=True,
+    examples=Examples(
+        dense="fsdp2",
+        largest=15e9,
+        source="configurations in examples/ of AReaL 4aef98d: "
+        "dense policies to 8B: 35 FSDP, 5 Megatron; mixtures of experts: 0, 3",
+    ),
     says=Says(  # rl_trainer.py: actor and rollout take turns on GPUs that they share
         moves_with="rollout",
         sharing=Places(between={"actor": ("leaves",), "critic": ("stays", "leaves")}, sleep=(2,)),

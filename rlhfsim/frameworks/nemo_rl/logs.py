@@ -12,10 +12,11 @@ from rlhfsim.frameworks.logs.records import DECIMAL, block_reader
 from rlhfsim.frameworks.nemo_rl.configuration import CONFIGURATION
 from rlhfsim.units import TERA
 
-# Names of timers: `timer.time` in nemo_rl/algorithms/grpo.py and ppo.py, logged with prefix `timing/train`;
-# what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). Rewards come from environments
-# while the rollout runs; `reward_calculation` reads them off. The rollout's timer covers putting the engine
-# to sleep, that of the log-probs policy and reference with the actor's way back.
+# Names of timers: `timer.time` in nemo_rl/algorithms/grpo.py, ppo.py and distillation.py, logged with prefix
+# `timing/train`; what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). Rewards come
+# from environments while the rollout runs; `reward_calculation` reads them off. The rollout's timer covers
+# putting the engine to sleep, that of the log-probs policy and reference with the actor's way back. A teacher
+# has two timers of its own, and leaves in `training_prep` (distillation.py, line 915).
 P = "timing/train/"
 TIMERS = (
     Timer(
@@ -34,9 +35,16 @@ TIMERS = (
         phase="actor.logprob",
         covers=around("actor.logprob", "reference.logprob"),
     ),
+    Timer(metric=P + "teacher_logprob_inference_prep", phase="reference.logprob.load"),
+    Timer(metric=P + "teacher_logprob_inference", phase="reference.logprob"),
     Timer(metric=P + "advantage_calculation", phase="controller"),
     Timer(metric=P + "value_training", phase="critic.train", covers=around("critic.train")),
-    Timer(metric=P + "training_prep", phase="actor.train.load"),
+    Timer(
+        metric=P + "training_prep",
+        phase="actor.train.load",
+        covers=("reference.logprob.unload", "actor.train.load"),
+        apart={P + "policy_and_reference_logprobs": ("reference.logprob.unload",)},
+    ),
     Timer(metric=P + "policy_training", phase="actor.train"),
     Timer(metric=P + "weight_sync", phase="actor.sync"),
 )
@@ -88,6 +96,7 @@ FRAMEWORK = Framework(
         P + "policy_training/",
         P + "get_logprobs/",
         P + "get_reference_policy_logprobs/",
+        P + "get_topk_logits/",
         P + "idle/",
         P + "valid_tokens_per_sec_per_gpu",
         P + "dynamic_sampling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import COMMON, Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Examples, Runs, known_by
 from rlhfsim.frameworks.says import Between, Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
@@ -78,6 +78,12 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
+    examples=Examples(
+        dense="fsdp2",
+        largest=15e9,
+        source="examples/configs of NeMo-RL 7ea279a: "
+        "dense policies to 15B: 70 DTensor, 57 Megatron; larger ones: 7, 8; mixtures of experts: 13, 64",
+    ),
     says=Says(  # offload_before_refit moves its optimizer to the host, offload_after_refit its weights; its
         # engine sleeps at level 1, in each release from 0.3 on (vllm_worker.py, line 1309)
         moves_with="rollout",
@@ -99,7 +105,11 @@ RUNS = Runs(
         "p2p": known_by("run on GPUs", *APART),
     },
     features=FEATURES,
-    only_with={"FP8 training": ("megatron",), "router replay": ("megatron",)},  # policy.megatron_cfg.fp8_cfg
+    only_with={
+        "FP8 training": ("megatron",),  # policy.megatron_cfg.fp8_cfg
+        "router replay": ("megatron",),
+        "BF16 gradients": ("megatron",),  # reduce_dtype is FP32 (models/dtensor/parallelize.py, line 747)
+    },
     differs={
         "distillation": {
             "features": {name: known for name, known in FEATURES.items() if name not in NOT_DISTILLED},

@@ -8,7 +8,14 @@ from dataclasses import fields
 
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response, scored_alike
 from rlhfsim.frameworks.fields import shares
-from rlhfsim.frameworks.instead import Instead, instead, layers_whole, old_logprobs, scored_as_trained
+from rlhfsim.frameworks.instead import (
+    OWN_ENVIRONMENT,
+    Instead,
+    instead,
+    layers_whole,
+    old_logprobs,
+    scored_as_trained,
+)
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -36,7 +43,7 @@ ROWS = (
         "a colocated one moves to the host",
         "rollout shared actor.offload_params=none",
         roles=("critic",),
-        also=("critic.residency", "critic.offload_between"),
+        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
     ),
     Instead(
         "actor.residency",
@@ -68,7 +75,7 @@ ROWS = (
         "resident",
         "a policy that moves to the host between its calls",
         "its weights are there whenever they are not used (cpu_offload)",
-        f"{DISTILS} shared !actor.offload_params=none",
+        "rollout shared !actor.offload_params=none",
         also=("actor.offload_between",),
     ),
     Instead(
@@ -109,6 +116,7 @@ ROWS = (
         priced=False,
     ),
     old_logprobs(f"rollout !{DISTILS}"),
+    OWN_ENVIRONMENT,
     Instead(
         "reward",
         None,

@@ -15,7 +15,14 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, layers_whole, long_samples
+from rlhfsim.frameworks.instead import (
+    OWN_ENVIRONMENT,
+    Instead,
+    generated_as_batch,
+    instead,
+    layers_whole,
+    long_samples,
+)
 from rlhfsim.frameworks.nearest import with_layouts, with_placement
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
@@ -47,6 +54,7 @@ ROWS = (
         "rollout.sleep=2",
     ),
     layers_whole("critic"),
+    OWN_ENVIRONMENT,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import COMMON, Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Examples, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
@@ -34,6 +34,12 @@ RUNS = Runs(
     shares="micro_batch",
     known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
     critics=("fsdp2",),  # validate_megatron_cfg of train/utils/utils.py refuses one
+    examples=Examples(
+        dense="fsdp2",
+        largest=80e9,
+        source="launch scripts in examples/ of SkyRL a956457: "
+        "dense policies to 32B: 64 FSDP, 16 Megatron; mixtures of experts: 2, 18",
+    ),
     says=Says(  # WorkerDispatch: what shares GPUs goes to the host while another works, all else stays
         moves_with="any",
         sharing=Places(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +113,11 @@ def unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     yield from _rollout(plan, rollout, apart=apart)
 
 
+def _between(roles: Iterable[str]) -> tuple[str, ...]:
+    """What roles do between their calls, as fields of the plan."""
+    return tuple(f"{role}.{name}" for role in roles for name in ("residency", "offload_between"))
+
+
 def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
     """`WorkerDispatch` moves what shares GPUs to the host between its calls, and nothing else."""
     placement = plan.placement
@@ -144,12 +149,14 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
                 what=f"states of {' and '.join(changed)} that stay in GPU memory between calls",
                 instead="what shares GPUs goes to the host while another works",
                 nearest=nearest,
+                of=_between(changed),
             )
         elif changed:
             yield Unsaid(
                 what=f"states of {' and '.join(changed)} that leave GPU memory between calls",
                 instead="what has GPUs of its own stays",
                 nearest=nearest,
+                of=_between(changed),
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -25,6 +25,7 @@ from rlhfsim.frameworks.slime.keys import TABLE
 from rlhfsim.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Residency, RolloutPlacement
 from rlhfsim.units import format
 
@@ -160,12 +161,14 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
             what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
             instead="its weights lie in host memory and are swapped into the policy's modules",
             nearest=like_actor(plan, "reference", residency=swapped),
+            of=("reference.residency", *(f"reference.layout.{field.name}" for field in fields(Layout))),
         )
     if critic is not None and critic.layout != actor.layout:
         yield Unsaid(
             what=f"the critic's own layout {critic.layout.label}",
             instead="the policy's",
             nearest=like_actor(plan, "critic"),
+            of=tuple(f"critic.layout.{field.name}" for field in fields(Layout)),
         )
 
 

@@ -10,7 +10,14 @@ import yaml
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
-from rlhfsim.frameworks.instead import Instead, instead, layers_whole, old_logprobs, scored_as_trained
+from rlhfsim.frameworks.instead import (
+    OWN_ENVIRONMENT,
+    Instead,
+    instead,
+    layers_whole,
+    old_logprobs,
+    scored_as_trained,
+)
 from rlhfsim.frameworks.launch_script import bash
 from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.predictions import headline, title_of
@@ -18,7 +25,7 @@ from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
 COMMANDS = dict.fromkeys(LOSSES, "grpo") | {"rloo": "rloo", "dpo": "dpo", "kto": "kto"}
 NEEDS = {
@@ -71,6 +78,10 @@ def _most_sequences(plan: Plan) -> int:
     return each * plan.placement.rollout.layout.tp
 
 
+SHARED_PREFILL = 4096
+"""`max_num_batched_tokens` of an engine in the training processes (generation/vllm_generation.py)."""
+ENGINE = RolloutLayout()
+"""What the planner prices where nothing is said."""
 ROWS = (
     Instead(
         "workload.packing",
@@ -83,6 +94,29 @@ ROWS = (
     old_logprobs("workload.generates !workload.algorithm=rloo"),
     scored_as_trained("reference"),
     layers_whole(),
+    OWN_ENVIRONMENT,
+    Instead(
+        "rollout.max_batched_tokens",
+        SHARED_PREFILL,
+        "at most {} tokens of a prefill",
+        "{}: an engine in the training processes has no other",
+        f"rollout shared !rollout.max_batched_tokens={ENGINE.max_batched_tokens}",
+    ),
+    Instead(
+        "rollout.cuda_graphs",
+        True,
+        "decoding without CUDA graphs",
+        "an engine in the training processes has them",
+        "rollout shared",
+    ),
+    Instead(
+        "rollout.precision",
+        "bf16",
+        "a rollout in {}",
+        "an engine in the training processes has the weights' precision",
+        "rollout shared",
+        also=("workload.rollout_precision",),
+    ),
     Instead(
         "workload.old_logprobs",
         "recompute",

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
-from rlhfsim.frameworks.instead import Instead, instead, layers_whole
+from rlhfsim.frameworks.instead import OWN_ENVIRONMENT, Instead, instead, layers_whole
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
@@ -65,6 +65,7 @@ ROWS = (
         "!shared schedule.asynchronous",
     ),
     layers_whole("critic"),
+    OWN_ENVIRONMENT,
     Instead(
         "workload.dynamic_sampling.max_gen_batches",
         None,

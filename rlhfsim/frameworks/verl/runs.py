@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import COMMON, Runs, known_by
+from rlhfsim.frameworks.runs import COMMON, Examples, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -25,6 +25,12 @@ RUNS = Runs(
             zero_stages=(2, 3),
         ),
     },
+    examples=Examples(
+        dense="fsdp2",
+        largest=80e9,
+        source="launch scripts in examples/ of verl b178a3c: "
+        "dense policies to 72B: 91 FSDP, 22 Megatron; mixtures of experts: 2, 10",
+    ),
     says=Says(  # trainer.v1: separate_async has no mode that waits, and goes on with new weights
         moves_with="any",
         sharing=Places(sleep=(0, 2), between={"reward": ("leaves",)}),
@@ -86,7 +92,10 @@ RUNS = Runs(
         "micro-batches by tokens",
         "old log-probs of the rollout",
     ),
-    only_with={"router replay": ("megatron",)},
+    only_with={
+        "router replay": ("megatron",),
+        "BF16 gradients": ("megatron",),  # FSDP keeps them in FP32, whatever `reduce_dtype` is
+    },
     dispatchers=("alltoall", "deepep"),
     rollout_dispatchers=("allgather", "deepep-ll"),
     other_engines=("sglang",),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rlhfsim.frameworks.runs import FEATURES, Known, Runs, frameworks
+from rlhfsim.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.present.answers.tree import Column, Page, answer, table_of
 from rlhfsim.present.tables import REST
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
+from rlhfsim.units import BILLION
 
 SCHEMA = "rlhfsim.frameworks/1"
 WHAT = "a plan asks for"
@@ -43,7 +45,7 @@ def listing() -> Page:
     """The table, what its cells mean, where each column is from."""
     every, table = frameworks(), list(lines())
     columns = [Column(x.name, lambda row, i=i, x=x: _cell(x, i, row)) for i, x in enumerate(every)]
-    notes = (NOTE, *(f"* {line}" for line in limited()), *(f"{x.name}: {x.source}" for x in every))
+    notes = (NOTE, *(f"* {line}" for line in limited()), *usual(), *(f"{x.name}: {x.source}" for x in every))
     return answer(
         SCHEMA,
         table_of("", table, Column(WHAT, 0, fit=REST), *columns, notes=notes),
@@ -63,7 +65,27 @@ def limited() -> Iterator[str]:
             yield f"{each.name} with {', '.join(backends)}: {', '.join(what)}"
 
 
+def usual() -> Iterator[str]:
+    """By what each framework with a choice trains where the question names no backend, and whence."""
+    for runs in frameworks():
+        if (own := runs.examples) is not None:
+            dense, large = BACKENDS[own.dense].title, BACKENDS[LARGE_TRAINER].title
+            size = f"{own.largest / BILLION:.0f} billion parameters"
+            yield (
+                f"{runs.name} without --backend: dense policies up to {size} by {dense}, others by {large}, "
+                f"unless the other is faster by more than the model's error ({own.source})"
+            )
+
+
 def _framework(runs: Runs, column: int, table: Sequence[tuple[str, list[Known | None]]]) -> dict[str, Any]:
     found = {what: row[column] for what, row in table if row[column] is not None}
     only = {what: list(backends) for what, backends in runs.only_with.items()}
-    return {"name": runs.name, "title": runs.title, "source": runs.source, "runs": found, "only_with": only}
+    usual = None if runs.examples is None else {**asdict(runs.examples), "others": LARGE_TRAINER}
+    return {
+        "name": runs.name,
+        "title": runs.title,
+        "source": runs.source,
+        "runs": found,
+        "only_with": only,
+        "usual_backend": usual,
+    }

@@ -31,7 +31,9 @@ def report(answer: Planned) -> Iterator[Part]:
     if (plan := answer.plan) is None:
         return
     yield view.header(plan)
-    yield labelled({"peak": view.peak_text(plan), "host": _host_text(plan), **_checkpoint_text(plan)})
+    taken = {"assumed": "; ".join(plan.assumed)} if plan.assumed else {}
+    told = {"peak": view.peak_text(plan), "host": _host_text(plan), **_checkpoint_text(plan)}
+    yield labelled({**told, **taken})
     yield ""
     yield memory_chart(plan, console().width)
     for pool in plan.placement.pools:
@@ -117,6 +119,7 @@ def as_data(answer: Planned) -> dict[str, Any]:
         **judged,
         "architecture": plan.architecture,
         "role_placement": plan.role_placement,
+        "assumed": list(plan.assumed),
         "peak": {
             "phase": p.peak_phase,
             "role": p.peak_role,

@@ -29,6 +29,8 @@ class BackendRules:
     """ZeRO stages together with pp > 1."""
     offload_stages: tuple[int, ...]
     """ZeRO stages under which optimizer states can live on the host."""
+    hosted_stages: tuple[int, ...] = ()
+    """Those under which the weights of a trained role can live there too; of roles that score any."""
     partial_offload: tuple[int, ...] = ()
     """Those under which only a share of them can (`offload_fraction`)."""
     hybrid_stages: tuple[int, ...] = ()
@@ -65,6 +67,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(0, 1, 2),
         zero_stages_pp=(0, 1),
         offload_stages=(1, 2, 3),
+        hosted_stages=(3,),
         partial_offload=(3,),
         tp_with_pp="yes",
         sequence_parallel=False,
@@ -94,6 +97,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(3,),
         zero_stages_pp=(),
         offload_stages=(0, 2, 3),
+        hosted_stages=(0, 2, 3),
         hybrid_stages=(2, 3),
         offloads_all=True,
         tp_with_pp="no",
@@ -203,6 +207,18 @@ def _meaning(rules: BackendRules, layout: Layout) -> dict[str, str]:
         "share": f"offloads a share of the optimizer states with ZeRO {_listed(rules.partial_offload)} only",
         "weights stay": "offloads optimizer states together with the weights (offload_params) only",
     }
+
+
+def broken_hosting(rules: BackendRules, layout: Layout) -> str | None:
+    """Why the weights of a trained layout cannot live on the host (`offload_params`), or None."""
+    if layout.offload_params == "none":
+        return None
+    if not rules.hosted_stages:
+        return f"{rules.title} keeps no weights on the host while they work"
+    if layout.zero not in rules.hosted_stages:
+        return f"{rules.title} keeps weights on the host with ZeRO {_listed(rules.hosted_stages)} only"
+    alone = rules.offloads_all and layout.offload_optimizer == "none"
+    return f"{rules.title} offloads weights together with optimizer states only" if alone else None
 
 
 def broken_sums(rules: BackendRules, layout: Layout) -> str | None:

@@ -35,7 +35,7 @@ MAX_SCENARIO = 100
 class RequestText:
     """What may compete: the fields of `rlhfsim.Request`."""
 
-    backend: Backend = "deepspeed"
+    backend: Backend | None = None
     framework: str | None = None
     objective: Objective = "time"
     allow: frozenset[str] = frozenset()
