@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhfsim.kernels.layers import heads
-from rlhfsim.memory.layer_tensors import BackwardPhase, LayerTensors, layer_tensors, norm_bytes, one_layer
+from rlhfsim.memory.layer_tensors import (
+    BackwardPhase,
+    LayerTensors,
+    layer_tensors,
+    norm_bytes,
+    normalised_bytes,
+    one_layer,
+)
 from rlhfsim.memory.logits import BF16, FP32, Size, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.mixers import LayerKind
@@ -112,6 +119,7 @@ def training_activations(
         fp8,
         batch.score_length,
         software.stack == "compiled",
+        frozen,
     )
     held = in_flight(layout.pp, layout.vp, batch.count, stage)
     # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
@@ -136,6 +144,7 @@ def _kept_and_running(
     fp8: bool,
     score_length: float,
     compiled: bool,
+    frozen: bool,
 ) -> tuple[float, tuple[BackwardPhase, ...]]:
     """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
     tp, pp, etp, sequence_parallel, recompute = shape
@@ -143,18 +152,27 @@ def _kept_and_running(
     kinds = stage_layers(model, pp, stage)
     cut = (tp, etp, sequence_parallel)
     running = _tensors(model, backend, kinds, cut, imbalance, fp8, length, compiled)
+    without = [
+        normalised_bytes(model, x) if frozen and not _fused(backend, compiled) else 0.0 for x in running
+    ]
+    totals = [tensors.total - less for tensors, less in zip(running, without, strict=True)]
     layers, first = sum(kind.layers for kind in kinds), running[0]
     by_operation = recompute == "selective" and backend == "fsdp2"
     if recompute != "full" and not by_operation:
         phases = tuple(phase for tensors in running for phase in tensors.backward)
-        return sum(k.layers * t.total for k, t in zip(kinds, running, strict=True)), phases
+        return sum(k.layers * total for k, total in zip(kinds, totals, strict=True)), phases
     kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
-        BackwardPhase(phase.token + tensors.total + first.input - kept, phase.fixed)
-        for tensors in running
+        BackwardPhase(phase.token + total + first.input - kept, phase.fixed)
+        for tensors, total in zip(running, totals, strict=True)
         for phase in tensors.backward
     )
     return kept * layers, phases
+
+
+def _fused(backend: Backend, compiled: bool) -> bool:
+    """Whether norms and activations are one kernel each."""
+    return backend == "megatron" or compiled
 
 
 def _kept_by_operation(model: ModelSpec, tp: int) -> float:
@@ -225,7 +243,7 @@ def _tensors(
     tp, etp, sequence_parallel = cut
     options: dict[str, Any] = {
         "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
-        "fused": backend == "megatron" or compiled,
+        "fused": _fused(backend, compiled),
         "fused_experts": backend == "megatron",
         "fp8": fp8,
         "score_length": score_length,

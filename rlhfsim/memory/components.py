@@ -136,7 +136,7 @@ def role_components(
     alive = called | ~rows["recreated"]
     sizes: Sizes = {
         "weights": (full if called else kept)["weights"],
-        "gradients": (full if state == "train" and not moving else kept)["gradients"],
+        "gradients": kept["gradients"] if state != "train" else full["between" if moving else "gradients"],
         "optimizer": (full if state == "train" else kept)["optimizer"],
     }
     if state in ("forward", "train") and not moving:

@@ -135,6 +135,14 @@ def norm_bytes(model: ModelSpec, width: float, fused: bool) -> float:
     return (FP32 + (FP32 if model.norm == "offset_rmsnorm" else BF16)) * width
 
 
+def normalised_bytes(model: ModelSpec, tensors: LayerTensors) -> float:
+    """Of eager norms the normalised values: kept for the gradient of their weight alone."""
+    if model.norm.startswith("layernorm"):
+        return 0.0
+    kept = FP32 if model.norm == "offset_rmsnorm" else BF16
+    return kept / (FP32 + kept) * sum(size for name, size in tensors.saved.items() if "norm" in name)
+
+
 def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
     at, local = model.attention, heads(model.attention, tp)
     q, k = local.query * local.qk_dim, local.kv * local.qk_dim

@@ -158,7 +158,9 @@ class RoleMemory(NamedTuple):
         score = _extra(standing.gathered, 0.0, forward, self.waste)
         if swapped:
             return RoleBytes(States(host=standing.states.weights), States(), score, Extra(), 0.0, 0.0, False)
-        train = _training(kind, standing, backward, self.waste) if kind.trained else Extra()
+        again = standing.again * (self.batch.each(layouts)[1] > 1)
+        standing = standing._replace(buffers=standing.buffers + again)
+        train = _training(standing, backward, self.waste) if kind.trained else Extra()
         nccl = self.nccl * standing.communicators
         return RoleBytes(standing.states, States(), score, train, self.framework, nccl, False)
 
@@ -272,8 +274,8 @@ def most_host(stages: Sequence[RoleBytes]) -> float:
 def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
-    `states` may hold arrays. FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their
-    flat buffers, unless a framework gives them back.
+    `states` may hold arrays. Of gradients a resident role keeps what stays from step to step, unless a
+    framework gives that back.
     A frozen role that is created again reads its weights from disk; a trained one from the host.
     """
     if role.residency == "swapped":
@@ -283,8 +285,8 @@ def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
         return States(host=away)
     if role.offload_between:
         return States(weights=states.weights, host=states.optimizer)
-    freed = kind.backend == "fsdp2" or bool(kind.software.frees_gradients)
-    return states._replace(gradients=0.0 if freed else states.gradients, host=0.0)
+    kept = 0.0 if kind.software.frees_gradients else states.between
+    return states._replace(gradients=kept, between=0.0, host=0.0)
 
 
 class _Standing(NamedTuple):
@@ -295,6 +297,10 @@ class _Standing(NamedTuple):
     """ZeRO-3/FSDP weights of running layers."""
     buffers: Size
     """Gradients before reduction."""
+    at_loss: Size
+    """Of these what is there at the loss."""
+    again: Size
+    """Gradients of a further micro-batch."""
     step: Size
     """Of the optimizer step alone."""
     layers: Size
@@ -327,6 +333,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         states = own._replace(
             weights=base.weights + software.adapters * own.weights,
             gradients=software.adapters * own.gradients,
+            between=software.adapters * own.between,
             host=base.host + own.host,
         )
         trainable = memory.adapter_shard(model, part, layout, lora)
@@ -344,12 +351,15 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     frozen_base = not kind.trained or lora is not None
     dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
     gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
+    buffers = memory.gradient_buffer_bytes(
+        trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
+    )
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(part, layout, backend) if gathers else dequantised,
-        buffers=memory.gradient_buffer_bytes(
-            trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
-        ),
+        buffers=buffers,
+        at_loss=buffers * memory.loss_share(layout, backend),
+        again=memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums),
         step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
         layers=part.num_layers,
     )
@@ -362,19 +372,19 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     groups: dict[object, list[int]] = defaultdict(list)
     for cut, i in numbers.items():
         groups[_alike(kind, *cut)].append(i)
-    distinct, sizes = list(numbers), np.zeros((len(States._fields) + 4, len(numbers)))
+    distinct, sizes = list(numbers), np.zeros((len(States._fields) + 6, len(numbers)))
     for rows in groups.values():
         like = [distinct[i] for i in rows]
         parts = [_part(kind, stage if cut[_PP] > 1 else "only", _parted(cut)) for cut in like]
         layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
         held = _standing(kind, layout, memory.stacked(parts))
-        for row, size in zip(sizes, (*held.states, *held[1:5]), strict=True):
+        for row, size in zip(sizes, (*held.states, *held[1:7]), strict=True):
             row[rows] = size
     if passed := COPIES * (kind.routes + kind.logits):
         sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in distinct])
-    *states, gathered, buffers, step, layers = sizes[:, places]
+    *states, gathered, buffers, at_loss, again, step, layers = sizes[:, places]
     communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
-    return _Standing(States(*states), gathered, buffers, step, layers, communicators)
+    return _Standing(States(*states), gathered, buffers, at_loss, again, step, layers, communicators)
 
 
 def _part(kind: RoleKind, stage: Stage, cut: memory.Parted) -> Shard:
@@ -394,9 +404,9 @@ def _alike(kind: RoleKind, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int
     return rest, dp * cp == 1, kind.lora is not None and (tp, pp)
 
 
-def _training(kind: RoleKind, standing: _Standing, backward: Activations, waste: float) -> Extra:
+def _training(standing: _Standing, backward: Activations, waste: float) -> Extra:
     """What training adds; with short batches the optimizer step is the peak."""
-    buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
+    buffers = standing.at_loss + backward.beside(standing.buffers - standing.at_loss)
     call = _extra(standing.gathered, buffers, backward, waste)
     stepping = standing.step > standing.gathered + buffers + backward.peak
     alone = Extra(buffers=standing.step)
@@ -434,6 +444,9 @@ def _passed(
         for model in kind.model.each
     ]
     forward = Activations(*(reduce(np.maximum, of_each) for of_each in zip(*scoring, strict=True)))
+    if kind.lora is not None and kind.backend != "megatron":  # peft scales what adapters add: one tensor more
+        scaled = BF16 * kind.model.ffn / layout.tp / layout.cp
+        forward = forward._replace(working=forward.working + scaled * scored)
     if not kind.trained:
         return (forward,)
     backward = activations.training_activations(

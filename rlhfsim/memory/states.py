@@ -78,6 +78,8 @@ class States(NamedTuple):
     """Moments, and the master copy where it is kept apart from the weights."""
     host: float = 0.0
     """Host bytes that this GPU's process owns (CPU offload); 0 for NVMe."""
+    between: float = 0.0
+    """Of gradients and their buckets, what stays from step to step; not in `total`."""
 
     @property
     def total(self) -> float:
@@ -257,7 +259,25 @@ def trained_states(
     weights, gradients, states = (
         part.dense * a + part.expert * b for a, b in zip(dense, expert, strict=True)
     )
-    return _offloaded(States(weights=weights, gradients=gradients, optimizer=states), part, layout, backend)
+    sums_fp32 = backend == "deepspeed" and gradient_bytes == FP32
+    held = States(weights=weights, gradients=gradients, optimizer=states)
+    held = _offloaded(held, part, layout, backend)
+    return held._replace(between=_between(held.gradients, part, layout, backend, fp32_sums=sums_fp32))
+
+
+def _between(gradients: Size, part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool) -> Size:
+    """Gradient bytes that stay on the GPU from one optimizer step to the next.
+
+    Megatron keeps its flat buffer. DeepSpeed frees gradients and buckets with the step, but keeps ZeRO-3's
+    partitions and bucket, and the FP32 sums of ZeRO-1. FSDP2 keeps nothing.
+    Source: DeepSpeed 0.19.8, _release_ipg_buffers and zero_grad of runtime/zero/stage_1_and_2.py,
+    grad_partitions_flat_buffer and ipg_buckets of stage3.py, fp32_groups_gradients_flat of
+    runtime/bf16_optimizer.py; tests/rehearsal/held.py reads them after a step.
+    """
+    if backend == "deepspeed" and layout.zero == 3:
+        return gradients + BF16 * np.minimum(part.elements, DEEPSPEED.reduce_bucket)
+    kept = backend == "megatron" or (fp32_sums and layout.zero == 1)
+    return gradients if kept else 0.0 * gradients
 
 
 def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) -> States:
@@ -398,6 +418,27 @@ def gradient_buffer_bytes(
     if backend == "megatron" or layout.dp * layout.cp == 1:
         return 0.0
     return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
+
+
+def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:
+    """Gradients of a further micro-batch beside the sums of those before it, in the rank's own partition.
+
+    ZeRO-2 fills a second buffer of the partition, which it adds when the micro-batch is through; FP32 sums
+    take each gradient at once. Source: DeepSpeed 0.19.8, grads_in_partition of copy_grads_in_partition and
+    all_grad_tensors of runtime/zero/stage_1_and_2.py.
+    """
+    if backend != "deepspeed" or layout.zero != 2 or fp32_sums or layout.offload_optimizer != "none":
+        return 0.0
+    return BF16 * (part.dense / part.dense_ranks + part.expert / part.expert_ranks)
+
+
+def loss_share(layout: Layout, backend: Backend) -> float:
+    """Share of `gradient_buffer_bytes` that is there at the loss of a micro-batch, before layers run back.
+
+    ZeRO-1 keeps its bucket from the first micro-batch of a step to the last, ZeRO-3 one of its two for good;
+    ZeRO-2 and FSDP2 take theirs with the first gradient and free them with the last of a micro-batch.
+    """
+    return {1: 1.0, 3: 0.5}.get(layout.zero, 0.0) if backend == "deepspeed" else 0.0
 
 
 def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:

@@ -28,6 +28,7 @@ from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
+from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
@@ -194,7 +195,7 @@ def _designed(
 
     def recommended() -> _Recommended:
         close = simple and proven and not clock.over()
-        chosen = _simpler(first.candidate, prices, at_most) if close else None
+        chosen = _to_run(request, first, prices, at_most) if close else None
         step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
         side = beside(prices.request, first.candidate.placement) if asks else None
         return _Recommended(
@@ -364,6 +365,15 @@ def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
     if simple.placement == best.placement and workload == request.workload:
         return None
     return _plan(request, Rival(workload=workload, candidate=simple, gap=None))
+
+
+def _to_run(request: Request, best: Rival, prices: Prices, at_most: float) -> Plan | None:
+    """The simplest plan close to the best one whose parts have run; None where that is the best."""
+    ran = of_parts_that_ran(request, best, prices)
+    if ran is None:
+        return _simpler(best.candidate, prices, at_most)
+    again = prices.again(replace(request, workload=ran.workload))
+    return _simpler(ran.candidate, again, at_most) or _plan(request, ran)
 
 
 def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) -> list[Rival]:

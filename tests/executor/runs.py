@@ -43,6 +43,7 @@ def plan(
     placement: dict[str, Any] | None = None,
     workload: dict[str, Any] | None = None,
     gpus_per_node: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan:
     """A plan of one training slot, unless `layout` says more, and one rollout replica."""
     made = ARCHITECTURES[architecture]
@@ -66,11 +67,8 @@ def plan(
         fields["weight_path"] = made["weight_path"]
     placed = convert(Placement, _source(), fields | (placement or {}))
     gpus = sum(pool.gpus for pool in placed.pools)
-    return estimate(
-        placed,
-        work,
-        Cluster(node_groups=(node_group("cpu-core", gpus, gpus_per_node=gpus_per_node or gpus),)),
-    )
+    cores = Cluster(node_groups=(node_group("cpu-core", gpus, gpus_per_node=gpus_per_node or gpus),))
+    return estimate(placed, work, cluster or cores)
 
 
 def _workload(algorithm: str, model: Path, changes: dict[str, Any]) -> Workload:

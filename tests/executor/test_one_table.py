@@ -51,6 +51,7 @@ def test_deepspeed_gets_the_bucket_sizes_that_are_priced(zero: int, cuda: bool) 
     if zero == 3:
         assert section["stage3_prefetch_bucket_size"] == (DEEPSPEED.prefetch if cuda else 0)
         assert section["stage3_max_live_parameters"] == DEEPSPEED.live
+        assert section["stage3_max_reuse_distance"] == DEEPSPEED.reuse
         assert section["sub_group_size"] == DEEPSPEED.sub_group
         assert section["stage3_param_persistence_threshold"] == DEEPSPEED.persistent
 
@@ -61,6 +62,7 @@ def test_what_is_priced_is_deepspeeds_own_default() -> None:
         "reduce_bucket": config.reduce_bucket_size,
         "allgather_bucket": config.allgather_bucket_size,
         "live": config.max_live_parameters,
+        "reuse": config.max_reuse_distance,
         "prefetch": config.prefetch_bucket_size,
         "sub_group": config.sub_group_size,
     }

@@ -47,7 +47,10 @@ def test_eight_bit_moments_carry_a_scale_for_each_block_of_256() -> None:
 def test_dense_and_expert_elements_are_sharded_over_their_own_ranks() -> None:
     held = states.trained_states(PART, Layout(dp=8, zero=3), "deepspeed")
     assert held == States(
-        weights=2 * 100 + 2 * 300, gradients=2 * 100 + 2 * 300, optimizer=12 * 100 + 12 * 300
+        weights=2 * 100 + 2 * 300,
+        gradients=2 * 100 + 2 * 300,
+        optimizer=12 * 100 + 12 * 300,
+        between=2 * 400 + 2 * 1400,  # and a bucket of all elements, for they are fewer than it holds
     )
     assert held.total == 16 * 400
 
@@ -58,20 +61,48 @@ def test_dense_and_expert_elements_are_sharded_over_their_own_ranks() -> None:
         # FP32 gradients go to the host beside master and moments: 16 bytes of the 400 elements that it owns
         ("deepspeed", 2, {"offload_optimizer": "cpu"}, States(2800, 0, 0, 16 * 400)),
         ("deepspeed", 1, {"offload_optimizer": "cpu"}, States(2800, 2800, 0, 16 * 400)),
-        ("megatron", 1, {"offload_optimizer": "cpu"}, States(2800, 5600, 0, 16 * 400)),
+        ("megatron", 1, {"offload_optimizer": "cpu"}, States(2800, 5600, 0, 16 * 400, 5600)),
         ("deepspeed", 2, {"offload_optimizer": "nvme"}, States(2800, 0, 0, 0)),
-        ("deepspeed", 3, {"offload_optimizer": "cpu", "offload_params": "cpu"}, States(0, 0, 0, 18 * 400)),
-        ("deepspeed", 3, {"offload_optimizer": "nvme", "offload_params": "nvme"}, States()),
+        (
+            "deepspeed",
+            3,
+            {"offload_optimizer": "cpu", "offload_params": "cpu"},
+            States(0, 0, 0, 18 * 400, 2800),
+        ),
+        ("deepspeed", 3, {"offload_optimizer": "nvme", "offload_params": "nvme"}, States(between=2800)),
     ],
 )
 def test_offloaded_states_by_hand(backend, zero, layout, expected) -> None:
     assert states.trained_states(PART, Layout(dp=8, zero=zero, **layout), backend) == expected
 
 
+@pytest.mark.parametrize(
+    ("backend", "zero", "gradient_bytes", "kept"),
+    [
+        ("deepspeed", 0, None, 0),
+        ("deepspeed", 1, None, 0),
+        ("deepspeed", 2, None, 0),
+        ("deepspeed", 1, 4.0, 4 * 1400),
+        ("deepspeed", 3, None, 2 * 400 + 2 * 1400),
+        ("fsdp2", 3, None, 0),
+        ("megatron", 1, None, 4 * 1400),
+    ],
+)
+def test_gradients_that_stay_from_step_to_step(backend, zero, gradient_bytes, kept) -> None:
+    held = states.trained_states(PART, Layout(dp=8, zero=zero), backend, gradient_bytes=gradient_bytes)
+    assert held.between == kept
+
+
+def test_a_bucket_holds_no_more_than_its_elements() -> None:
+    large = replace(PART, dense=8e9)
+    held = states.trained_states(large, Layout(dp=8, zero=3), "deepspeed")
+    assert held.between == held.gradients + 2 * 500e6
+
+
 def test_a_quarter_of_the_optimizer_on_the_host() -> None:
     quarter = Layout(dp=8, zero=1, offload_optimizer="cpu", offload_fraction=0.25)
     held = states.trained_states(PART, quarter, "megatron")
-    assert held == States(2800, 5600, 0.75 * 12 * 400, 0.25 * 16 * 400)
+    assert held == States(2800, 5600, 0.75 * 12 * 400, 0.25 * 16 * 400, 5600)
 
 
 def test_frozen_weights_by_hand() -> None:

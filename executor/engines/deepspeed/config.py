@@ -98,6 +98,7 @@ def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool, trained: int 
             "stage3_prefetch_bucket_size": DEEPSPEED.prefetch if cuda else 0,
             "stage3_param_persistence_threshold": DEEPSPEED.persistent,
             "stage3_max_live_parameters": DEEPSPEED.live,
+            "stage3_max_reuse_distance": DEEPSPEED.reuse,
             "sub_group_size": DEEPSPEED.sub_group,
         }
     if layout.offload_optimizer == "cpu" and optimizer is not None:

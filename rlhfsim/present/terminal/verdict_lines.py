@@ -14,6 +14,7 @@ from rlhfsim.what_if.design import Design, most_bf16_sums
 from rlhfsim.what_if.drafting import PUBLISHED, stops_paying, would_draft
 from rlhfsim.what_if.fewer_gpus import DEARER, FewerGpus
 from rlhfsim.what_if.lent_trainer import lent_trainer
+from rlhfsim.what_if.parts_that_ran import only_written
 from rlhfsim.what_if.sent_changes import sent_changes
 from rlhfsim.what_if.simplest import CLOSE
 
@@ -56,7 +57,10 @@ def choice(answer: Design) -> Iterator[str]:
     if answer.request.objective == "memory" or mine <= (1 + CLOSE) * its:
         return
     why, sums = "a simpler plan", [most_bf16_sums(answer.request, p) for p in (answer.chosen, answer.best)]
-    if sums_in_fp32(answer.chosen) and not sums_in_fp32(answer.best):
+    unseen = [only_written(answer.request, plan) for plan in (answer.chosen, answer.best)]
+    if unseen[1] and not unseen[0]:
+        why = f"nobody has run {', '.join(unseen[1])} with it yet"
+    elif sums_in_fp32(answer.chosen) and not sums_in_fp32(answer.best):
         why = "gradients are summed in FP32: in BF16 small ones get lost"
     elif sums[0] < sums[1]:
         why = f"gradients of {sums[0]:,} micro-batches, not {sums[1]:,}, are summed in BF16"

@@ -23,6 +23,9 @@ class DeepSpeedNumbers:
     """Weights that ZeRO 1 and 2 gather together after a step."""
     live: int = int(BILLION)
     """ZeRO-3: weights that may be gathered at one time."""
+    reuse: int = int(BILLION)
+    """ZeRO-3: weights that are used again before so many others stay gathered, above all those of the last
+    layers between forward and backward pass; `live` bounds only what is gathered ahead."""
     prefetch: int = int(50 * MILLION)
     """ZeRO-3: weights that are gathered ahead; none on CPUs, where nothing overlaps."""
     sub_group: int = int(BILLION)
