@@ -102,11 +102,12 @@ class FakeTraining:
         self._role, self._seconds, self._device = spec.role, fakes.seconds, device
         self._sizes = fakes.sizes(spec.role)
         self._away: set[str] = set()
+        self._rests = START
         self._hold()
 
-    def _hold(self, call: str = START) -> None:
-        """What a call needs beside the states that are here."""
-        sizes = dict(self._sizes.get(call, self._sizes.get(START, {})))
+    def _hold(self, call: str = "") -> None:
+        """What a call needs, or its role between calls, beside the states that are here."""
+        sizes = dict(self._sizes.get(call or self._rests, self._sizes.get(START, {})))
         for part in TRAINER_PARTS:
             present = self._sizes if part not in self._away else (START,)
             sizes[part] = max((self._sizes.get(phase, {}).get(part, 0.0) for phase in present), default=0.0)
@@ -164,14 +165,17 @@ class FakeTraining:
     def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
         """Sleep a move; what moves out is still here meanwhile."""
         time.sleep(self._seconds.get(f"{self._role}.train.unload", 0.0))
-        self._away = {*TRAINER_PARTS} if weights else {"optimizer"}
+        self._away, self._rests = {*TRAINER_PARTS} if weights else {"optimizer"}, START
         self._hold()
 
     def reload(self, *, states: bool = True) -> None:
         """Sleep a move; what moves in takes its memory at once."""
         self._away = set() if states else self._away - {"weights"}
+        load = f"{self._role}.train.load"
+        if states:  # what gradients keep from step to step comes along
+            self._rests = load
         self._hold()
-        time.sleep(self._seconds.get(f"{self._role}.train.load", 0.0))
+        time.sleep(self._seconds.get(load, 0.0))
 
     def close(self) -> None:
         """Nothing is held any more."""
