@@ -234,8 +234,12 @@ class Runs:
         """The training backend of most of its own examples of such a policy."""
         if self.examples is None:
             return next(iter(self.trainers))
-        dense = model.moe is None and model.num_params <= self.examples.largest
-        return self.examples.dense if dense else LARGE_TRAINER
+        return LARGE_TRAINER if self.trains_large(model) else self.examples.dense
+
+    def trains_large(self, model: ModelSpec) -> bool:
+        """Whether a policy is one of those that its own examples train by `LARGE_TRAINER`."""
+        own = self.examples
+        return own is not None and (model.moe is not None or model.num_params > own.largest)
 
     def of(self, workload: Workload) -> Runs:
         """What it runs of the algorithm of a workload."""

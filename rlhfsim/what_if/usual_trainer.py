@@ -1,7 +1,8 @@
 """By which training backend a framework's plans train where the question names none.
 
 It is that of most of the framework's own examples of the model's kind and size (`Runs.usual_trainer`), unless
-it refuses the question, nothing fits with it, or another one is faster by more than the model's error.
+it refuses the question, nothing fits with it, or another one is faster by more than the model's error. Large
+dense policies and mixtures of experts stay with what is run at their size, however fast another one may be.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def trained(request: Request) -> Request:
     every = [put_to(request, request.framework, name) for name in (usual, *others)]
     asked = [one for one in every if refusal(one, suggest=False) is None]
     with clock.within(request.time_limit and request.time_limit / 2):
-        best = fastest(asked)
+        large = runs.trains_large(models_of(request.workload).actor)
+        best = (fastest(asked[:1]) or fastest(asked[1:])) if large else fastest(asked)
     if best is None or best.asked.backend == usual:
         return replace(every[0], backend_by="examples")
     return replace(best.asked, backend_by="seconds" if usual in best.beaten else "fit")

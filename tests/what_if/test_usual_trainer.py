@@ -54,7 +54,7 @@ def request(**changes: Any) -> Request:
     return Request(**{**given, "framework": "verl", **changes})
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, **seconds: float | None) -> Request:
+def answered(monkeypatch: pytest.MonkeyPatch, model: str = "qwen2.5-7b", **seconds: float | None) -> Request:
     """The question of verl where a good plan of each backend takes so long; None: nothing fits."""
 
     def good(question: Any, **_: Any) -> SimpleNamespace | None:
@@ -62,7 +62,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, **seconds: float | None) -> Reques
         return None if took is None or took >= question.below else SimpleNamespace(seconds=took)
 
     monkeypatch.setattr(engine, "good", good)
-    return trained(request())
+    return trained(request(workload=replace(request().workload, model=model)))
 
 
 def test_another_backend_is_taken_only_beyond_the_models_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +85,14 @@ def test_another_backend_is_taken_where_nothing_fits_with_the_usual_one(
     )
     assert (other.backend, other.backend_by) == ("megatron", "fit")
     assert (none.backend, none.backend_by) == ("fsdp2", "examples")
+
+
+def test_a_large_policy_stays_with_what_is_run_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast another backend may be; where nothing else fits, that one is taken."""
+    fits = answered(monkeypatch, "llama-3.1-405b", megatron=100.0, fsdp2=50.0)
+    other = answered(monkeypatch, "llama-3.1-405b", megatron=None, fsdp2=50.0)
+    assert (fits.backend, fits.backend_by) == ("megatron", "examples")
+    assert (other.backend, other.backend_by) == ("fsdp2", "fit")
 
 
 def test_a_backend_that_is_named_is_taken_and_not_called_assumed() -> None:

@@ -72,8 +72,8 @@ def usual() -> Iterator[str]:
             dense, large = BACKENDS[own.dense].title, BACKENDS[LARGE_TRAINER].title
             size = f"{own.largest / BILLION:.0f} billion parameters"
             yield (
-                f"{runs.name} without --backend: dense policies up to {size} by {dense}, others by {large}, "
-                f"unless the other is faster by more than the model's error ({own.source})"
+                f"{runs.name} without --backend: dense policies up to {size} by {dense}, unless {large} is "
+                f"faster by more than the model's error; others by {large} where it fits ({own.source})"
             )
 
 
