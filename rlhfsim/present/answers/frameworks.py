@@ -9,9 +9,9 @@ from typing import Any
 from rlhfsim.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.present.answers.tree import Column, Page, answer, table_of
 from rlhfsim.present.tables import REST
+from rlhfsim.present.words import count
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
-from rlhfsim.units import BILLION
 
 SCHEMA = "rlhfsim.frameworks/1"
 WHAT = "a plan asks for"
@@ -70,7 +70,7 @@ def usual() -> Iterator[str]:
     for runs in frameworks():
         if (own := runs.examples) is not None:
             dense, large = BACKENDS[own.dense].title, BACKENDS[LARGE_TRAINER].title
-            size = f"{own.largest / BILLION:.0f} billion parameters"
+            size = f"{count(round(own.largest))} parameters"
             yield (
                 f"{runs.name} without --backend: dense policies up to {size} by {dense}, unless {large} is "
                 f"faster by more than the model's error; others by {large} where it fits ({own.source})"

@@ -29,10 +29,13 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
             continue
         if section.heading:
             yield styled(f"\n{section.heading}", style="bold")
-        for i, block in enumerate(section.blocks):
-            if i and isinstance(block, TypedTable | TableData):
+        above = False
+        for block in section.blocks:
+            drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks)))
+            if above and isinstance(block, TypedTable | TableData):
                 yield ""
-            yield from _block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks))
+            yield from drawn
+            above |= bool(drawn)
     if left_out:
         shown = listed([section.heading.lower() for section in left_out])
         yield styled(f"\n--detail all also shows: {shown}", style="dim")
