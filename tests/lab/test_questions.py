@@ -49,7 +49,8 @@ def test_every_command_answers_small_questions_and_none_contradicts_another(
         (2, "something is wrong", "unclear"),
         (0, "step nan s", "no number"),
         (0, '{"step_s": Infinity}', "no number"),
-        (2, "error[bad-option]: --gpus 0", None),
+        (2, "error[bad-option]: --gpus 0\n  --> command line", None),
+        (2, "error[bad-option]: --gpus 0", "unclear"),
         (0, "infinite patience with nano-vllm", None),
     ],
 )
