@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -10,8 +10,6 @@ import numpy as np
 from rlhfsim.frameworks.runs import engine_of
 from rlhfsim.memory.components import (
     NO_SYNC,
-    ROLE,
-    STAGES,
     RoleState,
     Rows,
     host_of,
@@ -27,12 +25,8 @@ from rlhfsim.search.layout_shapes import Space
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
-
-AT_ONCE = 4096
-"""Layouts whose bytes are counted at once: enough to be fast, few enough to need little memory."""
 
 
 def fitting_options(
@@ -47,19 +41,13 @@ def fitting_options(
     """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
     pool, memory = request.cluster.node_groups[key.hardware], memory_of(request, models, key)
     usable = pool.profile.usable_memory.value
+    rows, roles = _rows(memory, space, variants_of, usable if key.role in TRAINED else np.inf)
+    host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
+    fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
     states: set[RoleState] = {"idle", *("train" if kind == "train" else "forward" for kind in kinds)}
-    found = [(np.zeros((0, STAGES), dtype=ROLE), np.zeros(0))]
-    left: list[RolePlacement] = []
-    for layouts in _layouts(memory, space, usable if key.role in TRAINED else np.inf):
-        rows, roles = _rows(memory, layouts, variants_of, usable if key.role in TRAINED else np.inf)
-        host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
-        fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
-        for state in role_sums(pool.profile, rows, NO_SYNC, states).values():
-            fits &= fitting(state, usable, request.max_oom, doubt)
-        left += [roles[i] for i in np.flatnonzero(fits)]
-        found.append((rows[fits], host[fits]))
-    rows, host = map(np.concatenate, zip(*found, strict=True))
-    return tuple(left), rows, host
+    for state in role_sums(pool.profile, rows, NO_SYNC, states).values():
+        fits &= fitting(state, usable, request.max_oom, doubt)
+    return tuple(roles[i] for i in np.flatnonzero(fits)), rows[fits], host[fits]
 
 
 def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
@@ -77,28 +65,18 @@ def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
     )
 
 
-def _layouts(memory: RoleMemory, space: Space, usable: float) -> Iterator[list[Layout]]:
-    """Layouts of the space by thousands, but those whose states alone take more than `usable` bytes."""
-    shapes = list(space.shapes)
-    if usable < np.inf and shapes:
-        least = memory.standing_bytes([shape.cut for shape in shapes])
-        shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
-    layouts: list[Layout] = []
-    for shape in shapes:
-        layouts += shape.layouts
-        if len(layouts) >= AT_ONCE:
-            yield layouts
-            layouts = []
-    yield layouts
-
-
 def _rows(
-    memory: RoleMemory, layouts: Sequence[Layout], variants_of: Variants, usable: float
+    memory: RoleMemory, space: Space, variants_of: Variants, usable: float
 ) -> tuple[Rows, list[RolePlacement]]:
     """Rows (option, stage) of what a role holds in each layout, and its options.
 
     Left out are layouts in which training takes more than `usable` bytes whatever happens between the calls.
     """
+    shapes = list(space.shapes)
+    if usable < np.inf and shapes:
+        least = memory.standing_bytes([shape.cut for shape in shapes])
+        shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
+    layouts = list(chain.from_iterable(shape.layouts for shape in shapes))
     rows = stage_rows(memory, layouts, swapped=False)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
     variants = [variants_of(layouts[i]) for i in hopeful]

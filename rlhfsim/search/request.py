@@ -145,8 +145,9 @@ class Request(_Runner):
 
     def __post_init__(self) -> None:
         """Check the names."""
+        for name in self.allow:
+            known_switch(name)
         for what, names, known in (
-            ("switch", self.allow, SWITCHES),
             ("choice", self.forbid, [*SWITCHES, *FORBIDDABLE]),
             ("role", self.fix, FIXABLE_ROLES),
         ):
@@ -255,6 +256,13 @@ def second_pool_for_rollout(request: Request) -> Request:
     kinds = {role: last if role == "rollout" else 0 for role in FIXABLE_ROLES}
     limits = tuple(Limit(role=s, field="hardware", relation="=", value=k) for s, k in kinds.items())
     return replace(request, limits=(*request.limits, *limits))
+
+
+def known_switch(name: str) -> str:
+    """The name, where it is one of `SWITCHES`."""
+    if name not in SWITCHES:
+        raise unknown_name("switch", name, SWITCHES)
+    return name
 
 
 def switches_of(asked: Workload, workload: Workload) -> tuple[str, ...]:

@@ -67,6 +67,14 @@ def test_jobs_that_make_no_pool_are_refused(files: list[str], code: str) -> None
     assert error.code == code
 
 
+def test_an_unknown_switch_of_a_job_is_refused_with_its_place() -> None:
+    Path("chat.yaml").write_text(JOB + "allow: [asink]\n")
+    with pytest.raises(RlhfsimError, match="unknown switch 'asink'") as caught:
+        CliRunner().invoke(command.pool, ["chat.yaml", "code.yaml", "--gpus", "8"], catch_exceptions=False)
+    assert caught.value.place is not None
+    assert (caught.value.place.file, caught.value.place.line) == ("chat.yaml", 4)
+
+
 def test_of_many_pairs_the_best_are_shown_and_the_rest_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["chat", "code", "tools", "maths", "law", "art"]
     for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,8 @@ def test_a_reference_holds_its_own_weights_unless_it_is_swapped_in() -> None:
     profile, layout = parse_cluster(8, "h100").node_groups[0].profile, Layout(tp=2, dp=4, zero=1)
     memory = role_memory(models_of(work), "reference", work, backend="megatron", profile=profile)
     both = [RolePlacement(pool="all", layout=layout, residency=name) for name in ("swapped", "offloaded")]
-    rows, roles = _rows(memory, [layout], lambda layout: both, np.inf)
+    space: Any = SimpleNamespace(shapes=[SimpleNamespace(layouts=[layout])])
+    rows, roles = _rows(memory, space, lambda layout: both, np.inf)
     assert roles == both
     for row, role in zip(rows, roles, strict=True):
         expected = memory.of(role, "first").states

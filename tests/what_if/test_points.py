@@ -305,6 +305,14 @@ def test_an_unknown_name_offers_the_shipped_ones() -> None:
     assert "half-the-gpus" in str(caught.value)
 
 
+def test_a_file_of_another_kind_is_not_taken_for_a_name(tmp_path: Path) -> None:
+    table = tmp_path / "points.csv"
+    table.write_text("a,b\n")
+    with pytest.raises(RlhfsimError, match=r"points.csv is no scenario") as caught:
+        asked(str(table))
+    assert ".yaml" in str(caught.value)
+
+
 def test_a_patch_below_a_default_keeps_the_rest_of_the_default() -> None:
     base = {"cluster": {"node_groups": [{"gpu": "h100", "gpus": 2}]}, "workload": {"model": "1b"}}
     [point] = asked(

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.search.request import Objective
+from rlhfsim.search.request import Objective, known_switch
 from rlhfsim.search.role_fields import ROLE_FIELDS, RoleName
 from rlhfsim.specs.hardware.clusters import ClusterText
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
@@ -22,6 +22,9 @@ from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime, Steps
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import Names
+
+Switch = Annotated[str, AfterValidator(known_switch)]
+"""What may be allowed, refused with its place in a file where it is unknown."""
 
 FieldName = Annotated[str, Names(tuple(ROLE_FIELDS))]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
@@ -38,7 +41,7 @@ class RequestText:
     backend: Backend | None = None
     framework: str | None = None
     objective: Objective = "time"
-    allow: frozenset[str] = frozenset()
+    allow: frozenset[Switch] = frozenset()
     forbid: frozenset[str] = frozenset()
     fix: dict[RoleName, dict[FieldName, int | str]] = field(default_factory=dict)
     """Role -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
@@ -212,6 +215,13 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
         return Source("mapping", text, dict(given)), text
     path = Path(given)
     if path.suffix not in (".yaml", ".yml", ".json"):
+        if path.is_file():
+            raise RlhfsimError(
+                "not-a-scenario",
+                f"{path.name} is no scenario by its name",
+                place=Place(file=str(path)),
+                help="scenarios are .yaml, .yml or .json files",
+            )
         shipped = resources.shipped("scenarios") / f"{path.name}.yaml"
         if not shipped.is_file():
             raise unknown_name(

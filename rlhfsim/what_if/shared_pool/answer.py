@@ -27,6 +27,7 @@ from rlhfsim.units import HOUR
 from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.run import outlook
 from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.scenarios.document import Switch
 from rlhfsim.what_if.shared_pool.pairs import job_step
 from rlhfsim.what_if.shared_pool.schedule import (
     LIMIT_S,
@@ -61,7 +62,7 @@ class PoolJobText:
     """From now until the run is done."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How much its deadline counts against those of the others."""
-    allow: frozenset[str] = frozenset()
+    allow: frozenset[Switch] = frozenset()
     """What may compete beyond what keeps the learning as it is: `search.request.SWITCHES`."""
     spot: SpotRollouts | None = None
     """Instances next to the pool that its rollout may have; plans without them compete too."""
