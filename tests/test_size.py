@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 23040,
     "executor/algorithms": 15220,
     "executor/coordination": 40330,
-    "executor/engines": 40280,
+    "executor/engines": 40370,
     "executor/environments": 5500,
     "executor/machine": 3200,
     "executor/microbench": 6600,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -362,6 +364,21 @@ def check_memory() -> dict[str, Any]:
     return {"size": size, "freed": before - away, "loss": loss}
 
 
+def check_closed() -> dict[str, bool]:
+    """Whether a closed engine's weights are still somewhere, and another's learn as before."""
+    found, other = {}, training.build(spec(model("llama"), zero=3))
+    other.train(batch(0), LOSS)
+    for zero in (1, 3):
+        engine = training.build(spec(model("llama"), zero=zero))
+        engine.train(batch(0), LOSS)
+        kept = weakref.ref(engine.engine.module)
+        engine.close()
+        found[f"zero{zero}"] = kept() is not None
+    found["other learns"] = math.isfinite(other.train(batch(1), LOSS)["loss"])
+    other.close()
+    return found
+
+
 def first() -> dict[str, Callable[[], Any]]:
     """Checks by name, in order."""
     expected = plain(model("llama"), STEPS)
@@ -381,6 +398,7 @@ def first() -> dict[str, Callable[[], Any]]:
         "refused": check_refused,
         "scoring": check_scoring,
         "memory": check_memory,
+        "closed": check_closed,
     }
     return {**stages, **half, **tensor, **adapters, **others}
 

@@ -169,6 +169,10 @@ def test_a_drawn_score_head_is_the_same_in_every_layout(first: dict[str, Any]) -
     assert first["scoring"]["scores"] < 0.02  # bf16
 
 
+def test_nothing_of_a_closed_engine_stays_in_its_process(first: dict[str, Any]) -> None:
+    assert first["closed"] == {"zero1": False, "zero3": False, "other learns": True}
+
+
 def test_a_checkpoint_of_another_stage_is_refused(first: dict[str, Any]) -> None:
     assert first["refused"] == "checkpoint-layout"
 

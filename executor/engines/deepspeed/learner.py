@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from inspect import getclosurevars
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor.engines import states
 from executor.engines.deepspeed import checkpoints
@@ -69,5 +70,19 @@ class DeepSpeedLearner(Learner):
         self._forget()
         if self.engine is not None:
             self.engine.destroy()
+            _let_go(self.engine.module)
         del self.engine, self.module, self.model
         trim()
+
+
+def _let_go(module: nn.Module) -> None:
+    """Take a destroyed engine of ZeRO-3 from a list and a cache that DeepSpeed keeps for the whole process.
+
+    Source: 0.19.8, runtime/zero/parameter_offload.py line 315, partitioned_param_coordinator.py line 633.
+    """
+    from deepspeed.runtime.zero import parameter_offload as offload
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    offload.FWD_MODULE_STACK[:] = [other for other in offload.FWD_MODULE_STACK if other is not module]
+    cached = vars(PartitionedParameterCoordinator)["_PartitionedParameterCoordinator__params_to_release"]
+    getclosurevars(cached).nonlocals["func"].cache_clear()
