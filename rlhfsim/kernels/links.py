@@ -57,16 +57,19 @@ def rate(device: Device, resource: Resource, bandwidth: float, efficiency: str) 
     )
 
 
+@lru_cache(maxsize=4096)
 def scale_up(device: Device) -> Rate:
     """NVLink (xGMI, PCIe) between GPUs of one domain, per GPU and direction."""
     return rate(device, "nvlink", device.profile.scale_up.bandwidth.value, "nvlink_efficiency")
 
 
+@lru_cache(maxsize=4096)
 def network(device: Device) -> Rate:
     """One GPU's share of the node's network, per direction."""
     return rate(device, "network", device.network_bandwidth, "nic_efficiency")
 
 
+@lru_cache(maxsize=4096)
 def hbm(device: Device) -> Rate:
     """Device memory, reads plus writes."""
     return rate(device, "hbm", device.profile.hbm.value, "hbm_efficiency")
@@ -77,6 +80,7 @@ def slower(first: Rate, second: Rate) -> Rate:
     return first if first.value <= second.value else second
 
 
+@lru_cache(maxsize=4096)
 def gather_rate(device: Device, ranks: int, stride: int = 1) -> Rate:
     """Bytes/s that each of `ranks` GPUs receives in an all-gather (or a broadcast they all join).
 
@@ -128,6 +132,7 @@ PCIE5 = 63 * GB
 """Byte/s of PCIe 5 x16 after encoding; more than twice that is a chip-to-chip link."""
 
 
+@lru_cache(maxsize=4096)
 def write_rate(device: Device, *, shared: bool) -> Rate:
     """Bytes/s at which one node writes a checkpoint: to its own NVMe or to the shared file system."""
     node = device.profile.node
@@ -136,6 +141,7 @@ def write_rate(device: Device, *, shared: bool) -> Rate:
     return rate(device, "storage", node.local_storage.value, "local_storage_write")
 
 
+@lru_cache(maxsize=4096)
 def read_rate(device: Device, *, shared: bool) -> Rate:
     """Bytes/s at which one node reads a checkpoint."""
     node = device.profile.node

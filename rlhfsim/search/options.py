@@ -8,7 +8,7 @@ so it is priced once for each pool size (`search.pricer`) and serves every skele
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import BOTH, End
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
@@ -271,9 +272,11 @@ def sync_classes(roles: Sequence[AnyRolePlacement]) -> Ints:
     return np.array([numbers.setdefault(sync_layout(s), len(numbers)) for s in roles], dtype=np.int64)
 
 
-def sync_layout(role: AnyRolePlacement) -> object:
-    """The fields of a layout that the weight sync reads."""
+def sync_layout(role: AnyRolePlacement, counts: Collection[End] = BOTH) -> object:
+    """The fields of a layout that the weight sync reads; `counts`: see `WeightPathRules`."""
     x = role.layout
     if isinstance(x, RolloutLayout):
-        return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision, x.bf16_attention, x.bf16_layers
-    return x.tp, x.pp, x.gpus, x.ep, x.etp, x.zero == 3
+        replicas = x.dp if "rollout" in counts else None
+        return x.tp, x.pp, replicas, x.ep, x.attention_dp, x.precision, x.bf16_attention, x.bf16_layers
+    cut_over_all = x.zero == 3
+    return x.tp, x.pp, x.gpus if cut_over_all or "train" in counts else None, x.ep, x.etp, cut_over_all

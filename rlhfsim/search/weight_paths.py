@@ -7,6 +7,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.search.options import AnyRolePlacement, OptionTable, PriceKey, sync_layout
 from rlhfsim.search.pools import SyncSeconds
@@ -14,14 +15,15 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.hardware.biases import bias_of
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.step.timetable import SYNC
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Priced = dict[tuple[object, ...], dict[tuple[object, object], float]]
-"""Path, whether it stays in a pool, hardware of both ends -> layouts of both ends, as the sync reads them
--> seconds."""
+Priced = dict[tuple[object, ...], dict[tuple[object, object, bool], float]]
+"""Path, whether it stays in a pool, hardware of both ends -> layouts of both ends, as the path reads them,
+and whether both fit into one scale-up domain -> seconds."""
 
 
 class Paths:
@@ -30,7 +32,7 @@ class Paths:
     def __init__(self, request: Request, models: Models, priced: Priced) -> None:
         """`priced`: by searches over the same models on the same GPUs and network."""
         self.request, self.models, self._priced = request, models, priced
-        self._examples: dict[PriceKey, dict[int, tuple[object, AnyRolePlacement]]] = {}
+        self._examples: dict[tuple[PriceKey, WeightPath], dict[int, tuple[object, AnyRolePlacement]]] = {}
         self._least: dict[tuple[object, ...], float] = {}
 
     def between(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> SyncSeconds:
@@ -38,9 +40,10 @@ class Paths:
         own = self._priced.setdefault(
             (partition.path, partition.joined, actor.key.hardware, rollout.key.hardware), {}
         )
-        trained, served = self._classes(actor), self._classes(rollout)
+        trained, served = self._classes(actor, partition.path), self._classes(rollout, partition.path)
         columns = int(rollout.sync_class.max(initial=-1)) + 1
         factor = self._bias(partition, actor.key)
+        domain = min(self._device(table.key).domain for table in (actor, rollout))
 
         def seconds(one: Ints, two: Ints) -> Floats:
             pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
@@ -48,10 +51,11 @@ class Paths:
             for pair in np.flatnonzero(times).tolist():
                 i, j = divmod(pair, columns)
                 (x, source), (y, target) = trained[i], served[j]
-                if (x, y) not in own:
+                name = x, y, source.layout.gpus + target.layout.gpus <= domain
+                if name not in own:
                     cost = self.cost(partition, (actor.key, source), (rollout.key, target))
-                    own[x, y] = factor * cost.cost.seconds if cost.available else inf
-                times[pair] = own[x, y]
+                    own[name] = factor * cost.cost.seconds if cost.available else inf
+                times[pair] = own[name]
             return np.asarray(times[pairs])
 
         return seconds
@@ -72,14 +76,18 @@ class Paths:
         entry = bias_of(known, SYNC, partition.path)
         return entry.factor.value if entry else 1.0
 
-    def _classes(self, table: OptionTable) -> dict[int, tuple[object, AnyRolePlacement]]:
-        """Of each class the layout that the sync reads, and one of its options."""
-        known = self._examples.setdefault(table.key, {})
+    def _classes(self, table: OptionTable, path: WeightPath) -> dict[int, tuple[object, AnyRolePlacement]]:
+        """Of each class the layout that the path reads, and one of its options."""
+        known = self._examples.setdefault((table.key, path), {})
         numbers, rows = np.unique(table.sync_class, return_index=True)
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
             if number not in known:
-                known[number] = sync_layout(table.options[row]), table.options[row]
+                role = table.options[row]
+                known[number] = sync_layout(role, WEIGHT_PATHS[path].counts), role
         return known
+
+    def _device(self, key: PriceKey) -> Device:
+        return device_on(self.request.cluster, key.hardware, self.request.backend)
 
     def cost(
         self,
@@ -88,15 +96,13 @@ class Paths:
         target: tuple[PriceKey, AnyRolePlacement],
     ) -> SyncCost:
         """The partition's path between an option of the actor and one of the rollout."""
-        cluster = self.request.cluster
-        ends = [device_on(cluster, key.hardware, self.request.backend) for key, _ in (source, target)]
         return sync(
             partition.path,
             self.models.actor,
             source[1].layout,
             target[1].layout,
-            source=ends[0],
-            target=ends[1],
+            source=self._device(source[0]),
+            target=self._device(target[0]),
             backend=self.request.backend,
             same_pool=partition.joined,
             lora=self.request.workload.lora,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
@@ -67,6 +68,7 @@ def gather(ends: Route, *, all_stages: bool) -> Stage:
     )
 
 
+@lru_cache(maxsize=4096)
 def shared_network(device: Device) -> Rate:
     """One GPU's share of the network as collectives of one tensor each reach it."""
     link, share = network(device), "sync_network_efficiency"

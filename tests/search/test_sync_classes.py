@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,7 +14,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+from rlhfsim.specs.placement.weight_paths import SEARCHED, WEIGHT_PATHS, WeightPath
 from rlhfsim.weight_sync.weight_sync import sync
 
 DEVICE = device_on(parse_cluster(64, "h100"), 0, "megatron")
@@ -39,22 +40,21 @@ def model() -> ModelSpec:
     return resolve_model("qwen3-30b-a3b")
 
 
+def seconds(
+    path: WeightPath, model: ModelSpec, train: Layout, rollout: RolloutLayout, *, joined: bool
+) -> tuple[bool, float]:
+    """Whether a path joins two layouts, and in how many seconds."""
+    ends = {"source": DEVICE, "target": DEVICE}
+    found = sync(path, model, train, rollout, **ends, backend="megatron", same_pool=joined)
+    return found.available, found.cost.seconds
+
+
 def priced(model: ModelSpec, train: Layout) -> list[tuple[bool, float]]:
-    """Whether each path joins it to a rollout, and in how many seconds; in one pool and apart."""
-    found = (
-        sync(
-            path,
-            model,
-            train,
-            RolloutLayout(tp=4, dp=8),
-            source=DEVICE,
-            target=DEVICE,
-            backend="megatron",
-            same_pool=joined,
-        )
+    """The same of each path to one rollout; in one pool and apart."""
+    return [
+        seconds(path, model, train, RolloutLayout(tp=4, dp=8), joined=joined)
         for path, joined in product(WEIGHT_PATHS, (True, False))
-    )
-    return [(cost.available, cost.cost.seconds) for cost in found]
+    ]
 
 
 def alike(one: Layout, other: Layout) -> bool:
@@ -73,3 +73,33 @@ def test_layouts_of_one_class_take_the_same_on_every_path(model: ModelSpec, layo
 def test_what_a_class_holds_changes_some_path(model: ModelSpec, layout: Layout) -> None:
     assert not alike(layout, BASE)
     assert priced(model, layout) != priced(model, BASE)
+
+
+def times_of(path: WeightPath, model: ModelSpec, train: Layout, rollout: RolloutLayout) -> list[object]:
+    return [seconds(path, model, train, rollout, joined=joined) for joined in (True, False)]
+
+
+@pytest.mark.parametrize("path", SEARCHED)
+@pytest.mark.parametrize("shape", [{}, {"pp": 4, "ep": 4}, {"tp": 4, "ep": 8, "etp": 1}], ids=str)
+def test_a_path_counts_the_gpus_of_the_ends_that_it_names_alone(
+    model: ModelSpec, path: WeightPath, shape: dict[str, int]
+) -> None:
+    few, many = (Layout(dp=dp, zero=1, **shape) for dp in (16, 64))
+    one, more = (RolloutLayout(tp=2, dp=dp) for dp in (16, 64))
+    counts = WEIGHT_PATHS[path].counts
+    times = times_of(path, model, few, one)
+    if "train" not in counts:
+        assert times_of(path, model, many, one) == times
+    if "rollout" not in counts:
+        assert times_of(path, model, few, more) == times
+
+
+def test_an_end_is_counted_only_where_it_changes_something(model: ModelSpec) -> None:
+    train, rollout = Layout(tp=2, pp=2, dp=2, ep=2, zero=1), RolloutLayout(tp=2, dp=4)
+    grown = replace(train, dp=64), replace(rollout, dp=64)
+    for path, rules in WEIGHT_PATHS.items():
+        times = times_of(path, model, train, rollout)
+        if "train" in rules.counts:
+            assert times_of(path, model, grown[0], rollout) != times
+        if "rollout" in rules.counts:
+            assert times_of(path, model, train, grown[1]) != times

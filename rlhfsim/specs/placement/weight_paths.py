@@ -26,6 +26,7 @@ WeightPath = Literal[
 Transport = Literal["broadcast", "ipc", "host", "disk"]
 """How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a
 folder."""
+End = Literal["train", "rollout"]
 Topology = Literal["same GPU", "same node", "across nodes"]
 """Where the workers of the rollout lie, seen from the ranks that train: each on a rank's own GPU, all on its
 node, or on other nodes too."""
@@ -55,8 +56,15 @@ class WeightPathRules:
     rate, so the search offers such a path only where it is named."""
     copies: bool = True
     """False: the rollout reads the weights where they are trained."""
+    counts: frozenset[End] = frozenset()
+    """Ends whose number of GPUs decides its seconds, beyond how these cut the weights and whether both ends
+    together fit into one scale-up domain."""
     in_place_of: WeightPath | None = None
     """The faster path that plans and launches have in place of one that a system is known for."""
+
+
+TRAIN: frozenset[End] = frozenset({"train"})
+BOTH: frozenset[End] = frozenset({"train", "rollout"})
 
 
 def _by(transport: Transport, *topologies: Topology) -> dict[Topology, Transport]:
@@ -72,19 +80,24 @@ WEIGHT_PATHS: Mapping[WeightPath, WeightPathRules] = {
         transports=_by("broadcast", *APART),
         communicator=True,
     ),
-    "ipc": WeightPathRules(title="CUDA IPC", pools="one", transports=_by("ipc", "same GPU"), gpu_memory=True),
-    "host": WeightPathRules(
-        title="host memory", pools="any", transports=_by("host", "same GPU", "same node")
+    "ipc": WeightPathRules(
+        title="CUDA IPC", pools="one", transports=_by("ipc", "same GPU"), gpu_memory=True, counts=TRAIN
     ),
-    "disk": WeightPathRules(title="disk", pools="any", transports=_by("disk", *EVERYWHERE)),
+    "host": WeightPathRules(
+        title="host memory", pools="any", transports=_by("host", "same GPU", "same node"), counts=BOTH
+    ),
+    "disk": WeightPathRules(title="disk", pools="any", transports=_by("disk", *EVERYWHERE), counts=TRAIN),
     "reshard": WeightPathRules(
         title="resharding in place",
         pools="one",
         transports=_by("ipc", "same GPU"),
         gpu_memory=True,
         needs_backend=True,
+        counts=TRAIN,
     ),
-    "p2p": WeightPathRules(title="RDMA", pools="two", transports={}, communicator=True, needs_backend=True),
+    "p2p": WeightPathRules(
+        title="RDMA", pools="two", transports={}, communicator=True, needs_backend=True, counts=BOTH
+    ),
     "lora": WeightPathRules(
         title="LoRA adapters only",
         pools="any",
