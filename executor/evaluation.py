@@ -51,7 +51,7 @@ class Evaluated:
 
     @property
     def value(self) -> float:
-        """Of the headline."""
+        """Value of the headline."""
         return self.metrics[self.headline]
 
     @property
@@ -109,7 +109,7 @@ class Evaluator:
         return [_rewarded(*pair, own=own) for pair in zip(samples, self.rules(samples), strict=True)]
 
     def _given(self, backend: Backend, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        """Of responses that the data have."""
+        """Metrics of responses that the data have."""
         if self.workload.algorithm == "reward_model":
             return _pairs(np.array(backend.score(Call(role="actor", kind="score"), samples, step)))
         policy = backend.score(Call(role="actor", kind="logprob"), samples, step)
@@ -136,7 +136,7 @@ def _rewarded(sample: Sample, found: Scored, *, own: bool) -> Sample:
 
 
 def _pairs(scores: Any) -> dict[str, float]:
-    """Of the scores of both sides, chosen first."""
+    """Pairs of the scores of both sides, chosen first."""
     margins = scores[::2] - scores[1::2]
     return {
         "accuracy": float((margins > 0).mean()),
@@ -146,7 +146,7 @@ def _pairs(scores: Any) -> dict[str, float]:
 
 
 def _metrics(samples: Sequence[Sample], each: int) -> dict[str, float]:
-    """Of generated responses, `each` to a problem."""
+    """Metrics of generated responses, `each` to a problem."""
     rewards = np.array([0.0 if s.reward is None else s.reward for s in samples])
     right = rewards >= 1.0
     found = {

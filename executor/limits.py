@@ -21,28 +21,28 @@ FACTOR = 5.0
 """Times the predicted P90."""
 SHORTEST_CALL_S, ENGINES_S, LONGEST_S = 2 * MINUTE, 5 * MINUTE, 4 * HOUR
 BYTES_PER_S = 200 * MB
-"""Of slow shared storage, every role read once."""
+"""Bandwidth of slow shared storage, every role read once."""
 WEIGHT_BYTES, STATE_BYTES = 2.0, 16.0
-"""Of a parameter: BF16 weights; weights, master weights and two moments, with their gradients."""
+"""Bytes of a parameter: BF16 weights; weights, master weights and two moments, with their gradients."""
 GRACE_S = MINUTE
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Of one run."""
+    """Time limits of one run."""
 
     plan: Plan
     settings: Limits
 
     def call(self, name: str) -> float:
-        """Of a call or a move by name; one that the plan does not have may take as long as its longest."""
+        """Limit of a call or a move by name; one that the plan lacks may take as long as its longest."""
         if self.settings.call_s is not None:
             return self.settings.call_s
         return self._bounded([p.high_s for p in self.plan.prediction.phases if p.name == name])
 
     @property
     def longest_call(self) -> float:
-        """Of any call, and of the wait for a batch."""
+        """Limit of any call, and of the wait for a batch."""
         return self.settings.call_s or self._bounded([])
 
     def _bounded(self, seconds: list[float]) -> float:
@@ -51,7 +51,7 @@ class TimeLimits:
 
     @property
     def sync(self) -> float:
-        """Of one weight sync."""
+        """Limit of one weight sync."""
         return self.settings.sync_s or self.call("actor.sync")
 
     @property
@@ -61,7 +61,7 @@ class TimeLimits:
 
     @property
     def checkpoint(self) -> float:
-        """Of saving or loading a role's state."""
+        """Limit of saving or loading a role's state."""
         return max(self.settings.call_s or 0.0, self._stored(self.state_bytes))
 
     @property
@@ -71,7 +71,7 @@ class TimeLimits:
 
     @property
     def state_bytes(self) -> float:
-        """Of all trained roles in a checkpoint."""
+        """Bytes of all trained roles in a checkpoint."""
         return STATE_BYTES * sum(m.params for m in self.plan.models if m.role in TRAINED)
 
     def _stored(self, size: float) -> float:
@@ -79,6 +79,6 @@ class TimeLimits:
 
     @property
     def collective(self) -> float:
-        """Of one collective of a training process group."""
+        """Limit of one collective of a training process group."""
         longest = max(self.longest_call, self.start, self.checkpoint, self.sync)
         return self.settings.collective_s or longest + GRACE_S

@@ -32,7 +32,7 @@ class GroupSpec:
     pool: str
     roles: tuple[str, ...]
     places: tuple[Place, ...]
-    """Of each rank."""
+    """Place of each rank."""
 
 
 def places(plan: Plan) -> tuple[Place, ...]:

@@ -71,7 +71,7 @@ class Job:
 
     @property
     def precision(self) -> Precision:
-        """Of training and rollout."""
+        """Precision of training and rollout."""
         return self.settings.precision or ("bf16" if self.gpu else "fp32")
 
     @property
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def bucket_bytes(self) -> int:
-        """Of one bucket of a weight transfer."""
+        """Bytes of one bucket of a weight transfer."""
         return self.settings.bucket_bytes or (SYNC_BUCKET_BYTES if self.gpu else CPU_SYNC_BUCKET_BYTES)
 
     @property

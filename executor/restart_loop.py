@@ -103,7 +103,7 @@ class RestartLoop:
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
     def _stopped(self, error: RlhfsimError) -> RlhfsimError:
-        """Of a run that cannot go on: what failed before, and where to go on."""
+        """Error of a run that cannot go on: what failed before, and where to go on."""
         newest = checkpoints.newest(self.run.files.checkpoints)
         if self.failures:
             return RlhfsimError(

@@ -36,7 +36,7 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """What the data attached."""
     seed: int = 0
-    """Of this conversation alone: an environment that draws takes its numbers from it."""
+    """Seed of this conversation alone: an environment that draws takes its numbers from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class GenerationRequest:
     """0 is greedy."""
     top_p: float = 1.0
     seed: int = 0
-    """Of this request alone: equal seeds give equal random streams."""
+    """Seed of this request alone: equal seeds give equal random streams."""
     task: Task | None = None
     """For the environment that answers between its turns; None: one turn, and nobody answers."""
 
@@ -86,7 +86,7 @@ class Completion:
     """One response, with the log-prob and the weight version of every token."""
 
     id: int
-    """Of its request."""
+    """Number of its request."""
     tokens: Tokens
     """(R,) with the end-of-sequence tokens where they were sampled."""
     logprobs: Floats
@@ -224,4 +224,4 @@ class Transfer:
     buckets: int
     seconds: float
     checksum: str
-    """Of names, dtypes, shapes and bytes in the order sent; equal at both ends."""
+    """Checksum of names, dtypes, shapes and bytes in the order sent; equal at both ends."""

@@ -27,7 +27,7 @@ Weight = Annotated[float, Field(ge=-MOST, le=MOST)]
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST)]
 Seconds = Annotated[float, Field(ge=1e-3, le=30 * 86_400)]
-"""Of a wait: a millisecond to 30 days."""
+"""Length of a wait: a millisecond to 30 days."""
 Temperature = Annotated[float, Field(ge=0.01, le=100)]
 """vLLM samples with 0.01 where less is asked for, which the log-probs of training would not know."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -53,9 +53,9 @@ class Data:
     """A file (JSONL, JSON, Parquet, CSV), a folder of such files or of datasets' save_to_disk,
     OWNER/NAME on the Hugging Face hub, or `module:function` that yields a dict a row; task `file`."""
     split: str = "train"
-    """Of a data set that has several."""
+    """Split of a data set that has several."""
     subset: str | None = None
-    """Of a data set on the hub that has several."""
+    """Subset of a data set on the hub that has several."""
     prompt_column: str | None = None
     """Columns that are named must be there. None: `prompt`, else another usual name."""
     answer_column: str | None = None
@@ -69,17 +69,17 @@ class Data:
     chat_template: bool = False
     """Prompts are turns of a user, or lists of `role` and `content`, and pass the model's chat template."""
     max_prompt_tokens: Count | None = None
-    """Of a prompt of a file; None: what the model's positions leave beside a response."""
+    """Longest prompt of a file; None: what the model's positions leave for one next to a response."""
     on_long: Literal["drop", "truncate", "refuse"] = "drop"
     """What happens to longer ones: left out; cut at their beginning; the run does not start."""
     difficulty: Annotated[int, Field(ge=1, le=9)] = 1
-    """Of generated tasks: digits of a number, or statements of a puzzle."""
+    """Difficulty of generated tasks: digits of a number, or statements of a puzzle."""
     shuffle: bool = True
     on_bad_row: Literal["stop", "drop"] = "stop"
     """What happens to a row that cannot be used: the run does not start; it is left out, and counted."""
     held_out: Share | None = None
-    """Of the different prompts, kept out of training for evaluation; None: 0.1 of a file, 0.2 of generated
-    tasks."""
+    """Share of the different prompts, held out of training for evaluation; None: 0.1 of a file, 0.2 of
+    generated tasks."""
 
 
 @checked
@@ -141,7 +141,7 @@ class RewardRule:
     """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number; answer
     is None where the data have none."""
     judge: Judge | None = None
-    """Of `judge`."""
+    """Settings of `judge`."""
     timeout_s: Seconds | None = None
     """Wall-clock limit of one sample. None: 60 s for a `judge` (one request), 5 s for others."""
     retries: Times | None = None
@@ -188,7 +188,7 @@ class EnvironmentSettings:
     turn_tokens: Count | None = None
     """Most tokens that the policy samples in a turn; None: what is left of the response."""
     timeout_s: Seconds = 30.0
-    """Of one answer."""
+    """Time limit of one answer."""
     on_error: OnError = "stop"
     """What a time-out, an exception or a wrong answer does: the run stops; the conversation ends with the
     environment's reward 0; the sample teaches nothing."""
@@ -258,11 +258,11 @@ class Algorithm:
     """Tokens whose probability rises most with their advantage: a share of them gives no gradient (clip_cov),
     or pays a KL to the old policy (kl_cov)."""
     covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
-    """Of the tokens of a micro-batch, at least one."""
+    """Share of the tokens of a micro-batch, at least one."""
     covariance_bounds: tuple[Weight, Weight] = (1.0, 5.0)
     """clip_cov draws among tokens with a covariance between them."""
     covariance_kl: NonNegative = 1.0
-    """Of kl_cov, times |log ratio|."""
+    """Coefficient of kl_cov, times |log ratio|."""
     correction: Literal["none", "truncated", "masked"] = "truncated"
     """Importance correction between rollout and training log-probs."""
     correction_cap: Positive = 2.0
@@ -343,7 +343,7 @@ class Evaluation:
     samples: Count = 1
     """Responses to a problem; 1: the greedy one; more are sampled, and pass@k is estimated from them."""
     temperature: Temperature = 1.0
-    """Of more than one."""
+    """Sampling temperature where there is more than one response."""
 
 
 @checked
@@ -393,7 +393,7 @@ class Settings:
     reward_head: Literal["trained", "drawn"] = "trained"
     """drawn: from the seed where the folder has none, to try the machinery: its rewards are noise."""
     reward_model_weight: Weight = 1.0
-    """Of the reward model's score beside the rules."""
+    """Weight of the reward model's score next to the rules."""
     data: Data = Data()
     rewards: tuple[RewardRule, ...] | None = None
     """None: kind answer, where the plan has rules and no environment."""
@@ -408,7 +408,7 @@ class Settings:
     precision: Precision | None = None
     """None: fp32 on CPU, bf16 on GPU."""
     bucket_bytes: Count | None = None
-    """Of one weight-sync bucket; None: what the planner prices on GPUs, 64 MiB on CPUs."""
+    """Bytes of one weight-sync bucket; None: what the planner prices on GPUs, 64 MiB on CPUs."""
     logprob_tolerance: Positive = 0.05
     """Largest mean |log-prob of engine - log-prob of trainer| that the self-check accepts."""
     checkpoints: Checkpoints = Checkpoints()

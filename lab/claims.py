@@ -27,7 +27,7 @@ CLEARLY = 1.25
 SENT = ("p2p", "broadcast")
 """Weight paths between GPUs that the network may join."""
 FLOP_PER_PARAM = 6.0
-"""Of a token in training, forward and backward."""
+"""FLOP of a token and parameter in training, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ LAUNCHER = {
     "dataset_name", "dataset_config", "dataset_streaming", "dataset_train_split", "dataset_test_split",
     "ignore_bias_buffers", "reward_model_name_or_path", "reward_funcs",
 }  # fmt: skip
-"""Of accelerate's ClusterConfig (1.x) and of DeepSpeed's configuration, files that TRL's command names, and of
-the ScriptArguments of TRL's commands."""
+"""Keys of accelerate's ClusterConfig (1.x) and of DeepSpeed's configuration, files that TRL's command names,
+and of the ScriptArguments of TRL's commands."""
 FILES = re.compile(r"(areal|nemo_rl|openrlhf|skyrl|trl|verl)_([\w.@]+?)(?:_(\w*?))?\.json")
 DEVELOPMENT = re.compile(r"\.dev|@")
 """Releases that nobody can install by number; a newer table replaces them."""
@@ -113,7 +113,7 @@ def rows(keys: Keys, releases: Sequence[str]) -> Iterator[list[Any]]:
 
 
 def order(release: str) -> tuple[int, ...]:
-    """Of releases in time."""
+    """Order of releases in time."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
 
 

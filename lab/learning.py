@@ -120,11 +120,11 @@ class InProcess:
         )
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
-        """Of schedules that are not run here."""
+        """Belongs to schedules that are not run here."""
         raise NotImplementedError
 
     def poll(self, limit_s: float) -> list[Completion]:
-        """Of schedules that are not run here."""
+        """Belongs to schedules that are not run here."""
         raise NotImplementedError
 
     def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:

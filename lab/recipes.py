@@ -39,7 +39,7 @@ MUCH = 1.5
 MOST_RISK = 0.3
 """Risk of running out of memory that a plan may have where the recipe has as much: proofs hold up to it."""
 LEEWAY = 1.01
-"""Of that risk, for two ways of adding up the same bytes."""
+"""Leeway of that risk, for two ways of adding up the same bytes."""
 WIDTH = 100
 """Columns of the page's texts."""
 MOST_SETTINGS = 8

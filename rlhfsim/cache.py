@@ -19,7 +19,7 @@ from rlhfsim.outputs import PREFIX, check_own_link, sweep
 
 PRIVATE = 0o700
 MAX_BYTES = 2**30
-"""Of a file that is read."""
+"""Most bytes of a file that is read."""
 
 
 class Cache:

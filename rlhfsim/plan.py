@@ -106,7 +106,7 @@ class PredictedPhase:
     critical: bool
     """Whether the step would be shorter if this phase were."""
     work_s: Amount | None = None
-    """Of a call that works on samples as they arrive: all its work, of which `seconds` is what is left after
+    """All the work of a call on samples as they arrive, of which `seconds` is what is left after
     the last sample and what it waits for; else None."""
     limit_s: Amount | None = None
     """What it would take at the peak rates of its GPUs (`rlhfsim.step.speed_of_light`); None where no such
@@ -212,11 +212,11 @@ class RunOdds:
     together: Share
     """Probability that the plan fits and meets every target that is drawn."""
     step_s: Quantiles
-    """Of the mean step."""
+    """Seconds of the mean step."""
     run_s: Quantiles | None = None
-    """Of the whole run; None without its length."""
+    """Seconds of the whole run; None without its length."""
     usd: Quantiles | None = None
-    """Of the run, or of a step without its length; None where a price is unknown."""
+    """Price of the run, or of a step without its length; None where a price is unknown."""
 
 
 @checked

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the launcher has none
     from torch import Tensor
 
 FOLDER = "custom"
-"""Of a checkpoint: what parts remember."""
+"""Folder of a checkpoint: what parts remember."""
 _HELP = "what each part gets and returns: docs/executor.md, your own algorithm"
 
 
@@ -51,7 +51,7 @@ class PolicyBatch(NamedTuple):
     """What a loss sees of a micro-batch: (B, T) in FP32, 0 where the mask is 0."""
 
     logprobs: Tensor
-    """Of the policy in training, with gradient."""
+    """Log-probs of the policy in training, with gradient."""
     old_logprobs: Tensor
     """Before this step's update."""
     advantages: Tensor

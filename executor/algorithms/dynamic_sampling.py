@@ -36,7 +36,7 @@ class StepGroups:
     barren: int = 0
     """Groups in a row that taught nothing."""
     rewards: list[float] = field(default_factory=list)
-    """Of all samples, those thrown away included."""
+    """Rewards of all samples, those thrown away included."""
 
     @property
     def generated(self) -> int:

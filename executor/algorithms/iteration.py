@@ -79,7 +79,7 @@ class Learned:
     samples: tuple[Sample, ...]
     """With everything that was found out about them."""
     actor: tuple[Metrics, ...]
-    """Of every optimizer step."""
+    """Metrics of every optimizer step."""
     critic: tuple[Metrics, ...] = ()
     transfer: Transfer | None = None
     """The weight sync at its end."""

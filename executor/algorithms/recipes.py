@@ -175,7 +175,7 @@ def _problems(workload: Workload, settings: Settings, staleness: float) -> Itera
 
 
 def _online_problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
-    """Of algorithms that generate."""
+    """Problems of algorithms that generate."""
     algorithm, chosen = settings.algorithm, recipe(workload.algorithm)
     corrected = algorithm.correction != "none" or workload.old_logprobs == "rollout"
     if chosen.grouped and workload.samples < 2:

@@ -87,7 +87,7 @@ class RunProgress:
     metrics: tuple[Mapping[str, float], ...] = ()
     """Rows so far."""
     score: float | None = None
-    """Of the evaluation after this iteration, more is better; None: there was none."""
+    """Score of the evaluation after this iteration, more is better; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from rlhfsim.ray_token import keep_private
 logger = logging.getLogger(__name__)
 GPU, SLOT = "GPU", "slot"
 OBJECT_STORE_BYTES = 256 * 2**20
-"""Of a cluster that is started here; batches of token ids are small."""
+"""Bytes of the object store of a cluster that is started here; batches of token ids are small."""
 POLL_S = 5.0
 """Between two looks at a reservation that waits."""
 
@@ -50,7 +50,7 @@ JOIN_S = 5.0
 CONNECT_S = 1.0
 """For the answer of a raylet."""
 PROBE_SHARE, PROBE_S = 0.01, 60.0
-"""Of a GPU, and seconds, for the question which GPU a bundle has."""
+"""Share of a GPU, and seconds, for the question which GPU a bundle has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from executor.tasks.prompts import ProblemSource
 from rlhfsim.provenance import content_hash
 
 BLOCK_BYTES, BLOCKS = 4 * 2**20, 16
-"""Of a file that are hashed, spread evenly: all of one of up to 64 MiB."""
+"""Size and number of the blocks of a file that are hashed, spread evenly: all of one of up to 64 MiB."""
 PARTS = ("loss", "advantages", "sampler", "filter")
 MODEL_FILES = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 
@@ -54,7 +54,7 @@ def _of_model(folder: Path) -> str:
 
 
 def _of_code(target: str) -> str:
-    """Of the source of `module:function`; nothing of the user's runs here, and what is not found has none."""
+    """Hash of the source of `module:function`, of which nothing runs here; what is not found has none."""
     sources = [path for path in _sources(target.partition(":")[0]) if path.is_file()]
     return hashlib.blake2b(sources[0].read_bytes(), digest_size=16).hexdigest() if sources else ""
 

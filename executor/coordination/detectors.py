@@ -37,7 +37,7 @@ LEAP = 3.0
 KL, KL_FLOOR = 0.5, 0.1
 """Nats a token; below the floor a KL does not blow up, whatever was usual."""
 ENTROPY_SHARE, ENTROPY = 0.1, 0.1
-"""Of the entropy at the start; nats a token, above which no entropy counts as collapsed."""
+"""Share of the entropy at the start; nats a token, above which no entropy counts as collapsed."""
 TRUNCATED = 0.3
 """Share of responses that were cut."""
 SLOW = 1.25
@@ -82,7 +82,7 @@ class Expected:
 
 
 def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
-    """Of a plan; `priced_here` False: it was priced for other hardware than it runs on (a CPU run)."""
+    """What a plan leads to expect; `priced_here` False: it was priced for other hardware (a CPU run)."""
     phase = next((p for p in plan.prediction.phases if p.name == "actor.generate"), None)
     sampling = plan.workload.dynamic_sampling
     return Expected(

@@ -98,7 +98,7 @@ def _root(failure: PartFailed, pending: Sequence[Any], names: Mapping[Any, str],
 
 
 def _results(refs: Sequence[Any], names: Mapping[Any, str], what: str) -> dict[Any, Any]:
-    """Of calls that are done, fetched together; the first that failed is raised by name."""
+    """Results of calls that are done, fetched together; the first that failed is raised by name."""
     try:
         return dict(zip(refs, ray.get(list(refs), timeout=LOOK_S), strict=True))
     except RayError:

@@ -40,7 +40,7 @@ LENGTH_BYTES = 4
 FORKED = b"f"
 """What the server says first."""
 PREFIX = "rlhfsim-forks-"
-"""Of the folder of a run's socket."""
+"""Prefix of the folder of a run's socket."""
 SERVED_FILES = 256
 """Numbers of files that a fork does not take over from the server end below."""
 

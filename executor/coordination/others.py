@@ -20,7 +20,7 @@ from rlhfsim.units import format as shown
 NAMED = 3
 """Processes that are named, largest first."""
 SAID_SHARE = 0.05
-"""Of the memory: less is what a driver or an idle desktop holds."""
+"""Share of the memory: less is what a driver or an idle desktop holds."""
 MEASURE_S = 60.0
 """Most that a look takes, the start of its process included."""
 
@@ -68,7 +68,7 @@ def summary(held: Mapping[str, Held]) -> list[str]:
 
 
 def held_by_others(*, gpu: bool) -> Held:
-    """Of the fullest GPU of this process, or of its host.
+    """Memory that others hold on the fullest GPU of this process, or on its host.
 
     Raises:
         RlhfsimError: a GPU without NVML.

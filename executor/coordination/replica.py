@@ -246,7 +246,7 @@ class Replica(TracedProcess):
             self._changed.notify_all()
 
     def _end_span(self) -> None:
-        """Of the batch that ran, if one did."""
+        """Ends the span of the batch that ran, if one did."""
         if self._busy_since is None:
             return
         self._note_span("actor.generate", self._pool, self._busy_since, time.time())
@@ -279,7 +279,7 @@ class Replica(TracedProcess):
         return time.time()
 
     def _read_memory(self, start_s: float) -> None:
-        """Of what began at `start_s` and has just ended."""
+        """Reads the memory of what began at `start_s` and has just ended."""
         if self._engine is not None:
             self._reading = dict(self._engine.memory())
             self._note_memory(self._reading, start_s)

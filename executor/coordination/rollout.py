@@ -40,7 +40,7 @@ class ReplicaPool:
     pool: str
     actors: list[Any]
     followers: list[list[Any]]
-    """Of each replica, a process on every further node."""
+    """Followers of each replica, a process on every further node."""
     receivers_each: int
     """Engine worker processes of one replica."""
     record: Record
@@ -54,7 +54,7 @@ class ReplicaPool:
     ending: bool = False
     """Its processes end on purpose."""
     _waited: list[dict[int, Completion | None]] = field(default_factory=list)
-    """Of each `generate` that runs: its requests' completions so far."""
+    """Completions so far of the requests of each `generate` that runs."""
     _done: list[Completion] = field(default_factory=list)
     """Completions that wait for a `poll`."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -222,7 +222,7 @@ def settings_text(settings: Settings) -> str:
 
 
 def settings_hash(settings: Settings) -> str:
-    """Of all that settings fix, except how long the run is and where its metrics go."""
+    """Hash of all that settings fix, except how long the run is and where its metrics go."""
     data = plain(asdict(settings))
     return content_hash(
         {k: v for k, v in data.items() if k not in ("iterations", "tracking", "checkpoints", "limits")}

@@ -19,7 +19,7 @@ from rlhfsim.outputs import write_atomically
 
 Line = Mapping[str, Any]
 MOST_CHARACTERS = 4000
-"""Of a prompt or response in a line."""
+"""Most characters of a prompt or response in a line."""
 
 
 class SampleLog:

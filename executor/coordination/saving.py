@@ -50,7 +50,7 @@ class SaveTimes:
     mtbf_s: float
     """Mean seconds between failures of the whole job."""
     cost_s: float
-    """Of a save; predicted until one was made."""
+    """Seconds of a save; predicted until one was made."""
     _since: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -184,7 +184,7 @@ class StopRequest:
     """Whether somebody asked the run to stop."""
 
     number: int | None = None
-    """Of the signal."""
+    """Number of the signal."""
 
     def follow(self) -> None:
         """Stop, where that was asked.

@@ -29,9 +29,9 @@ from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 GATHER_BYTES = 256 * 2**20
-"""Of one bucket of the copy for users."""
+"""Bytes of one bucket of the copy for users."""
 FILE_BYTES = 4 * 2**30
-"""Of one of its files; a larger tensor has its own."""
+"""Bytes of one of its files; a larger tensor has its own."""
 ADAPTER = "adapter"
 """Folder of a LoRA adapter, as peft reads it, beside the merged weights."""
 FORMAT = 2

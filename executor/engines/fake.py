@@ -44,7 +44,7 @@ class Fakes:
     seconds: Mapping[str, float]
     """By call and move."""
     ledger: tuple[LedgerEntry, ...] = ()
-    """Of the plan."""
+    """Memory ledger of the plan."""
 
     def sizes(self, role: str) -> dict[str, dict[str, float]]:
         """Phase -> component -> bytes of a role."""

@@ -40,7 +40,7 @@ class Learner(states.Movable, ForwardPasses):
     steps: int = 0
     """Optimizer steps taken."""
     _norm: float
-    """Of the last step's gradient, before clipping; inf where it is not finite and the step was skipped."""
+    """Norm of the last step's gradient, before clipping; inf where the step was skipped as not finite."""
 
     @abstractmethod
     def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:

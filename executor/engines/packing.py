@@ -33,7 +33,7 @@ class MicroBatch:
     samples: tuple[Sample, ...]
     """Empty in a micro-batch that only keeps ranks in step."""
     places: tuple[int, ...] = ()
-    """Of the samples among those that were divided into micro-batches."""
+    """Places of the samples among those that were divided into micro-batches."""
     tokens: Tensor
     """(B, L) padded, or (1, L) packed."""
     positions: Tensor

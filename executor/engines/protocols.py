@@ -58,7 +58,7 @@ class EngineSpec:
     total_steps: int = 1
     """Optimizer steps of the whole run, for the learning-rate schedule."""
     seed: int = 0
-    """Of heads that the checkpoint lacks, and of dropout."""
+    """Seed of heads that the checkpoint lacks, and of dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ class EngineNode:
     """The part of a replica's engine on one of its nodes."""
 
     nodes: int = 1
-    """Of the whole replica; each has as many of its workers."""
+    """Nodes of the whole replica; each has as many of its workers."""
     node: int = 0
     """0 leads: it schedules, and the workers of the others do as it says."""
     host: str = ""

@@ -30,7 +30,7 @@ from rlhfsim.units import GIB
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**30
-"""Of pinned memory at a time: torch rounds each allocation up to a power of two."""
+"""Bytes of pinned memory at a time: torch rounds each allocation up to a power of two."""
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Movable(ABC):
     _states: Storages | None = None
     _weights: Storages | None = None
     _hosts: tuple[HostMemory, HostMemory] | None = None
-    """Of states and weights, kept from move to move."""
+    """Host memory of states and weights, reused from move to move."""
 
     @abstractmethod
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:

@@ -35,7 +35,7 @@ class Observed:
     text: Prompt = ""
     """Put behind the response as it is; with a chat template as a turn of the user, or the turns given."""
     reward: float = 0.0
-    """Of this turn; a conversation's are added up."""
+    """Reward of this turn; a conversation's are added up."""
     done: bool = False
     """The conversation ends, and nobody reads the text."""
 

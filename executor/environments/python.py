@@ -28,7 +28,7 @@ def _started() -> Sandbox:
 
 
 def _sandbox() -> Sandbox:
-    """Of this process, for all conversations; those that begin together wait for one."""
+    """Sandbox of this process, for all conversations; those that begin together wait for one."""
     with _starting:
         return _started()
 

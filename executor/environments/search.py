@@ -53,7 +53,7 @@ class Passages:
 
 @cache
 def _passages(folder: str) -> Passages:
-    """Of all .txt and .md files of a folder and those in it."""
+    """Passages of all .txt and .md files of a folder and those in it."""
     files = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".txt", ".md"))
     paragraphs = [p for f in files for p in re.split(r"\n\s*\n", f.read_text(errors="replace"))]
     found = [" ".join(p.split()) for p in paragraphs if p.strip()]

@@ -33,14 +33,14 @@ class Needs:
     """What a run asks of each node; None: not known."""
 
     gpus: int | None = None
-    """Of the node that gives most."""
+    """GPUs of the node that gives most."""
     gpu_kind: str | None = None
     """Hardware profile."""
     processes_per_gpu: int = 1
     host_bytes: float | None = None
     shared_bytes: float = SHARED_BYTES
     disk_bytes: float | None = None
-    """Of the checkpoints that are kept and the one that is being written."""
+    """Bytes of the checkpoints that are kept and the one that is being written."""
     host_adam: bool | None = None
     """Optimizer states are on the host."""
 

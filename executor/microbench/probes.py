@@ -16,7 +16,7 @@ class Probe:
     quick: tuple[str, ...] | None = None
     """The processes of a quick run, where they are others."""
     limit_s: float = 120.0
-    """Of each process."""
+    """Time limit of each process."""
     package: str = "executor.microbench"
     """Where its module, of the same name, lies."""
 

@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "DS_ACCELERATOR": "cpu",
 }
-"""Of the processes, where a CPU computes: one core is one device, as the executor runs."""
+"""Environment of the processes, where a CPU computes: one core is one device, as the executor runs."""
 
 
 class ProbeListener(Protocol):

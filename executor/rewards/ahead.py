@@ -28,7 +28,7 @@ class RuleRewards(Protocol):
 
 
 class NoRules:
-    """Of a run that scores nothing."""
+    """Rules of a run that scores nothing."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         """None."""

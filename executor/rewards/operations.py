@@ -37,11 +37,11 @@ class RuleCounts:
     failed: int = 0
     """Samples for which no try gave a value."""
     dropped: int = 0
-    """Of these, samples that teach nothing; others count as 0."""
+    """Samples among these that teach nothing; others count as 0."""
     skipped: int = 0
-    """Of the failed samples, those that were not tried: the circuit breaker was open."""
+    """Failed samples that were not tried: the circuit breaker was open."""
     seconds: list[float] = field(default_factory=list)
-    """Of each sample, waits and all tries together."""
+    """Seconds of each sample, waits and all tries together."""
     first: str = ""
     """The first failure: its sample and the reason."""
 

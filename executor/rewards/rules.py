@@ -55,7 +55,7 @@ class SampleText(NamedTuple):
     answer: str
     meta: Mapping[str, Any]
     number: int | None = None
-    """Of the sample in the run."""
+    """Number of the sample in the run."""
 
 
 class Scorer:

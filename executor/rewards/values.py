@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("!Q")
 MAX_MESSAGE = 32 * 2**20
 """Bytes."""
 MAX_DEPTH = 250
-"""Of containers in containers; Python's own recursion ends soon after."""
+"""Depth of containers in containers; Python's own recursion ends soon after."""
 _SMALL = 2**63
 _PLAIN = (bool, str, float, type(None))
 _TYPES: dict[str, Any] = {

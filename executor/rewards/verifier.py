@@ -167,7 +167,7 @@ class PipedProgram:
         self._functions: list[Any] = []
         self._messages = 0
         self.failures: list[BaseException] = []
-        """Of functions of the tests that the program called."""
+        """Failures of functions of the tests that the program called."""
         self.is_gone = False
         self.broken = ""
         """How it broke the protocol; tests that catch everything do not hide it."""

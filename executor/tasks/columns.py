@@ -62,7 +62,7 @@ class ProblemColumns:
     used: Mapping[str, str]
     """Setting -> column; what is missing is the last turn of a conversation, or not needed."""
     answers: Answers
-    """Of rule rewards; where they are used, a row whose answer is empty is bad."""
+    """Answers of rule rewards; where they are used, a row whose answer is empty is bad."""
 
     def problem(self, row: Row) -> Problem:
         """The row as a problem.
@@ -79,7 +79,7 @@ class ProblemColumns:
         return Problem(prompt=prompt, answer=answer or "", meta=values | self._given(values, answer))
 
     def _answer(self, values: Row, ending: str | None) -> str | None:
-        """Of its column, else how its conversation ends; None: the row has none and needs none."""
+        """Answer in its column, else how its conversation ends; None: the row has none and needs none."""
         column = self.used.get("answer_column")
         if column is None:
             if ending is None and self.preference == "none" and self.answers == "required":

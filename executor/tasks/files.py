@@ -121,7 +121,7 @@ class FileSource:
         return len(self._training)
 
     def prompts(self, start: int, end: int) -> list[Prompt]:
-        """Of usable rows `start` to `end - 1`, in the order of the data."""
+        """Prompts of usable rows `start` to `end - 1`, in the order of the data."""
         return [self._problem(row).prompt for row in range(start, min(end, len(self)))]
 
     def place(self, row: int) -> Place:

@@ -124,7 +124,7 @@ def _files(paths: Sequence[Path], named: Path) -> Rows:
 
 
 def _ending(path: Path) -> str:
-    """Of the file, or of what is packed in it."""
+    """Ending of the file's name, or of what is packed in it."""
     inner = Path(path.stem).suffix.lower()
     packed = path.suffix.lower() == GZIP and inner in JSON_ENDINGS + CSV_ENDINGS
     return inner if packed else path.suffix.lower()

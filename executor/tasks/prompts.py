@@ -22,11 +22,11 @@ Preference = Literal["none", "pairs", "labels", "responses"]
 `label` (+1 or -1); responses (SFT): `response`."""
 
 HELD_OUT_SHARE = 0.2
-"""Of the problems, held out of training."""
+"""Share of the problems, held out of training."""
 MOST_DRAWS = 10_000
 """Until one is on the right side; a task of few problems may have none there."""
 LEAST_SHARE = 0.01
-"""Of generated problems on either side: the others are drawn and thrown away."""
+"""Share of generated problems on either side: the others are drawn and thrown away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Problem:
     prompt: Prompt
     answer: str
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Of the task: difficulty, tests of a code problem, sides of a preference."""
+    """Facts of the task: difficulty, tests of a code problem, sides of a preference."""
 
 
 class ProblemSource(Protocol):

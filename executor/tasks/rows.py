@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 from rlhfsim.errors import Place, RlhfsimError
 
 MAX_LINE_BYTES, MAX_ARRAY_BYTES = 64 * 2**20, 2 * 2**30
-"""Of one row of text, and of one JSON array, which is read whole: larger ones are something else."""
+"""Bytes of one row of text, and of one JSON array, which is read whole: larger ones are something else."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Row = Mapping[str, Any]
 
@@ -222,7 +222,7 @@ class RowTable:
         return Place(file=f"{self._place.file} (row {row + 1})")
 
     def identity(self) -> tuple[object, ...]:
-        """Of the files it was read from."""
+        """Identity of the files it was read from."""
         return self._identity
 
 
@@ -235,7 +235,7 @@ class Shards:
         self._ends = list(itertools.accumulate(len(part) for part in parts))
 
     def __len__(self) -> int:
-        """Of all."""
+        """Number of all rows."""
         return self._ends[-1]
 
     def _at(self, row: int) -> tuple[Rows, int]:
@@ -254,5 +254,5 @@ class Shards:
         return part.place(inside)
 
     def identity(self) -> tuple[object, ...]:
-        """Of all parts."""
+        """Identity of all parts."""
         return tuple(part.identity() for part in self._parts)

@@ -44,7 +44,7 @@ class Patched:
     def __init__(self) -> None:
         self._whole: dict[str, Tensor] = {}
         self._positions: dict[str, Tensor] = {}
-        """Of tensors whose new values have not arrived yet."""
+        """Positions in tensors whose new values have not arrived yet."""
 
     def applied(self, tensors: Sequence[Named]) -> list[Named]:
         """The whole tensors that these parts make; they may be split between two calls."""

@@ -21,7 +21,7 @@ ALIGNMENT = 64
 """Tensors start at multiples of this, so that a view as any dtype is allowed."""
 
 ROW_BYTES = 32768
-"""Of the matrix whose rows and columns are summed."""
+"""Bytes in a row of the matrix whose rows and columns are summed."""
 
 Named = tuple[str, Tensor]
 Load = Callable[[Sequence[Named]], None]
@@ -174,7 +174,7 @@ class GatheredWeights:
         """Whether they travel through host memory, in which they are then counted."""
         self._buckets: Iterator[list[Named]] | None = None
         self.digest = Digest()
-        """Of the latest pass."""
+        """Digest of the latest pass."""
         self.reduce: Callable[[Sequence[Named]], list[Named]] | None = None
         """What travels in place of some whole tensors; None: they do."""
         self.sent_bytes = 0

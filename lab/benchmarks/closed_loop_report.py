@@ -48,7 +48,7 @@ class Row:
     """Seconds predicted with the shipped profile; None: the cost model has no such phase."""
     calibrated: float | None
     share: float
-    """Of the measured step."""
+    """Share of the measured step."""
 
     @property
     def counts(self) -> bool:

@@ -38,7 +38,7 @@ REPEATS = 3
 """Runs of each configuration in `REPEATED`."""
 PROMPTS_IN_FILE = 64
 SURROUNDINGS = "surroundings.json"
-"""Of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole
+"""File of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole
 run."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -381,7 +381,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.steps_from = 0.0
-        """Of the monotonic clock."""
+        """Start of the steps on the monotonic clock."""
 
     def phase(self, text: str) -> None:
         """To the error stream; the last phase before the steps is when they begin."""

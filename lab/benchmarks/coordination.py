@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def share(architecture: str, algorithm: str, step_s: float) -> float:
-    """Of the last iteration of a dry run."""
+    """Share of coordination in the last iteration of a dry run."""
     with TemporaryDirectory() as folder:
         # the profile's controller time is a guess of this very overhead: without it the fake step is shorter
         made = runs.plan(

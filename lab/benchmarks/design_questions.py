@@ -91,7 +91,7 @@ class Row:
     answer: str
     """Seconds of the best step and the gap; or how it ended."""
     plans: int = 0
-    """Of the space, as the certificate counts them; 0: none was written."""
+    """Plans of the space, as the certificate counts them; 0: none was written."""
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ SAMPLES = 64
 GENERATING = 0.6
 """Share of a step in which samples end; it trains in the rest."""
 REPLY_S = 0.5
-"""Of the judge."""
+"""Seconds until the judge replies."""
 OK, BUSY = 200, 503
 
 

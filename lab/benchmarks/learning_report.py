@@ -169,7 +169,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Of the interval of a mean."""
+    """Ends of the interval of a mean."""
     low, high = stats.t.interval(
         CONFIDENCE, len(values) - 1, loc=statistics.mean(values), scale=stats.sem(values)
     )

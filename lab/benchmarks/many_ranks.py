@@ -117,7 +117,7 @@ def scatter(group: WorkerGroup, method: str, parts: Any, args: Any, recorder: Ru
 
 
 def samples(count: int, tokens: int) -> list[Sample]:
-    """Of equal length, with the arrays that a GRPO sample has."""
+    """Samples of equal length, with the arrays that a GRPO sample has."""
     zeros = np.zeros(tokens, np.float32)
     return [
         Sample(

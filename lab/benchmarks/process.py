@@ -27,7 +27,7 @@ class Spent:
 
     wall_s: float
     cpu_s: float
-    """Of the process and its workers."""
+    """CPU seconds of the process and its workers."""
     memory_bytes: float
     output: str
     """Its standard output."""

@@ -36,7 +36,7 @@ def receive(spec: ChannelSpec, repeats: int) -> None:
 
 
 def seconds(transport: Transport, buckets: list[list[Named]], bucket_bytes: int, repeats: int) -> list[float]:
-    """Of each transfer at the sending end; the first one, which sets things up, is left out."""
+    """Seconds of each transfer at the sending end; the first one, which sets things up, is left out."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])

@@ -22,7 +22,7 @@ FAST = (
     *("engine_memory", "gpu_rehearsal", "measure", "native", "one_table", "states", "transport_packing"),
     *("vllm", "weight_route"),
 )
-"""Of tests/executor, those that ask for a device, but for real engines."""
+"""Tests of tests/executor that ask for a device, but for real engines."""
 TESTS = (
     (tuple(f"tests/executor/test_{name}.py" for name in FAST), "not slow and not long"),
     (("tests/executor/test_native.py", "tests/executor/test_engine_memory.py"), "slow"),

@@ -45,7 +45,7 @@ UNUSED = (
     "ray/data/",
     "ray/llm/",
 )
-"""Of a wheel, what no check imports."""
+"""Parts of a wheel that no check imports."""
 FOLDERS = ("lab", "executor", "rlhfsim", "hardware_profiles", "tests/executor")
 FILES = ("pyproject.toml", "reports/accuracy.json")
 KINDS = (".py", ".yaml", ".json", ".csv", ".jsonl", ".html", ".css", ".js", ".txt", ".toml", ".typed")

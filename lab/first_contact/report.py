@@ -7,7 +7,7 @@ from typing import Any
 from lab.first_contact.checks import Answer
 
 TOLERANCE = 0.1
-"""Of seen / expected, where a row does not say."""
+"""Tolerance of seen / expected, where a row does not say."""
 
 
 def verdict(row: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from rlhfsim.errors import RlhfsimError
 CPU_LIMIT_S, WALL_LIMIT_S = 20.0, 60.0
 """A case that takes longer hangs (a log of 256 GPUs takes 8); the second is for one that waits."""
 DEEP_LIMIT_S = 100.0
-"""Of CPU, where searches run too; choose and what-if design many times."""
+"""CPU seconds of commands that search too; choose and what-if design many times."""
 COSTLY = (
     *("cli.design.designed", "cli.size.search_size", "cli.size.fronts", "cli.choose.search_choose"),
     *("cli.planned.best_of", "calibration.fit.fitted", "what_if.scenarios.workers.local"),

@@ -29,7 +29,7 @@ class Raw:
 
 
 class Pairs:
-    """A mapping whose keys may stand twice."""
+    """A mapping whose keys may are given twice."""
 
     def __init__(self, items: list[tuple[str, Any]]) -> None:
         """Key and value, in order."""

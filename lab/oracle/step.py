@@ -47,7 +47,7 @@ class Measured:
 
     @property
     def peak(self) -> int:
-        """Of the step."""
+        """Peak of the step."""
         return max(self.forward, self.head, self.layers)
 
 

@@ -26,7 +26,7 @@ from rlhfsim.specs.placement.placement import Late
 FACTS = Path(__file__).with_name("dryrun_rl.csv")
 PAGE = Path(__file__).parents[2] / "docs" / "asynchronous_peer.md"
 POLICIES = ("areal", "roll", "verl", "slime")
-"""Of five; `psrl` imports a package that its repository does not hold."""
+"""Four policies of five; `psrl` imports a package that its repository does not hold."""
 CLOSE = 0.05
 
 

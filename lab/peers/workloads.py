@@ -53,11 +53,11 @@ class Costs:
     """What a replica takes, seconds."""
 
     fixed: float
-    """Of a decode step (F)."""
+    """Seconds of a decode step that are fixed (F)."""
     each: float
-    """Of a token in a step, generated or prefilled (G)."""
+    """Seconds of a token in a step, generated or prefilled (G)."""
     read: float
-    """Of a token of context that a step reads (A)."""
+    """Seconds of a token of context that a step reads (A)."""
 
 
 QWEN_7B = Costs(fixed=1.13e-2, each=2.0e-5, read=1.76e-8)
@@ -73,7 +73,7 @@ class Workload:
 
     name: str
     law: str
-    """Of the response lengths."""
+    """Law of the response lengths."""
     batch: int
     replicas: int
     staleness: int

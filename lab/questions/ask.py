@@ -42,7 +42,7 @@ class Answered:
     words: tuple[str, ...]
     code: int
     text: str
-    """Of both streams."""
+    """Text of both streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

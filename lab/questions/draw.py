@@ -89,7 +89,7 @@ class Question:
 
     number: int
     words: tuple[str, ...]
-    """Of `rlhfsim design`."""
+    """Arguments of `rlhfsim design`."""
     view: tuple[str, ...]
     after: tuple[str, ...]
     """Commands asked of the plan, `estimate` aside, which always is."""

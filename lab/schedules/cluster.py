@@ -229,7 +229,7 @@ class Cluster:
 
     @property
     def util(self) -> Any:
-        """Of it the driver's address."""
+        """The part of Ray's API that gives the driver's address."""
         return SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
 
     # --- a reservation ----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ VALUES = 97
 
 
 def digest(*parts: object) -> str:
-    """Of the text of all parts."""
+    """Digest of the text of all parts."""
     return hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=16).hexdigest()
 
 
@@ -32,7 +32,7 @@ def initial(role: str) -> str:
 
 
 def logprobs(state: str, tokens: Tokens) -> Floats:
-    """Of the tokens of a response under weights of this state."""
+    """Log-probs of the tokens of a response under weights of this state."""
     mixed = tokens * 31 + np.arange(len(tokens)) * 7 + int(state[:8], 16)
     return -((mixed % VALUES) / VALUES).astype(np.float32)
 
@@ -95,11 +95,11 @@ class Trainer:
         return [logprobs(self.state, s.response) for s in samples]
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """Of a critic."""
+        """Values of a critic."""
         return self.logprobs(samples)
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Of a reward model."""
+        """Scores of a reward model."""
         return [float(logprobs(self.state, s.response).sum()) for s in samples]
 
     def save(self, folder: Path, background: Any = None) -> None:

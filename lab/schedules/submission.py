@@ -60,7 +60,7 @@ class Question:
     """What the line says, and the folder where it is submitted: data and reward code lie there."""
 
     case: str
-    """Of the schedule."""
+    """Case of the schedule."""
     plan: Plan
     settings: Settings
     home: Path
@@ -72,7 +72,7 @@ class Question:
 
     @property
     def files(self) -> RunFiles:
-        """Of the run."""
+        """Files of the run."""
         return RunFiles(self.home / "run")
 
 
@@ -83,7 +83,7 @@ class Ending:
     how: str
     """`done`, `killed`, `terminated` or `refused`."""
     code: str = ""
-    """Of the reason, where it was refused."""
+    """Code of the reason, where it was refused."""
     happened: Sequence[str] = ()
     """Faults that came."""
     operations: int = 0
@@ -108,7 +108,7 @@ class _Inline:
     """A pool whose jobs run where they are given."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Of any size."""
+        """Accepts any size."""
 
     def submit(self, job: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Its result is there at once."""

@@ -50,11 +50,11 @@ class Residuals:
     distance: Floats
     publisher: tuple[str, ...]
     groups: tuple[tuple[Group, ...], ...] = ()
-    """Of each row, from wide to narrow."""
+    """Groups of each row, from wide to narrow."""
 
     @property
     def variance(self) -> Floats:
-        """Of the own interval, on the side of the error: intervals of costs are longer above than below."""
+        """Variance of the own interval on the side of the error: costs have longer intervals above than below."""
         return np.asarray(np.where(self.error > 0, self.up, self.down) ** 2, dtype=np.float64)
 
     def at(self, rows: NDArray[np.bool_]) -> Residuals:

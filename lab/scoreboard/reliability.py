@@ -27,7 +27,7 @@ from rlhfsim.validation.statistics import Figures, coverage, grouped, rate, scor
 DEADLINES = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
 """Multiples of the predicted seconds."""
 BINS = 5
-"""Of stated probability."""
+"""Bins of stated probability."""
 FEWEST = 8
 """Rows of a group whose coverage is judged."""
 COVERED = (0.65, 0.95)

@@ -35,7 +35,7 @@ class Published:
     """A row with a measured step and its prediction."""
 
     outcome: Outcome
-    """Of the step."""
+    """Outcome of the step."""
     framework: str
     """With its release: `NeMo-RL v0.6`."""
     model: str

@@ -51,7 +51,7 @@ class Game:
     rare: frozenset[int]
     """Numbers that the right program's messages hold."""
     withheld: tuple[frozenset[int], ...]
-    """Of each message that alone holds some: those."""
+    """Numbers that each message withholds, where it alone holds some."""
     names: tuple[str, ...]
     """Names that the tests use and others define, and some that Python itself looks for."""
 

@@ -25,7 +25,7 @@ class Task:
     prefix: str = ""
     entry_point: str = ""
     verdicts: tuple[bool, ...] = ()
-    """Of a predicate: its right answers for 0, 1, 2, ..."""
+    """Right answers of a predicate for 0, 1, 2, ..."""
 
 
 FUNCTIONS = {

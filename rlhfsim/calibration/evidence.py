@@ -97,7 +97,7 @@ def _curves(
 
 
 def _standard_error(spread: float, steps: int) -> float:
-    """Of the median of so many steps; of two or one it is the mean."""
+    """Standard error of the median of so many steps; of two or one it is the mean's."""
     return (MEDIAN_LOSS if steps > 2 else 1.0) * spread / math.sqrt(steps)
 
 

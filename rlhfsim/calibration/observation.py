@@ -87,7 +87,7 @@ class Observation:
     workload: Mapping[Measurable, tuple[float, ...]] = field(default_factory=dict)
     """Fields of the workload as every counted step that says them measured them."""
     lengths: tuple[StepLengths, ...] = ()
-    """Of every counted step; empty where they were not measured in each."""
+    """Lengths in every counted step; empty where they were not measured in each."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> version."""
     device: str = "unknown"

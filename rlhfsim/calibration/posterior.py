@@ -119,7 +119,7 @@ class Posterior:
     theta: Floats
     """ln of their values."""
     covariance: Floats
-    """Of theta: data, model mismatch, and the doubt of coefficients that are not fitted."""
+    """Covariance of theta: data, model mismatch, and the doubt of coefficients that are not fitted."""
     own: Floats
     """The same without that last doubt."""
     residuals: Floats

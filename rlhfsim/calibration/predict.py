@@ -45,7 +45,7 @@ DIFFERENCE = 1e-3
 FULL_SHARE = 0.985
 """A measured mean this close to the longest length: nearly all were cut there."""
 HALVINGS = 50
-"""Of the bisection for the parameter that gives a measured mean."""
+"""Bisections for the parameter that gives a measured mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

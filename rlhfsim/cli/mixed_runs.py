@@ -77,7 +77,7 @@ def _entries(path: Path) -> Iterator[Path]:
 
 
 def _name(entry: Path) -> str:
-    """Of the file or folder, `.` and `..` read as what they stand for; a link need not lead anywhere."""
+    """Name of a file or folder, `.` and `..` resolved; a link need not lead anywhere."""
     whole = Path(os.path.abspath(entry))
     return whole.name if whole.is_dir() else whole.stem
 

@@ -261,7 +261,7 @@ def parse_pairs(text: str, option: str) -> dict[str, str]:
     """`tp=8,dp=2` as a mapping; spaces around names and values do not matter.
 
     Raises:
-        RlhfsimError: an item without `=`, without a name or value, or a name that stands twice.
+        RlhfsimError: an item without `=`, without a name or value, or a name that is given twice.
     """
     pairs: dict[str, str] = {}
     for item in text.split(","):
@@ -272,7 +272,7 @@ def parse_pairs(text: str, option: str) -> dict[str, str]:
                 f"write {option} {_PAIRS.get(option, 'tp=8,dp=2')}",
             )
         if name in pairs:
-            raise bad_option(f"{option}: {name!r} stands twice", "give each name once")
+            raise bad_option(f"{option}: {name!r} is given twice", "give each name once")
         pairs[name] = value
     return pairs
 

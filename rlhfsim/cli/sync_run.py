@@ -31,7 +31,7 @@ TRANSPORTS = {
     "disk": "disk",
 }
 RANK = 4
-"""Of the adapters that the trainer has, so that the path that moves only them can be run."""
+"""Rank of the trainer's adapters, so that the path that moves only them can be run."""
 
 
 def _title(path: WeightPath, where: Topology) -> str:

@@ -179,7 +179,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     """`PATH=VALUE` as patches; the value is read as YAML.
 
     Raises:
-        RlhfsimError: another form, or a path that stands twice.
+        RlhfsimError: another form, or a path that is given twice.
     """
     patches: dict[str, Any] = {}
     for text in texts:
@@ -189,7 +189,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
                 f"--set {text[:60]!r} is not PATH=VALUE", "as in --set cluster.node_groups.0.gpus=32"
             )
         if path.strip() in patches:
-            raise bad_option(f"--set {path.strip()[:60]} stands twice", "give it once")
+            raise bad_option(f"--set {path.strip()[:60]} is given twice", "give it once")
         patches[path.strip()] = parse_yaml(value, COMMAND_LINE.file).data
     return patches
 

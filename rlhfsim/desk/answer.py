@@ -41,7 +41,7 @@ class DeskQuestion:
     """The answer of `rlhfsim design`, with or without its explanations."""
     targets: tuple[Requirement, ...] = ()
     steps: int | None = None
-    """Of the whole run."""
+    """Steps of the whole run."""
     confidence: float = CONFIDENCE
     """Probability with which it must fit and meet all targets in one."""
 

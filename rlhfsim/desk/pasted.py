@@ -34,7 +34,7 @@ from rlhfsim.what_if.watch import JobWatch, Judgement
 
 MAX_CHARACTERS = 2 * 2**20
 MAX_REQUEST_BYTES = 8 * 2**20
-"""Of anything that a page sends: a dropped file comes in base64, next to what was pasted."""
+"""Most bytes that a page sends: a dropped file comes in base64, next to what was pasted."""
 FORMS = (".csv", ".json", ".jsonl", ".log")
 """Ends of names that say how a log reads."""
 HINT = "Paste a launch script, a configuration or the log of a run, or drop its file here."

@@ -25,7 +25,7 @@ from rlhfsim.specs.workload.workload import Workload
 
 NODE_GPUS, OVERSUBSCRIPTION, UNSAID = "plan.gpus_per_node", "plan.oversubscription", "plan.unsaid"
 FIELDS = ("prompt_len", "response_len", "environment", "custom", "oversampling", "seed", "reward")
-"""Of a workload: what no key holds, or not whole."""
+"""Fields of a workload that no key holds, or not whole."""
 _LINE = re.compile(r"^# rlhfsim: ([\w.]+) = (.+)$", re.MULTILINE)
 
 

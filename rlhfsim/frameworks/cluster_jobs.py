@@ -45,7 +45,7 @@ class JobShape:
 
     nodes: int
     gpus: int
-    """Of each node."""
+    """GPUs of each node."""
     trainers: int
     """Nodes that train, the first ones."""
     engine: bool

@@ -34,7 +34,7 @@ class Costs:
     shared: Mapping[str, Coefficient] = field(default_factory=dict)
     """Whatever trains."""
     by_backend: Mapping[Backend, Mapping[str, Coefficient]] = field(default_factory=dict)
-    """Of one training backend, over `shared`."""
+    """Coefficients of one training backend, over `shared`."""
     biased: bool = True
     """Whether a phase may be off as a whole. The calls of our own executor are priced piece by piece."""
 

@@ -15,7 +15,7 @@ TITLE = "DAPO: clip-higher, token mean, overlong shaping"
 BUFFER, LIMIT = "buffer", "limit"
 """Stand for the last tokens of a response that are punished, and for its limit."""
 BUFFER_SHARE = 0.2
-"""Of the limit of a response: 4,096 of 20,480 tokens (section 4.1)."""
+"""Share of the limit of a response: 4,096 of 20,480 tokens (section 4.1)."""
 LOW, HIGH = CLIP_RANGES["dapo"]
 _SHAPING = "grpo.reward_shaping"
 KEYS: Mapping[str, Mapping[str, Value]] = {

@@ -13,7 +13,7 @@ APART = "prefill apart from decode"
 
 
 def model_features(model: ModelSpec) -> Iterator[str]:
-    """Of a model's kinds of layer."""
+    """Features that a model's kinds of layer need."""
     if model.recurrent:
         yield "gated delta net or Mamba-2 layers"
     if model.attention.index_topk:
@@ -29,7 +29,7 @@ def model_kinds(model: ModelSpec, *, generates: bool) -> Iterator[str]:
 
 
 def layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
-    """Of a layout of training or scoring."""
+    """Features that a layout of training or scoring needs."""
     offloads = {layout.offload_optimizer, layout.offload_params}
     if "cpu" in offloads:
         yield "offload to the host"
@@ -46,7 +46,7 @@ def layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
 
 
 def residency_features(placed: RolePlacement) -> Iterator[str]:
-    """Of where a role stays between its calls."""
+    """Features that a role needs by where it stays between its calls."""
     if placed.residency == "offloaded" or placed.offload_between:
         yield "offload to the host"
     if placed.residency == "recreated":
@@ -56,7 +56,7 @@ def residency_features(placed: RolePlacement) -> Iterator[str]:
 
 
 def rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
-    """Of a rollout; `one_node`: every replica lies inside a node."""
+    """Features that a rollout needs; `one_node`: every replica lies inside a node."""
     asked = {
         "rollout tensor parallelism": layout.tp > 1,
         "rollout pipeline parallelism": layout.pp > 1,
@@ -74,7 +74,7 @@ def rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
 
 
 def schedule_features(schedule: Schedule) -> Iterator[str]:
-    """Of a schedule."""
+    """Features that a schedule needs."""
     asked = {
         "one step off": schedule.one_step_off,
         "staleness above 1": schedule.staleness > 1,
@@ -90,13 +90,13 @@ def schedule_features(schedule: Schedule) -> Iterator[str]:
 
 
 def hardware_features(vendors: Collection[str]) -> Iterator[str]:
-    """Of kinds of GPU."""
+    """Features that kinds of GPU need."""
     if "amd" in vendors:
         yield "AMD GPUs"
 
 
 def workload_features(workload: Workload) -> Iterator[str]:
-    """Of what a step computes."""
+    """Features that the work of a step needs."""
     trained = workload.speculation.method if workload.speculation and workload.trains_draft else None
     lora, old = workload.lora, workload.old_logprobs if workload.generates and not workload.distils else None
     asked = {
@@ -122,7 +122,7 @@ def workload_features(workload: Workload) -> Iterator[str]:
 
 
 def pool_features(groups: Iterable[Collection[str]]) -> Iterator[str]:
-    """Of the sets of roles that share GPUs; who has the rollout beside it is a matter of weight paths."""
+    """Features that roles need by sharing GPUs; who shares them with the rollout, weight paths say."""
     away = [set(group) - {"rollout"} for group in groups if "actor" not in group]
     if {"reward"} in away:
         yield "reward model on GPUs of its own"

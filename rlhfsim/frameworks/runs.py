@@ -157,7 +157,7 @@ class Examples:
     """By which training backend most of a framework's own examples train."""
 
     dense: Backend
-    """Of dense policies up to `largest`; of larger ones and mixtures of experts it is `LARGE_TRAINER`."""
+    """Backend of dense policies up to `largest`; larger ones and mixtures of experts have `LARGE_TRAINER`."""
     largest: float
     """Parameters."""
     source: str
@@ -169,7 +169,7 @@ class Runs:
     """What one framework runs."""
 
     name: str
-    """Of its folder, `-` for `_`."""
+    """Name of its folder, `-` for `_`."""
     title: str
     trainers: Mapping[Backend, BackendRules]
     """Training backends, the first is the usual one where `examples` say nothing; each with what the
@@ -177,7 +177,7 @@ class Runs:
     known_trainers: Mapping[Backend, Known]
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
-    """Of `FEATURES`; what is missing is not run."""
+    """How each of `FEATURES` is known; what is missing is not run."""
     only_with: Mapping[str, tuple[Backend, ...]] = field(default_factory=dict)
     """Feature -> the training backends with which it is run; what is missing is run with all."""
     heads: Mapping[Backend, Head] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class Runs:
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     kinds_not_run: Collection[str] = ()
-    """Of `KINDS`, those that it was seen not to run; of others nothing is claimed."""
+    """Those of `KINDS` that it was seen not to run; nothing is claimed about others."""
     dispatchers: tuple[Dispatcher, ...] = ()
     """What brings tokens to experts in training, of what its configuration can say."""
     rollout_dispatchers: tuple[Dispatcher, ...] = ()

@@ -31,7 +31,7 @@ class Places:
     between: Mapping[str, tuple[Between, ...]] = field(default_factory=dict)
     """Trained or scoring role -> what can be said; of a role that is missing, everything."""
     sleep: tuple[SleepLevel, ...] = (0, 1, 2)
-    """Of a rollout; one that receives adapters keeps its base weights, by level 1 in place of 2."""
+    """Sleep levels of a rollout; one that receives adapters keeps its base weights, by level 1 for 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Says:
         return tuple(each for each in self.same if each.backends is None or backend in each.backends)
 
     def places(self, *, shares: bool) -> Places:
-        """Of a role that shares its GPUs or not, see `moves_with`."""
+        """What a role may do that shares its GPUs or not, see `moves_with`."""
         return self.sharing if shares else self.alone
 
     def shares(self, role: str, group: Collection[str]) -> bool:

@@ -38,7 +38,7 @@ PERCENT = 100.0
 CLOSED_FLOOR, CLOSED_EFFICIENCY = 5 * MICROSECOND, 0.6
 """A GPU without tables: t = floor + roof / efficiency."""
 WIDE_EFFICIENCY = 0.75
-"""Of the FP32 and TF32 roofline, prior."""
+"""Share of the FP32 and TF32 roofline that is reached, prior."""
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bf16",),
     "fp16": ("bf16",),

@@ -50,7 +50,7 @@ ROLE_COMPONENTS = (*STATES, *Extra._fields, "framework", "nccl", "sync_buffers")
 """gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework:
 context."""
 RUNNING = ("weights", "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "framework")
-"""Of an engine that generates; profile_peak: what it keeps back for its own activations."""
+"""Components of an engine that generates; profile_peak: what it reserves for its own activations."""
 ENGINE_COMPONENTS = (*RUNNING, "retained", "nccl", "sync_buffers")
 _STATES, _EXTRA = ([(name, float) for name in kind._fields] for kind in (States, Extra))
 _PARTS = {"states": _STATES, "kept": _STATES, "score": _EXTRA, "train": _EXTRA, "recreated": bool}

@@ -136,7 +136,7 @@ def norm_bytes(model: ModelSpec, width: float, fused: bool) -> float:
 
 
 def normalised_bytes(model: ModelSpec, tensors: LayerTensors) -> float:
-    """Of eager norms the normalised values: kept for the gradient of their weight alone."""
+    """Bytes of the normalised values of eager norms: needed for the gradient of their weight alone."""
     if model.norm.startswith("layernorm"):
         return 0.0
     kept = FP32 if model.norm == "offset_rmsnorm" else BF16

@@ -64,7 +64,7 @@ class PoolBytes:
     host: float
     """Host bytes for each GPU at most, processes included."""
     swap_host: float = 0.0
-    """Of these the actor's weights, there while a swapped reference runs."""
+    """The actor's weights among these, there while a swapped reference runs."""
 
 
 def profile_of(placement: Placement, cluster: Cluster, pool: str) -> Profile:

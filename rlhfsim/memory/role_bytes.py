@@ -115,7 +115,7 @@ class RoleKind(NamedTuple):
     logits: float = 0.0
     """The same of the teacher's largest logits."""
     draft: Speculation | None = None
-    """Of which a draft is trained beside the policy, on the last pipeline stage."""
+    """The draft that is trained with the policy, on the last pipeline stage."""
 
 
 class RoleMemory(NamedTuple):
@@ -129,7 +129,7 @@ class RoleMemory(NamedTuple):
     """Bytes that the caching allocator reserves for each byte of tensors that come and go."""
     framework: float
     nccl: float
-    """Of a communicator."""
+    """Bytes of a communicator."""
     borrowed: bool
     """It runs on another role's weights and holds nothing."""
 
@@ -175,7 +175,7 @@ class RoleMemory(NamedTuple):
     def _activations(
         self, kind: RoleKind, layouts: Sequence[Layout], stage: Stage, layers: Size
     ) -> tuple[Activations, Activations]:
-        """Of scoring, and of training where the role is trained: by groups of layouts that are alike."""
+        """Activations of scoring, and of training where the role is trained: by groups of like layouts."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, layout in enumerate(layouts):
             groups[*activations.LIKE(layout), layout.ep > 1].append(i)
@@ -298,13 +298,13 @@ class _Standing(NamedTuple):
     buffers: Size
     """Gradients before reduction."""
     at_loss: Size
-    """Of these what is there at the loss."""
+    """The part of these that is there at the loss."""
     again: Size
     """Gradients of a further micro-batch."""
     step: Size
-    """Of the optimizer step alone."""
+    """Bytes of the optimizer step alone."""
     layers: Size
-    """Of this stage."""
+    """Bytes of this stage's layers."""
     communicators: Size = 0
 
 

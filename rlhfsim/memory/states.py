@@ -36,8 +36,8 @@ BF16, FP32 = 2.0, 4.0
 MOMENTS: dict[Optimizer, float] = {"adam": 8.0, "adam8bit": 2.0 + 2 * FP32 / 256}
 """Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (arXiv 2110.02861)."""
 BASE_BYTES = {"bf16": BF16, "nf4": 0.5 + (1 + FP32 / 256) / 64}
-"""Of an element of a frozen matrix; 4-bit ones carry an 8-bit constant per block of 64 and an FP32 constant
-per 256 of those (double quantisation, QLoRA, arXiv 2305.14314)."""
+"""Bytes of an element of a frozen matrix; 4-bit ones carry an 8-bit constant per block of 64 and an FP32
+constant per 256 of those (double quantisation, QLoRA, arXiv 2305.14314)."""
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
 
@@ -79,7 +79,7 @@ class States(NamedTuple):
     host: float = 0.0
     """Host bytes that this GPU's process owns (CPU offload); 0 for NVMe."""
     between: float = 0.0
-    """Of gradients and their buckets, what stays from step to step; not in `total`."""
+    """The part of gradients and their buckets that remains from step to step; not in `total`."""
 
     @property
     def total(self) -> float:

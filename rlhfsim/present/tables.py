@@ -49,7 +49,7 @@ class TableData:
     fit: Mapping[Any, Fit]
     """By title; other columns never break."""
     styles: tuple[str, ...]
-    """Of the rows."""
+    """Styles of the rows."""
     notes: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     """Titles of columns for which a narrow terminal may have no room, the first to go first."""

@@ -43,7 +43,7 @@ class Generation:
     """What a rollout stage takes and needs."""
 
     cost: Cost
-    """Of the slowest replica. `tail` is the decode time after fewer than `TAIL_SHARE` of its first
+    """Seconds of the slowest replica. `tail` is the decode time after fewer than `TAIL_SHARE` of its first
     batch still runs; the other parts leave that time out."""
     decode_tokens: float
     """Response tokens of all replicas, those thrown away included."""

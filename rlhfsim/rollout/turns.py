@@ -66,7 +66,7 @@ class Waiting:
     per_token: float
     """Mean seconds a token."""
     workers: float
-    """Of this replica."""
+    """Environment workers of this replica."""
 
     def paced(
         self, table: StepTable, running: Floats, start: Floats, end: Floats

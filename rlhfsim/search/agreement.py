@@ -22,7 +22,7 @@ class Agreement:
     """What one key says for several roles of a pool, and perhaps of others."""
 
     column: int
-    """Of `OptionTable.agreed`."""
+    """Column of `OptionTable.agreed`."""
     roles: tuple[str, ...]
     outside: bool
     """Whether some of the roles have other GPUs."""

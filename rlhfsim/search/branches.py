@@ -136,7 +136,7 @@ class Branch:
 
     @property
     def bound(self) -> Floats:
-        """Of each skeleton; inf where a role fits nowhere."""
+        """Least value of each skeleton; inf where a role fits nowhere."""
         return self.bounds.bound
 
     @property

@@ -17,7 +17,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 MOST_TABLES = 64
-"""Of the eight kinds together: those of eight requests."""
+"""Most tables of the eight kinds together: those of eight requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,7 +125,7 @@ class SearchCache:
         )
 
     def _table(self, *question: object) -> dict[Any, Any]:
-        """Of all that ask this; those that were asked for longest ago go."""
+        """Table that all who ask this share; those that were asked for longest ago are dropped."""
         table = self._tables.setdefault(question, {})
         self._tables.move_to_end(question)
         while len(self._tables) > MOST_TABLES:

@@ -28,7 +28,7 @@ class Certificate:
         return self.unexplored == 0
 
     def plus(self, other: Certificate) -> Certificate:
-        """Of two disjoint spaces with one incumbent."""
+        """Certificate of two disjoint spaces with one incumbent."""
         mine, theirs = asdict(self), asdict(other)
         counts = {name: mine[name] + theirs[name] for name in mine}
         return Certificate(**{**counts, "gap": max(self.gap, other.gap)})

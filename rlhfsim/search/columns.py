@@ -75,7 +75,7 @@ class Sums(Columns):
     FIXED = 7
     generate = column(0)
     unload = column(1)
-    """Of the engine."""
+    """Seconds until the engine sleeps."""
     score = column(2)
     """Until the last sample is scored."""
     score_and_unload = column(3)

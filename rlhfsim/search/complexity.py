@@ -67,7 +67,7 @@ def cut(role: AnyRolePlacement) -> tuple[int, ...]:
 
 
 def zero_stages(placement: Placement) -> frozenset[int]:
-    """Of the trained roles; where nothing is trained no states are sharded."""
+    """ZeRO stages of the trained roles; where nothing is trained no states are sharded."""
     roles = (getattr(placement, name) for name in TRAINED)
     return frozenset(role.layout.zero for role in roles if role is not None)
 

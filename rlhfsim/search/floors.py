@@ -77,16 +77,16 @@ class _CallFloor(NamedTuple):
     steps: int
     epochs: int
     flop_s: float
-    """Of the FLOP of one optimizer step, or of a forward, at the speed that kernels keep."""
+    """Seconds of the FLOP of one optimizer step, or of a forward, at the speed that kernels keep up."""
     again_s: float
-    """Of the forward of one optimizer step."""
+    """Seconds of the forward of one optimizer step."""
     host_s: float
     """In which a host launches one direction of all layers."""
     layers: int
 
     @classmethod
     def of(cls, setting: CallSetting, call: Call, device: Device) -> _CallFloor:
-        """Of a call in a setting that places its role on all GPUs of a pool."""
+        """Floor of a call in a setting that places its role on all GPUs of a pool."""
         work, model, train = setting.workload, setting.models.of(call.role), call.kind == "train"
         steps, epochs = (work.mini_batches, work.epochs) if train else (1, 1)
         kept, gpus = kept_speed(setting, device), setting.placement.roles[call.role].layout.gpus

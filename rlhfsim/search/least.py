@@ -39,7 +39,7 @@ class Least:
     numbers: Numbers
     tables: Sequence[OptionTable]
     unpriced: Sequence[Floor]
-    """Of the roles that are not priced."""
+    """Floors of the roles that are not priced."""
 
     @property
     def priced(self) -> bool:

@@ -54,7 +54,7 @@ class PriceKey:
 
 
 class LeastOfRole(NamedTuple):
-    """Of the options of a role."""
+    """Least numbers among the options of a role."""
 
     ready: float
     """Seconds until the forward call's result is there."""

@@ -52,7 +52,7 @@ class Subproblem:
     originals: tuple[OptionTable, ...]
     """Dominated options included."""
     calls: tuple[Call, ...]
-    """Of the whole step."""
+    """Calls of the whole step."""
     workload: Workload
     hardware: NodeGroup
     gpus: int
@@ -62,7 +62,7 @@ class Subproblem:
     max_memory: float
     """Most bytes on a GPU that the user wants."""
     sync_seconds: SyncSeconds | None
-    """Of the weight path, where actor and rollout both sit here."""
+    """Seconds of the weight path, where actor and rollout are both in this pool."""
     shares_host: bool
     """Whether other pools sit on the same node."""
     pace: Pace

@@ -297,7 +297,7 @@ class Pricer:
         return times
 
     def _seconds(self, key: PriceKey, call: Call, layouts: Sequence[Layout]) -> Floats:
-        """Of a call in each layout; what layouts share is priced once.
+        """Seconds of a call in each layout; what layouts share is priced once.
 
         A forward pass is the same whatever the backward does, a backward wherever the optimizer lies, an
         update whatever the micro-batches.

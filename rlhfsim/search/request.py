@@ -81,7 +81,7 @@ class Limit:
 
     role: str
     field: str
-    """Of the layout or the role; or `gpus`, the size of its pool; `hardware`, its node group."""
+    """Field of the layout or the role; or `gpus`, the size of its pool; `hardware`, its node group."""
     relation: Relation
     value: int | float | str
 

@@ -40,7 +40,7 @@ class Requirement:
     """One target: `step_time<90s`."""
 
     quantity: str
-    """Of `QUANTITIES`."""
+    """Name among `QUANTITIES`."""
     relation: Relation
     value: float
     """In base units; a share of the capacity where `share`."""

@@ -44,7 +44,7 @@ class _Open:
     outline: tuple[Floats, Sequence[Numbers]] | None = None
     """Seconds of the fastest transfer, and the least numbers of its pools."""
     roles: dict[int, tuple[Subproblem, Sequence[Combinations]]] = field(default_factory=dict)
-    """Of each pool the subproblem, and its roles alone."""
+    """Subproblem of each pool, and its roles alone."""
 
 
 class Subproblems:
@@ -222,7 +222,7 @@ class Subproblems:
         return self._pools[name]
 
     def _outside(self, skeleton: Skeleton, index: int) -> list[Numbers]:
-        """Of the other pools nothing, but generation and training take what is their best in any."""
+        """Numbers of the other pools: none, but generation and training take what is their best in any."""
         continuous = skeleton.partition.pace == "continuous"
         rollouts, actors = ([t for t in self.pricer.tables(r) if len(t)] for r in ("rollout", "actor"))
         generate = min((float(generating(t, continuous=continuous).min()) for t in rollouts), default=0.0)

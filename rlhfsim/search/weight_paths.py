@@ -77,7 +77,7 @@ class Paths:
         return entry.factor.value if entry else 1.0
 
     def _classes(self, table: OptionTable, path: WeightPath) -> dict[int, tuple[object, AnyRolePlacement]]:
-        """Of each class the layout that the path reads, and one of its options."""
+        """Layout of each class as the path reads it, and one of its options."""
         known = self._examples.setdefault((table.key, path), {})
         numbers, rows = np.unique(table.sync_class, return_index=True)
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):

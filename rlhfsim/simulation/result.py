@@ -30,8 +30,8 @@ class Simulated:
     """Phases with simulated starts and durations (what shared links add is a part on `contention`) and
     the critical chain of one measured step; its cost is scaled to the mean step."""
     step_seconds: tuple[float, ...]
-    """Of each measured step; in steady state: a window that eats up samples made before it is stretched,
-    and one of two alternating durations holds an even number of steps."""
+    """Seconds of each measured step; in steady state: a window that eats up samples made before it is
+    stretched, and one of two alternating durations holds an even number of steps."""
     trace: Trace | None = None
     """Spans and counters from the first warm-up step on, where they were recorded."""
     staleness: Staleness | None = None

@@ -53,7 +53,7 @@ class SimulationOptions:
     warmup: int = 0
     """Steps before them that no figure counts; staleness + 2 at least when asynchronous."""
     seed: int = 0
-    """Of the first replication; the next has the next one."""
+    """Seed of the first replication; the next has the next one."""
     replications: int = 1
     drawn_lengths: bool = True
     """Each step draws its own response lengths; otherwise all have the expected ones."""
@@ -76,7 +76,7 @@ class GoodputSummary:
     best_interval_s: float
     """Daly 2006, eq. 37."""
     mtbf_s: float
-    """Of the whole job."""
+    """Mean time between failures of the whole job, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Simulation:
     """Seconds per step of each replication; in steady state, so that an asynchronous run which lives on
     samples made before its window does not look faster than it is."""
     trace: Trace | None = None
-    """Of the first replication."""
+    """Trace of the first replication."""
     pools: tuple[PoolRun, ...] = ()
     contention: Mapping[str, float] = field(default_factory=dict)
     """Seconds per step that calls lost to links they shared, by link."""

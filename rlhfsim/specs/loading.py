@@ -45,7 +45,7 @@ _CONTROLS = re.compile(f"[{_CONTROL}]")
 
 
 class _Loader(yaml.CSafeLoader):
-    """The safe loader, which also refuses a key that stands twice in one mapping."""
+    """The safe loader, which also refuses a key that is given twice in one mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep=deep)
@@ -55,7 +55,7 @@ class _Loader(yaml.CSafeLoader):
                 name = self.construct_object(key, deep=True)
                 if name in seen:
                     raise yaml.constructor.ConstructorError(
-                        problem=f"key {name!r} stands twice", problem_mark=key.start_mark
+                        problem=f"key {name!r} is given twice", problem_mark=key.start_mark
                     )
                 seen.add(name)
         return mapping
@@ -243,7 +243,7 @@ def parse_json(text: str, name: str) -> Source:
     """A JSON document with marks.
 
     Raises:
-        RlhfsimError: malformed, with line and column; a key that stands twice; deep nesting.
+        RlhfsimError: malformed, with line and column; a key that is given twice; deep nesting.
     """
     _check_depth(text, name)
     twice: list[str] = []
@@ -276,7 +276,7 @@ def parse_json(text: str, name: str) -> Source:
         second = list(re.finditer(rf"{re.escape(json.dumps(twice[0]))}\s*:", text))[-1]
         raise RlhfsimError(
             "key-twice",
-            f"key {twice[0][:40]!r} stands twice",
+            f"key {twice[0][:40]!r} is given twice",
             place=Place(file=name, line=text.count("\n", 0, second.start()) + 1),
             help="keep one of them",
         )
@@ -284,7 +284,7 @@ def parse_json(text: str, name: str) -> Source:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Of a document that is small enough for its brackets to be counted; large ones are checked by type."""
+    """Depth of a document small enough for its brackets to be counted; large ones are checked by type."""
     if len(text) > MAX_BYTES or text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0

@@ -274,7 +274,7 @@ class Pricing(NamedTuple):
     passes: Callable[[Layout], Cost]
     """With what a framework adds; the same wherever an optimizer lies."""
     updates: Callable[[Layout], Cost] | None = None
-    """Of the optimizer, where the call trains; see `TrainedModel.updates`."""
+    """Cost of the optimizer's updates, where the call trains; see `TrainedModel.updates`."""
 
     def __call__(self, layout: Layout) -> Cost:
         """The whole call."""

@@ -50,7 +50,7 @@ class Iteration:
     tokens: float
     """Prompt and response tokens of the step."""
     gpus: int
-    """Of the cluster, idle ones too."""
+    """GPUs of the cluster, idle ones too."""
 
     @property
     def seconds(self) -> float:

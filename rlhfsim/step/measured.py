@@ -92,7 +92,7 @@ class Conditions:
     mixer: str = "attention"
     """`ModelSpec.mixer`."""
     dispatcher: str = "none"
-    """Of experts over ranks: `none`, `named` or `not named`; decides a group, no distance."""
+    """Dispatcher of experts over ranks: `none`, `named` or `not named`; decides a group, no distance."""
     kernels: str = "own"
     """Tables of kernel times: the GPU's `own`, `borrowed` or `none`; decides a group, no distance."""
 

@@ -32,7 +32,7 @@ class Step:
     ahead: bool = False
     """Takes them so under every schedule."""
     latency_s: float = 0.0
-    """Of one sample: no piece is done sooner after it arrived."""
+    """Latency of one sample: no piece is done sooner after it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class TrainedModel(NamedTuple):
     device: Device
     model: ModelSpec
     sequences: Sequences
-    """Of one pass over the data."""
+    """Sequences of one pass over the data."""
     backend: Backend
     steps: int
     """Optimizer steps."""

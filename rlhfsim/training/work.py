@@ -26,7 +26,7 @@ class Work(Hashed):
     etp: int = 1
     sequence_parallel: bool = True
     precision: str = "bf16"
-    """Of the linear layers; attention cores, router and head stay in BF16."""
+    """Precision of the linear layers; attention cores, router and head stay in BF16."""
     bf16_matrices: tuple[str, ...] = ()
     """Matrices that stay in BF16 whatever the precision, by their names in `kernels.layers`."""
     low_precision_gain: float = 1.0

@@ -99,7 +99,7 @@ def parse(text: str, name: str) -> Mapping[str, tuple[Assumption, ...]]:
     """The entries of an assumptions file, by section.
 
     Raises:
-        RlhfsimError: unknown section, key or column, a missing source, or an id that stands twice.
+        RlhfsimError: unknown section, key or column, a missing source, or an id that is given twice.
     """
     source = parse_yaml(text, name)
     if not isinstance(source.data, dict):

@@ -218,7 +218,7 @@ def _header(cells: list[str], name: str) -> list[str]:
         raise _malformed("the file is empty", name, 1, "give a header and at least one row")
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice or "" in columns:
-        message = f"column {twice[0]!r} stands twice" if twice else "a column has no name"
+        message = f"column {twice[0]!r} is given twice" if twice else "a column has no name"
         raise _malformed(message, name, 1, "give every column its own name")
     return columns
 

@@ -199,7 +199,7 @@ def _moves(
     optimizer: Optimizer,
     lora: Lora | None,
 ) -> tuple[Cost, Cost]:
-    """Of a role: lengths and batches do not matter, so that one answer serves many workloads."""
+    """Moves of a role: lengths and batches do not matter, so that one answer serves many workloads."""
     role = held(model, layout, backend, trained=trained, optimizer=optimizer, lora=lora)
     placed = RolePlacement(pool="any", layout=layout, residency=residency, offload_between=between)
     return _around_role(device, placed, role, pinned=backend in PINNING)

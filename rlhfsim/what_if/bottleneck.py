@@ -37,7 +37,7 @@ class Bottleneck:
     phase: str
     """The critical phase with most of them."""
     seconds: float
-    """Of the critical phases, of all resources the most."""
+    """Seconds of it in the critical phases, the most of all resources."""
     more: int | None = None
     """Workers that are added; None where it is a bandwidth, an eighth of which is added, or cannot be
     bought."""

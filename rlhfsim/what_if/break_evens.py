@@ -42,7 +42,7 @@ class Quantity:
     text: str
     far: float
     path: str
-    """Of the request, dotted."""
+    """Dotted path into the request."""
     times: Callable[[Any, float], Any] = lambda value, factor: value * factor
     """What stands there, a factor times as much."""
     now: float | None = None

@@ -186,7 +186,7 @@ def good(question: Question, prices: Prices | None = None, *, insists: bool = Fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """Of several questions the one whose good plan is the fastest."""
+    """The question among several whose good plan is the fastest."""
 
     asked: Request
     beaten: tuple[Backend, ...]

@@ -28,7 +28,7 @@ class MemoryPeaks:
     """What a plan holds at its fullest."""
 
     gpus: tuple[PoolPeak, ...]
-    """Of each pool."""
+    """Peak of each pool."""
     host_bytes: float
     """On the fullest node, against `host_capacity`."""
     host_capacity: float

@@ -25,9 +25,9 @@ class SentChanges:
 
     path: WeightPath
     seconds: float
-    """Of the sync along it."""
+    """Seconds of the sync along it."""
     planned_s: float
-    """Of the plan's own sync."""
+    """Seconds of the plan's own sync."""
     saved: float
     """Share of the step."""
 

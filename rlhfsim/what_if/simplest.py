@@ -38,7 +38,7 @@ predictions."""
 DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
 """Roles in the order in which one is let be less simple: those that hold most first."""
 FEATURE = "FP32 gradient sums"
-"""Of a framework."""
+"""Feature of a framework."""
 RISKS = (SAFE, 0.02, 0.05)
 """Risks that are asked for, one after the other, until some close plan keeps it."""
 

@@ -67,7 +67,7 @@ class Trial:
     plan: Plan | None = None
     """Its best plan, where one was found; with a confidence the first of those met that keeps it."""
     odds: Odds | None = None
-    """Of that plan, where a confidence was asked for."""
+    """Odds of that plan, where a confidence was asked for."""
     certificate: Certificate | None = None
 
     @property
@@ -85,7 +85,7 @@ class BreakEvenPrice:
     gpu: str
     gpus: int
     usd_per_hour: float
-    """Of one GPU."""
+    """Price of one GPU."""
     now: float
     """What it costs."""
 

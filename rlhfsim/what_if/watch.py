@@ -103,7 +103,7 @@ class JobWatch:
         yield from self._judge(steps, log, framework, now_s, last=last)
 
     def _following(self) -> LogFollower:
-        """Of a folder of our own executor its metrics alone are followed."""
+        """Follower of the log; in a folder of our own executor the metrics alone are followed."""
         own = (self.path / PLAN).is_file() and not (self.path / "import.json").is_file()
         if self._follower is None or (own and self._follower.path == self.path):
             self._follower = LogFollower(self.path / METRICS if own else self.path, self._frameworks)

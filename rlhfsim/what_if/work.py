@@ -30,7 +30,7 @@ class StepWork:
 
     algorithm: str
     model: str
-    """Of the policy; shapes stand in `shapes`."""
+    """Name of the policy; its shapes are in `shapes`."""
     adapters: int | None
     """Rank; None: every weight is trained."""
     critic: str | None
@@ -40,7 +40,7 @@ class StepWork:
     """Hash of the shape of each model."""
     rules: bool
     turns: int
-    """Of a response; 1 without an environment."""
+    """Turns of a response; 1 without an environment."""
     prompts: int
     samples: int
     prompt_len: AnyLengths
@@ -52,7 +52,7 @@ class StepWork:
     sequences: int
     """Samples that a step learns from."""
     steps: float | None = None
-    """Of the run, those that staleness adds left out; None: one step."""
+    """Steps of the run, those that staleness adds left out; None: one step."""
     target: float | None = None
     """Value of the measured curve at which the run ends."""
 

@@ -106,7 +106,7 @@ def test_a_cluster_that_cannot_be_built_says_why(arguments: tuple[str, ...], cod
         (("--response-len", "lognormal:mean=2000"), "'max' is missing"),
         (("--response-len", "lognormal:mean=2000,max=8k,sigma=-1"), "sigma"),
         (("--response-len", "lognormal:mean=2000,max=8k,sgima=1"), "sgima"),
-        (("--response-len", "lognormal:mean=2000,mean=1,max=8k"), "stands twice"),
+        (("--response-len", "lognormal:mean=2000,mean=1,max=8k"), "is given twice"),
         (("--response-len", "truncated:mean=10,std=2,min=90,max=20"), "range is empty"),
         (("--response-len", "empirical:file=/no/such/file"), "cannot read"),
     ],

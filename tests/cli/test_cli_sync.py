@@ -67,7 +67,7 @@ def test_adapters_become_available_with_lora() -> None:
     ("text", "said"),
     [
         ("tp", "is not name=value"),
-        ("tp=2,tp=4", "stands twice"),
+        ("tp=2,tp=4", "is given twice"),
         ("tp=8,,dp=2", "is not name=value"),
         ("tp=", "is not name=value"),
     ],

@@ -183,3 +183,11 @@ def test_words_that_only_look_like_it_pass(text: str) -> None:
 def test_every_exception_is_still_needed() -> None:
     for file, text in NAMES_KEPT:
         assert text in {found for _, found in strings(ROOT / file)}, f"{file} no longer says {text!r}"
+
+
+OF = re.compile(r'^[ \t]*"""Of ', re.MULTILINE)
+
+
+def test_a_docstring_names_its_subject_first() -> None:
+    files = (path for top in ("rlhfsim", "executor", "lab") for path in (ROOT / top).rglob("*.py"))
+    assert not [str(path.relative_to(ROOT)) for path in files if OF.search(path.read_text())]

@@ -187,7 +187,7 @@ def test_a_base_that_does_not_fit_ends_with_1(scenario: Path) -> None:
     [
         (["--set", "workload.modell=8b"], "unknown path 'workload.modell'"),
         (["--set", "run.steps"], "is not PATH=VALUE"),
-        (["--set", "run.steps=1", "--set", "run.steps=2"], "stands twice"),
+        (["--set", "run.steps=1", "--set", "run.steps=2"], "is given twice"),
         (["--set", "cluster.node_groups.0.price=4 GB"], "unknown unit"),
         (["--only", "nobody"], "unknown point 'nobody'"),
         (["--csv", "points.txt"], "does not end in .csv"),

@@ -516,7 +516,7 @@ def test_restarted_steps_count_once(tmp_path: Path, config: Path) -> None:
     run = read(tmp_path / "run", "verl", config)
     assert [s.logged for s in run.steps] == [1, 2, 3, 4, 5]
     assert run.steps[2].values["timing_s/gen"] == 99
-    assert any("stand twice" in note for note in run.notes)
+    assert any("are given twice" in note for note in run.notes)
 
 
 def test_tensorboard_rounds_without_being_another_value() -> None:

@@ -1,4 +1,4 @@
-"""What is refused at the door of every file: form, depth, keys that stand twice, control characters, odd files."""
+"""What is refused at the door of every file: form, depth, keys that are given twice, control characters, odd files."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def refused(call: Callable[[], Any]) -> str:
         (parse_yaml, "- " * 3000 + "x", "nested more than"),
         (parse_yaml, "\n".join(" " * i + "a:" for i in range(2 * MAX_DEPTH)), "--> x:65"),
         (parse_json, "[" * 500 + "]" * 500, "nested more than"),
-        (parse_json, '{"a": 1,\n "b": {"c": 1, "c": 2}}', "key 'c' stands twice\n  --> x:2"),
-        (parse_yaml, "a: 1\na: 2\n", "key 'a' stands twice"),
+        (parse_json, '{"a": 1,\n "b": {"c": 1, "c": 2}}', "key 'c' is given twice\n  --> x:2"),
+        (parse_yaml, "a: 1\na: 2\n", "key 'a' is given twice"),
         (parse_json, '{"a": "\\u001b[31m"}', r"control character '\x1b'"),
         (parse_json, '{"a": ["\\ud800"]}', "control character"),
         (parse_json, '{"\\u009b": 1}', "control character"),

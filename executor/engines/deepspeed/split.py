@@ -18,7 +18,7 @@ class SplitParameter(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Of this rank's shard along `dim`."""
+        """Start of this rank's shard along `dim`."""
         return int(sum(self.layer._partition_sizes[: self.layer.tp_index]))
 
     def gather(self, shard: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Fsdp2Engine(Learner):
         self._optimizer().zero_grad()
 
     def _global_norm(self, gradients: list[Tensor]) -> float:
-        """Of the gradient that is spread over the ranks of a copy: L2 of the shards' norms."""
+        """Norm of the gradient that is spread over the ranks of a copy: L2 of the shards' norms."""
         square = torch.stack(torch._foreach_norm(gradients)).square().sum().to(self.device)
         if self.spec.layout.zero:
             dist.all_reduce(square)

@@ -68,7 +68,7 @@ def sequences(config: Any, positions: Tensor) -> dict[str, Any]:
 
 
 def _lengths(positions: Tensor) -> tuple[int, ...]:
-    """Of the sequences of the only row; kept with the tensor, for reading them waits for the device."""
+    """Lengths of the sequences of the only row, cached: to read them waits for the device."""
     if len(positions) > 1:
         return ()
     known: tuple[int, ...] | None = positions.__dict__.get("rlhfsim_lengths")

@@ -182,7 +182,7 @@ def named_tensors(model: HeadedModel) -> dict[str, Tensor]:
 
 
 def configuration(folder: str) -> Any:
-    """Of the model in `folder`, dropout off: log-probs of equal weights must agree between passes.
+    """Configuration of the model in `folder`, dropout off: equal weights must give equal log-probs.
 
     Raises:
         RlhfsimError: a folder without a model.

@@ -18,7 +18,7 @@ from executor.weight_transfer.merge import weight_files
 from rlhfsim.errors import RlhfsimError
 
 BLOCK_BYTES = 32 * 2**20
-"""Of rows that are on the host at one time, besides their mapped file pages."""
+"""Bytes of rows that are on the host at one time, besides their mapped file pages."""
 
 
 class ModelFiles:
@@ -34,7 +34,7 @@ class ModelFiles:
         return next((name for name in names if name in self._files), None)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a stored tensor, read from a file's header."""
+        """Shape of a stored tensor, read from a file's header."""
         with self._open(name) as opened:
             return tuple(opened.get_slice(name).get_shape())
 

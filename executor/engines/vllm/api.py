@@ -155,7 +155,7 @@ def use_full_logprobs(worker: Any) -> None:
 
 
 def _keep_logits(sampler: Any) -> None:
-    """Of model runner V2: sampling cuts a copy and returns the logits as they were, (B, V)."""
+    """Makes model runner V2 sample from a copy and return the logits as they were, (B, V)."""
     inner = sampler._sample_random
     signature = inspect.signature(inner)
     if not {"processed_logits", "top_k", "top_p"} <= signature.parameters.keys():
@@ -172,7 +172,7 @@ def _keep_logits(sampler: Any) -> None:
 
 
 def _keep_logprobs(cut: Any) -> None:
-    """Of model runner V1: log-probs are taken before the cut."""
+    """Makes model runner V1 take log-probs before the cut."""
     inner = cut.forward
 
     def forward(

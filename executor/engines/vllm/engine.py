@@ -40,11 +40,11 @@ class VllmEngine:
     def __init__(self, spec: RolloutSpec) -> None:
         self.spec = spec
         self.version = spec.version
-        """Of the loaded weights; 0: those of the model folder."""
+        """Version of the loaded weights; 0: those of the model folder."""
         self._changes: dict[int, list[tuple[int, int]]] = {}
         self._requests: dict[int, GenerationRequest] = {}
         self._limit_s = RPC_SLACK_S
-        """Of a receive."""
+        """Time limit of a receive."""
         self._staging: int | None = None
         """Version that is staged."""
         self._asleep: set[str] = set()

@@ -45,7 +45,7 @@ class BucketSource(WeightSource):
     _metadata: list[ParamMeta] | None = None
 
     def metadata(self) -> list[ParamMeta]:
-        """Of all weights; the first call gathers them once."""
+        """Names, dtypes and shapes of all weights; the first call gathers them once."""
         if self._metadata is None:
             self._metadata = [
                 ParamMeta(name, tensor.dtype, tuple(tensor.shape))

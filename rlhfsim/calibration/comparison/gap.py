@@ -69,7 +69,7 @@ class Gap:
     parts: Mapping[str, float]
     """Seconds by cause, all of `CAUSES`; they add up to measured - predicted."""
     phases: tuple[PhaseGap, ...]
-    """Of the critical chain, and those that were not planned."""
+    """Phases of the critical chain, and those that were not planned."""
     idle_s: float
     """Time of the mean step in which no call worked."""
     untimed_s: float

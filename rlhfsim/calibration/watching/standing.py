@@ -64,7 +64,7 @@ class Standing:
     not_finite: tuple[str, ...] = ()
     """Metrics of the newest step that are nan or infinite."""
     oom_risk: float | None = None
-    """Of the trend of memory; where none is logged that of the plan."""
+    """Risk by the trend of memory; where none is logged, that of the plan."""
     quiet_s: float | None = None
     """Seconds since the newest step came; None: nobody waits for one."""
 

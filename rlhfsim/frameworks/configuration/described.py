@@ -97,9 +97,9 @@ class RunDescription:
     rollout_gpus: int | None = None
     """GPUs of the rollout alone; None: it shares those that train."""
     layout: Layout
-    """Of the actor, and of each other role that has none of its own; see `training_layout`."""
+    """Layout of the actor, and of each other role that has none of its own; see `training_layout`."""
     roles: Mapping[str, RoleDescription] = field(default_factory=dict)
-    """Of `critic`, `reference` and `reward`, those that differ from the actor."""
+    """`critic`, `reference` and `reward`, those that differ from the actor."""
     actor_residency: Residency = "resident"
     scoring_residency: Residency = "resident"
     optimizer_leaves: bool = False

@@ -21,8 +21,8 @@ from rlhfsim.frameworks.releases import nearest_release, numbers
 
 TABLE = "keys.jsonl.gz"
 Kind = Literal["may change", "no such key", "no effect", "default"]
-"""Of a key that is not read: it may change time or memory, the release has none, it changes neither, or it
-says what the release does anyway."""
+"""What a key that is not read does: it may change time or memory, the release has none, it changes neither,
+or it says what the release does anyway."""
 NO_EFFECT = re.compile(
     r"""(^|\.)(
         hydra|wandb\w*|swanlab\w*|mlflow\w*|tensorboard\w*|logger|stats_logger|\w*profiler\w*|name_resolve
@@ -90,8 +90,8 @@ class KeyTable:
     keys: dict[str, tuple[RecordedKey, ...]]
 
     def place(self, version: str | None) -> int:
-        """Of the release that a version reads by: the nearest patch of its minor version, else the last that
-        is not newer; without a version the newest.
+        """Release that a version reads by, as a number: the nearest patch of its minor version, else the last
+        that is not newer; without a version the newest.
 
         `0.7` is the last 0.7.x.
         """

@@ -29,7 +29,7 @@ _PIECE = re.compile(
 _ESCAPED = re.compile(r'\\(["\\])')
 _UNKNOWN = "$?"
 _MOST_LINES = 400
-"""Of one statement: a quote that is never closed ends there."""
+"""Most lines of one statement: a quote that is never closed ends there."""
 _DEPTH = 8
 """Most variables on the way to one value."""
 MAX_SUM = 200

@@ -92,7 +92,7 @@ def numbers(values: Iterable[tuple[str, object]]) -> dict[str, float]:
 def merged(parts: Sequence[Log]) -> Log:
     """Several files of one run as one log; the same step in two of them is one record.
 
-    A step that stands twice with other times was run again after a restart: the later one counts.
+    A step that is given twice with other times was run again after a restart: the later one counts.
     """
     values: dict[int, dict[str, float]] = {}
     again: set[int] = set()
@@ -103,7 +103,7 @@ def merged(parts: Sequence[Log]) -> Log:
         known.update(record.values)
     notes = [note for part in parts for note in part.notes]
     if again:
-        notes.append(f"{_steps(sorted(again))} stand twice with other values: the later ones count")
+        notes.append(f"{_steps(sorted(again))} are given twice with other values: the later ones count")
     records = tuple(Record(step=step, values=record_values) for step, record_values in sorted(values.items()))
     return Log(records=records, notes=tuple(notes))
 

@@ -394,7 +394,7 @@ _ROLLOUT: tuple[Row, ...] = (
 
 
 def _divisor(plan: Plan) -> int:
-    """Of the padded length of samples, which tensor and context parallelism of student and teacher cut."""
+    """Divisor of the padded length of samples, which TP and CP of student and teacher cut."""
     return math.lcm(*(2 * layout.tp * layout.cp for layout in _both(plan)))
 
 

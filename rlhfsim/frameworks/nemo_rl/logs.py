@@ -64,7 +64,7 @@ _MFU = (
     (re.compile(rf"Training FLOPS: {DECIMAL} TFLOPS \(({DECIMAL}) TFLOPS per rank\)"), TFLOPS),
     (re.compile(rf"Training Model Floating Point Utilization: ({DECIMAL})%"), UTILIZATION),
 )
-"""Of each GPU that trains (`log_training_step`); their quotient is the peak that it counts with."""
+"""FLOP/s of each GPU that trains (`log_training_step`); their quotient is the peak that it counts with."""
 _LENGTH = re.compile(rf"Mean Generation Length: ({DECIMAL})\s*$")
 
 

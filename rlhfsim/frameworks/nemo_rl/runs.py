@@ -12,7 +12,7 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 ALONE: Mapping[str, tuple[Between, ...]] = {"actor": ("optimizer leaves",), "reference": ("leaves",)}
-"""Of distillation beside no rollout: `offload_before_refit` of the student while the teacher scores."""
+"""Moves in distillation without a rollout: `offload_before_refit` of the student while the teacher scores."""
 FEATURES = known_by(
     "run on GPUs",
     "one step off",

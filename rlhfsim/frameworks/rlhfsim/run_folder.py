@@ -15,7 +15,7 @@ from rlhfsim.specs.loading import parse_json, read_text
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
 SAMPLES = "samples.jsonl"
 LOCK = ".lock"
-"""Of a launch, held while it runs; it stays."""
+"""Lock file of a launch, held while it runs; the file remains."""
 AMENDMENTS = "amendments"
 """NNNN.yaml says what was changed when a run went on; NNNN has its inputs from then on."""
 CHANGEABLE = ("data", "model", "plan", "rewards", "settings")

@@ -158,7 +158,7 @@ def _reward(s: FrameworkSettings) -> str | None:
 
 
 def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
-    """Of the training pass where one update follows a generation and nothing corrects for the engine.
+    """Training pass's log-probs where one update follows a generation and nothing corrects for the engine.
 
     grpo_trainer.py: without `old_per_token_logps` the loss takes its own, detached. Several passes over
     samples within one optimizer step need none either, which a workload cannot say: it has no forward.

@@ -225,7 +225,7 @@ def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
 
 
 def _prefills(s: FrameworkSettings, replicas: int) -> int:
-    """Of so many replicas those that only prefill."""
+    """Replicas that only prefill, of so many in all."""
     each = [s.whole(f"{SPLIT}.{name}_replicas", default=1, least=1) for name in ("prefill", "decode")]
     return replicas * each[0] // sum(each) if s.flag(f"{SPLIT}.enabled") else 0
 

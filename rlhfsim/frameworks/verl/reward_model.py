@@ -76,13 +76,13 @@ def reward_unsaid(plan: Plan, placed: RolePlacement) -> Iterator[Unsaid]:
 
 
 def _tokens(plan: Plan, placed: RolePlacement) -> int:
-    """Of a batch of the engine: the longest sample, or as many as the plan's micro-batch."""
+    """Tokens of a batch of the engine: the longest sample, or as many as the plan's micro-batch."""
     longest = longest_prompt(plan) + longest_response(plan)
     return max(longest, placed.layout.pack(scoring=True) or placed.layout.micro_batch * longest)
 
 
 def _share(plan: Plan, pool: str) -> float:
-    """Of a GPU's memory for the engine: the usual one, more where the weights need it, less beside others."""
+    """Share of a GPU's memory for the engine: the usual one, more for large weights, less next to others."""
     held = [e for e in plan.prediction.ledger if (e.phase, e.pool) == ("reward.score", pool)]
     capacity = plan.prediction.capacity_bytes
     own, whole = (

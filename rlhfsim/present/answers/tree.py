@@ -64,7 +64,7 @@ class TypedTable:
     rows: tuple[tuple[Any, ...], ...]
     """A value a column; None: unknown."""
     styles: tuple[str, ...] = ()
-    """Of the rows in a terminal."""
+    """Styles of the rows in a terminal."""
     notes: tuple[str, ...] = ()
     most: int | None = None
     """Rows that people see; JSON has all."""
@@ -181,7 +181,7 @@ class PointFilter:
     label: str
     values: tuple[str, ...]
     at: tuple[int, ...]
-    """Of each point: which of the values it has."""
+    """Place of each point: which of the values it has."""
     chosen: int | None = None
     """The value that is chosen at first; None: any."""
 
@@ -197,7 +197,7 @@ class Explorer:
     map: tuple[int, int]
     """The filters that span the map at first, across and down."""
     seconds: tuple[float | None, ...]
-    """Of each point; None: nothing fits."""
+    """Seconds of each point; None: nothing fits."""
     money: tuple[float | None, ...]
     time_title: str
     money_title: str

@@ -32,7 +32,7 @@ class Doubt:
     up_s: float
     """Seconds that its P90 adds."""
     share: float
-    """Of the variance."""
+    """Share of the variance."""
 
 
 def contributions(cost: Cost) -> tuple[Doubt, ...]:

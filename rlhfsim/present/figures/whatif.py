@@ -191,7 +191,7 @@ class InputSwing(NamedTuple):
 
     name: str
     labels: tuple[str, str, str]
-    """Of its low value, the base and its high value."""
+    """Labels of its low value, the base and its high value."""
     values: tuple[float | None, float | None, float | None]
     """What comes out of them; None: nothing fits."""
 

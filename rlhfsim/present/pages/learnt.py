@@ -15,7 +15,7 @@ from rlhfsim.specs.loading import read_text
 SHOWN = 4
 """Samples of a step."""
 MOST_CHARACTERS = 300
-"""Of a prompt or response on the page."""
+"""Most characters of a prompt or response on the page."""
 PREFIX = "evaluation/"
 Line = Mapping[str, Any]
 

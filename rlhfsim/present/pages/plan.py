@@ -258,7 +258,7 @@ def certificate(choice: Choice) -> TypedTable:
     return pairs(
         f"Certificate of the search: {end}",
         [(what, words.count(number)) for what, number in rows.items()],
-        ("what became of them", "plans"),
+        ("where they went", "plans"),
     )
 
 

@@ -47,7 +47,7 @@ COLOURS = {
     "tail": "red",
     "overhead": "bright_black",
 }
-"""Of resources."""
+"""Colours of resources."""
 
 Part = RenderableType
 """What a view is made of: a line, a table, a bar, or several of them."""

@@ -35,7 +35,7 @@ class Extras:
     """What is asked next to the plan."""
 
     steps: int | None = None
-    """Of the whole run."""
+    """Steps of the whole run."""
     odds: Odds | None = None
     """Targets with their probabilities; None where none was set and no run is asked about."""
     run: AskedRun | None = None

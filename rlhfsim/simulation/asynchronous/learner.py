@@ -42,7 +42,7 @@ class LearnerRun:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Of each measured step so far."""
+        """Seconds of each measured step so far."""
         return tuple(float(x) for x in np.diff(self.ends[self.warmup - 1 :]))
 
     @property

@@ -57,7 +57,7 @@ class Taken:
     staleness: list[int]
     """Versions between generation and training, one entry a group."""
     oldest: int
-    """Of the oldest token in the batch."""
+    """Version of the oldest token in the batch."""
     tokens: float
     """Response tokens."""
 

@@ -74,7 +74,7 @@ class WorkloadMeasured:
 
     name: Measurable
     stated: Seconds
-    """Of their workload, in seconds or turns: what states the same takes what was measured."""
+    """Value that their workload stated, in seconds or turns: what states the same takes what was measured."""
     measured: CoefficientText
 
 

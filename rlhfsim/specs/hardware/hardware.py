@@ -39,7 +39,7 @@ class Price:
     low: UsdPerHour
     high: UsdPerHour
     date: Annotated[str, Field(pattern=r"^(given|[12]\d{3}(-[01]\d(-[0-3]\d)?)?)$")]
-    """Of the quotation: a year, a month as `2026-05`, or a day; `given` where the user says it."""
+    """Date of the quotation: a year, a month as `2026-05`, or a day; `given` where the user says it."""
     source: Text
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class Cluster:
 
     @property
     def vendors(self) -> frozenset[str]:
-        """Of the kinds of GPU."""
+        """Vendors of the kinds of GPU."""
         return frozenset(pool.profile.vendor for pool in self.node_groups)
 
     @property

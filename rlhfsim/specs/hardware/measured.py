@@ -20,7 +20,7 @@ WIDENING = 1.15
 FEW, FEW_WIDENING = 3, 1.5
 """Below so many repeats percentiles say little, and the factor is this one; prior."""
 HIDDEN, HEADS, KV_HEADS = 256, 4, 2
-"""Of the tiny models whose decode steps are timed; FFN width and vocabulary: `TINY_FFN`, `TINY_VOCAB`."""
+"""Sizes of the tiny models whose decode steps are timed, with `TINY_FFN` and `TINY_VOCAB`."""
 TINY_FFN, TINY_VOCAB = 512, 64
 
 

@@ -146,7 +146,7 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
         raise RlhfsimError(
             "circular-extends",
             f"profile {path.stem!r} extends itself or more than {MAX_DEPTH} others",
-            help="let it extend a profile that stands on its own",
+            help="let it extend a profile that needs no other",
         )
     return _profile(_parse(text, str(path)), (*seen, resolved))
 

@@ -43,7 +43,7 @@ class VllmNumbers:
     memory_utilization: float = 0.9
     max_batched_tokens: int = 8192
     block_tokens: int = 16
-    """Of a KV block; not handed over: some attention kernels ask for another (64, 128)."""
+    """Tokens of a KV block; not handed over: some attention kernels ask for another number (64, 128)."""
     graph_limit: int = 512
     """Largest captured batch (vLLM 0.11-0.32, `max_cudagraph_capture_size`); not handed over."""
 
@@ -54,13 +54,13 @@ LOGIT_CHUNK_ROWS = 16
 """Places that a chunk has at least."""
 
 CHECKPOINT_COPIES = 0.5
-"""Of the host memory that is free: the most that copies of states may take while a checkpoint is written
+"""Share of the free host memory that copies of states may take at most while a checkpoint is written
 beside the steps (executor/engines/background.py)."""
 
 DEEPSPEED = DeepSpeedNumbers()
 VLLM = VllmNumbers()
 SYNC_BUCKET_BYTES = int(GIB)
-"""Of one bucket of a weight transfer between GPUs, two a side; coefficient `sync_bucket_bytes` of the
+"""Bytes of one bucket of a weight transfer between GPUs, two a side; coefficient `sync_bucket_bytes` of the
 profiles."""
 CPU_SYNC_BUCKET_BYTES = int(64 * MIB)
 """Between processes on CPUs, which share the memory of one host."""

@@ -210,7 +210,7 @@ class RolloutLayout(Hashed):
 
     @property
     def attention_precision(self) -> str:
-        """Of the attention projections."""
+        """Precision of the attention projections."""
         kept = self.bf16_attention or self.precision == "mxfp4"
         return "bf16" if kept else self.precision
 

@@ -46,7 +46,7 @@ class BatchLengths(Hashed):
         return float(self.each([layout])[0][0 if scoring else 1, 0])
 
     def each(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
-        """Of many layouts: (2, n) tokens of scoring and of training, and (n,) micro-batches of training."""
+        """Micro-batches of many layouts: (2, n) tokens in scoring and training, (n,) number in training."""
         packs = [(x.pack(scoring=True) or 0, x.pack(scoring=False) or 0) for x in layouts]
         pack = np.array(packs, dtype=float).T
         dp = np.array([x.dp for x in layouts], dtype=float)

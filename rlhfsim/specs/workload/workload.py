@@ -37,7 +37,7 @@ PolicyLoss = Literal["ppo", "gspo", "cispo"]
 """ppo: the ratio of each token is clipped; gspo: that of the response; cispo: the clipped ratio is a weight
 without gradient."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
-"""Of matrix products."""
+"""Precision of matrix products."""
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 GROUPED: frozenset[str] = frozenset({"grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo"})
 """Algorithms that compare the responses of one prompt with each other."""
@@ -64,7 +64,7 @@ USUAL: int = cast(int, None)
 
 
 MAX_SEQUENCES = 1_000_000
-"""Of one step; a larger batch is a slip."""
+"""Most sequences of one step; a larger batch is a slip."""
 AT_MOST = (
     f"at most {MAX_SEQUENCES:,} sequences per step: every length is drawn and simulated, so that a design of "
     "so many takes minutes, of ten times as many most of an hour"
@@ -94,7 +94,7 @@ class Rules:
     """Rewards computed on CPUs (answer matcher, format checker, code executor) or by a remote judge."""
 
     seconds_per_sample: Seconds = 0.005
-    """Of a judge its latency."""
+    """Seconds to score a sample; of a judge its latency."""
     workers: Count = 64
     """Parallel CPU workers over the whole cluster; of a judge its requests at once."""
 
@@ -347,7 +347,7 @@ class Workload(Hashed):
 
     @property
     def title(self) -> str:
-        """Of the algorithm, as people write it: `GRPO`, `Distillation`."""
+        """Name of the algorithm, as people write it: `GRPO`, `Distillation`."""
         name = self.algorithm.replace("_", " ")
         return name.capitalize() if self.distils else name.upper()
 

@@ -18,7 +18,7 @@ class Trainer:
     compiled: bool = False
     """Its layers run through torch.compile."""
     base_bytes: float = 2.0
-    """Of an element of the frozen base under adapters."""
+    """Bytes of an element of the frozen base under adapters."""
     adapters: int = 1
     """Sets of adapters that stand side by side; all have gradients, one has an optimizer."""
     fp32_combine: bool = False

@@ -178,7 +178,7 @@ class Judged:
 
     @property
     def step_s(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.plan.prediction.step_s
 
     @property

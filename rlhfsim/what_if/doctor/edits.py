@@ -18,11 +18,11 @@ Edit = Mapping[str, Any]
 """Dotted paths into `RunSpecs`, and values or functions of what stands there."""
 Roles = Mapping[str, RolePlacement]
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-"""Of a GPU's memory for the rollout engine."""
+"""Shares of a GPU's memory for the rollout engine."""
 RUNNING = (128, 256, 512, 1024)
 """Sequences that an engine runs at once."""
 FACTORS = (0.25, 0.5, 2.0, 4.0)
-"""Of a micro-batch."""
+"""Factors on a micro-batch."""
 
 
 def edited(specs: RunSpecs, edit: Edit) -> RunSpecs:

@@ -31,7 +31,7 @@ class ChangedFile:
     diff: str
     change: KeyChange
     judged: Judged
-    """Of the new text, read again."""
+    """Judgement of the new text, read again."""
 
 
 def advised(answer: Diagnosis) -> KeyChange | None:

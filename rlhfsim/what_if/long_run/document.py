@@ -178,7 +178,7 @@ class RunStretch:
 
     @property
     def steps(self) -> int:
-        """Of the run."""
+        """Steps of the run."""
         return self.end - self.start
 
     @property

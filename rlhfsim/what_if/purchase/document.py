@@ -22,7 +22,7 @@ from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 Supply = Literal["bought", "reserved", "on-demand", "spot"]
 SUPPLIES: tuple[Supply, ...] = get_args(Supply)
 QUARTERS = 4
-"""Of a year."""
+"""Quarters of a year."""
 MAX_JOBS = 16
 FIGURES = Path(__file__).parent / "figures.yaml"
 

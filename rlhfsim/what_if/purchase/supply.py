@@ -37,7 +37,7 @@ from rlhfsim.what_if.risk.step import Floats
 YEAR_H = 365.25 * DAY / HOUR
 QUARTER_H = YEAR_H / QUARTERS
 MONTHS = 3
-"""Of a quarter."""
+"""Months of a quarter."""
 KILO = 1000.0
 GAP = 1e-4
 """Relative distance from the proven optimum at which the solver may end."""
@@ -53,7 +53,7 @@ class RunOption:
     gpu: str
     gpus: int
     hours: float
-    """Of a run, failures counted: its median."""
+    """Median hours of a run, failures counted."""
     in_time: float
     """Probability that a run which starts at once is done by its deadline."""
     drawn_h: Floats
@@ -63,7 +63,7 @@ class RunOption:
 
     @property
     def gpu_hours(self) -> float:
-        """Of one run."""
+        """GPU-hours of one run."""
         return self.gpus * self.hours
 
 

@@ -1,4 +1,4 @@
-"""Of the plans near the fastest: the one that most likely fits and meets every target."""
+"""The plan, among those near the fastest, that most likely fits and meets every target."""
 
 from __future__ import annotations
 

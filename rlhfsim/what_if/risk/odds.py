@@ -29,9 +29,9 @@ class Odds:
     step_s: tuple[float, float, float]
     """P10, median and P90 of the mean step."""
     run_s: tuple[float, float, float] | None = None
-    """Of the run, failures and checkpoints counted; None without its length."""
+    """Seconds of the run, failures and checkpoints counted; None without its length."""
     usd: tuple[float, float, float] | None = None
-    """Of the run, or of a step without its length; None where a price is unknown."""
+    """Price of the run, or of a step without its length; None where a price is unknown."""
     confidence: float = CONFIDENCE
     """Probability with which it must fit and meet all targets."""
 

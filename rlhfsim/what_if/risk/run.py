@@ -59,10 +59,10 @@ class Outlook:
     cluster: Cluster
     law: StepLaw
     steps: int | None = None
-    """Of the run; None: only the mean step is asked about."""
+    """Steps of the run; None: only the mean step is asked about."""
     seed: int = SEED
     usd_per_hour: float | None = None
-    """Of a GPU, where the user gave it; else the price of each profile with its range."""
+    """Price of a GPU-hour, where the user gave it; else each profile's with its range."""
 
     @cached_property
     def step_s(self) -> Floats:

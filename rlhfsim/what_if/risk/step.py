@@ -48,7 +48,7 @@ Seconds3 = tuple[float, float, float]
 MODEL = "model"
 """What no coefficient says: the discrepancy of the model."""
 LEAST = 1e-3
-"""Of a value: a lower end below it counts as this, since a time is above 0."""
+"""Least value: a lower end below it counts as this, since a time is above 0."""
 
 
 @lru_cache(maxsize=512)

@@ -31,7 +31,7 @@ LONGER = ("less time than", "as long as", "longer than", "no time beside (neithe
 DEARER = ("less than", "as much as", "more than", "nothing beside (neither fits)")
 WORDS = {"s": dict(zip(STATES, LONGER, strict=True)), "usd": dict(zip(STATES, DEARER, strict=True))}
 DIGITS = 4
-"""Of a crossing in words."""
+"""Digits of a crossing in words."""
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
 
 
@@ -208,7 +208,7 @@ class BreakEvenQuestion:
         return f"{nearest}; no single change that was tried meets it{best}"
 
     def _first_met(self, tried: Sequence[Tried]) -> tuple[float, ...]:
-        """Of listed values each one from which on a is no more than b."""
+        """Listed values, each one from which on a is no more than b."""
         good = [state(t) in ("less", "same") for t in tried]
         return tuple(t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now > before)
 

@@ -71,7 +71,7 @@ class DesignResult:
     gap: float = 0.0
     """Share of the step by which a plan could still be shorter."""
     seconds: float = 0.0
-    """Of the search."""
+    """Seconds of the search."""
 
 
 @cache

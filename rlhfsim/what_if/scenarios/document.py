@@ -54,7 +54,7 @@ class RequestText:
     time_limit: SearchTime | None = None
     """Longest search of one point; its gap is shown."""
     second_pool: Literal["rollout", "any"] = "rollout"
-    """Of two pools the second serves the rollout alone, or every role may sit on either."""
+    """Whether the second of two pools serves the rollout alone, or every role may sit on either."""
 
 
 @checked

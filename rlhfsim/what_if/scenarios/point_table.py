@@ -33,7 +33,7 @@ class PointColumn:
     values: tuple[object, ...]
     """In order; None first, where some points have none."""
     at: tuple[int, ...]
-    """Of each point: which of the values it has."""
+    """Place of each point: which of the values it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class PointTable:
     alike: tuple[int, ...]
     """Points that fit and do the base's work."""
     fastest: PointRow | None
-    """Of those."""
+    """The fastest of those."""
     cheapest: PointRow | None
     front: tuple[PointRow, ...]
     """Those of them that no other beats in time and money, the fastest first."""

@@ -32,7 +32,7 @@ IN_PROFILE = {
 MAX_POINTS = 2000
 """Points whose plans are kept in memory; more are answered as a table that grows (`scenarios.sweep`)."""
 BITS = 8
-"""Of a byte."""
+"""Bits of a byte."""
 COMMAND_LINE = Place(file="command line")
 
 
@@ -59,7 +59,7 @@ class Located(Source):
         self.source, self.patches = source, tuple(patches)
 
     def place(self, path: Keys = ()) -> Place:
-        """Of the patch that set the value, or that is to blame for what lies around it; else of the base."""
+        """Place of the patch that set the value, or is to blame for what lies around it; else of the base."""
         inside = _without_kinds(self.data, path)[1:]
         for where, place in reversed(self.patches):
             if inside[: len(where)] == where:

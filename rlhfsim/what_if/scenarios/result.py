@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA: Literal["rlhfsim.whatif/1"] = "rlhfsim.whatif/1"
 PARQUET = ".parquet"
 SUFFIXES = (".csv", PARQUET)
-"""Of the table of points as a file."""
+"""Suffixes of the table of points as a file."""
 MAX_BYTES = int(256 * MIB)
 """Largest result that is read."""
 
@@ -73,7 +73,7 @@ class PointResult:
     steps: AboveZero | None = None
     """Steps of the run, those for staleness included; None: the scenario does not say."""
     run_s: AboveZero | None = None
-    """Of the whole run, failures and checkpoints included."""
+    """Seconds of the whole run, failures and checkpoints included."""
     run_low_s: AboveZero | None = None
     """P10, from the interval of the step; steps and goodput are taken as given."""
     run_high_s: AboveZero | None = None
@@ -91,11 +91,11 @@ class PointResult:
     notes: tuple[str, ...] = ()
     """What a reader must know to believe it."""
     input_hash: str = ""
-    """Of everything that enters the result: equal hashes give equal results."""
+    """Hash of everything that enters the result: equal hashes give equal results."""
 
     @property
     def gpus(self) -> int | None:
-        """Of the whole cluster; None where nothing fits."""
+        """GPUs of the whole cluster; None where nothing fits."""
         return sum(h.gpus for h in self.plan.hardware) if self.plan else None
 
     @property
@@ -105,14 +105,14 @@ class PointResult:
 
     @property
     def seconds(self) -> float | None:
-        """Of the run, or of a step where the scenario gives no run."""
+        """Seconds of the run, or of a step where the scenario gives no run."""
         if self.plan is None:
             return None
         return self.plan.prediction.step_s if self.run_s is None else self.run_s
 
     @property
     def usd(self) -> float | None:
-        """Of the run, or of a step; None where nothing fits or a price is not known."""
+        """Price of the run, or of a step; None where nothing fits or a price is not known."""
         if self.plan is None:
             return None
         return self.run_usd if self.run_s is not None else self.plan.prediction.usd_per_step
@@ -170,11 +170,11 @@ class PointBreakEven:
     path: str
     """What is varied."""
     unit: Dimension
-    """Of `value`, `low`, `high` and `x`."""
+    """Unit of `value`, `low`, `high` and `x`."""
     of: str
     """The quantity that is compared: step_time, time_of_run, cost_per_step, cost_of_run."""
     of_unit: Dimension
-    """Of `a` and `b`."""
+    """Unit of `a` and `b`."""
     value: Finite | None
     """The crossing; the first of several; None: there is none."""
     crossings: tuple[Finite, ...]
@@ -197,7 +197,7 @@ class WhatIfProvenance:
 
     rlhfsim_version: str
     model_hash: str
-    """Of the code and the tables that predict: another one may give other numbers."""
+    """Hash of the code and the tables that predict: another one may give other numbers."""
     scenario: str
     """Path or name."""
     scenario_hash: str
@@ -233,7 +233,7 @@ class WhatIf:
     """What the scenario takes for granted, in the words of its author."""
     notes: tuple[str, ...] = ()
     written: int | None = None
-    """Of many points those that were written to a table; `points` has the best of them."""
+    """Number of points that were written to a table, where there are many; `points` has the best of them."""
     provenance: WhatIfProvenance
 
     @property

@@ -40,7 +40,7 @@ class JobStep:
     in_s: float
     """Seconds until it runs again."""
     host_bytes: float
-    """Of a node, with what sleeps there."""
+    """Host memory of a node, with what sleeps there."""
     capacity_bytes: float
     """Host memory of a node."""
 

@@ -27,7 +27,7 @@ from rlhfsim.what_if.shared_pool.pairs import JobStep, Sharing, sharing
 from rlhfsim.what_if.shared_pool.spot import SpotPace
 
 SLOTS = 48
-"""Of the horizon."""
+"""Slots of the horizon."""
 SURE = 0.8
 """Quantile of a duration that the plan leaves room for."""
 LATE, IDLE = 0.01, 1e-4
@@ -46,7 +46,7 @@ class PoolOption:
 
     job: str
     gpus: int
-    """Of the pool."""
+    """GPUs of the pool."""
     step_s: float
     fits: float
     """P(fits)."""
@@ -110,7 +110,7 @@ class PoolMode:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Of the mode."""
+        """Jobs of the mode."""
         return tuple(o.job for o in self.options)
 
 

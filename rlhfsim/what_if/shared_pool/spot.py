@@ -40,7 +40,7 @@ class SpotRollouts:
 
     instances: Annotated[int, Field(ge=1, le=64)]
     gpus: Annotated[int, Field(ge=1, le=72)]
-    """Of an instance."""
+    """GPUs of an instance."""
     there: Annotated[Seconds, Field(gt=0)]
     """Mean time until an instance is taken away (U)."""
     away: Annotated[Seconds, Field(gt=0)]
@@ -71,7 +71,7 @@ class SpotPace:
     per_s: float
     """Mean steps a second (r)."""
     variance: float
-    """Of the steps that a second adds to a long run, steps^2 / s (v)."""
+    """Variance of the steps that a second adds to a long run, steps^2 / s (v)."""
     full_s: float
     """Seconds of a step with all instances."""
 
