@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ LOOPBACK_ONLY = {
     "VLLM_HOST_IP": LOOPBACK,
 }
 """Environment of workers on a cluster that is started here, which nobody joins; what the user set wins."""
+STARTS = 3
+"""Most starts of Ray, which gives its processes 30 s: too little at a load of 50 on two cores."""
 JOIN_S = 5.0
 """For a connection to the head of a cluster."""
 CONNECT_S = 1.0
@@ -88,16 +91,33 @@ def _set_by_user() -> dict[str, str]:
 
 
 def _start(options: Mapping[str, Any]) -> None:
-    try:
-        with ended_by_sigterm(), forks.in_place_of_new_workers():
-            ray.init(address="local", **options)
-    except Exception as error:  # Ray raises no class of its own where its processes do not answer
-        ray.shutdown()
-        raise RlhfsimError(
-            "ray-not-started",
-            f"Ray did not start on this machine: {error}".splitlines()[0],
-            help="a busy machine, or one without memory or disk, answers too late: free it, try again",
-        ) from error
+    """Start Ray; one that answers too late is started again: a job that is requeued has nobody to do it."""
+    for left in reversed(range(STARTS)):
+        try:
+            with ended_by_sigterm(), forks.in_place_of_new_workers():
+                ray.init(address="local", **options)
+            return
+        except Exception as error:  # Ray raises no class of its own where its processes do not answer
+            _end(error)
+            reason = f"Ray did not start on this machine: {error}".splitlines()[0]
+            if left:
+                logger.warning("%s; it is started again", reason)
+                continue
+            raise RlhfsimError(
+                "ray-not-started",
+                f"{reason} ({STARTS} starts)",
+                help="a busy machine, or one without memory or disk, answers too late: free it, try again",
+            ) from error
+
+
+def _end(error: Exception) -> None:
+    """End the processes of a start that failed: Ray knows them in the frames of its error alone."""
+    from ray._private.node import Node
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(node := frame.f_locals.get("self"), Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=True)
+    ray.shutdown()
 
 
 def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """A remote judge: a model behind an OpenAI-compatible HTTP interface (`/chat/completions`) gives the score.
 
 One request a sample. What is worth another try (429, 5xx, no answer in time, a reply without a score) waits
-first: half to all of a limit that doubles every time, or as long as the server says. Replies are kept on
-disk under the hash of their request, so that a resumed run pays nothing twice. The key comes from an
-environment variable and goes nowhere but into the request's header: redirects are not followed, messages
-show no header.
+first: half to all of a limit, or as long as the server says. The limit doubles with every try of the sample
+after a 429, else only while the judge gives no sample a score: one that fails now and then is not down, and
+its last samples hold up the step. Replies are kept on disk under the hash of their request, so that a resumed
+run pays nothing twice. The key comes from an environment variable and goes nowhere but into the request's
+header: redirects are not followed, messages show no header.
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ class JudgeError(Exception):
     """No score."""
 
     def __init__(
-        self, what: str, *, again: bool = True, wait_s: float | None = None, timed_out: bool = False
+        self,
+        what: str,
+        *,
+        again: bool = True,
+        wait_s: float | None = None,
+        timed_out: bool = False,
+        too_many: bool = False,
     ) -> None:
-        """`again`: another try may help; `wait_s`: what the server asks for."""
+        """`again`: another try may help; `wait_s`: what the server asks for; `too_many` requests: 429."""
         super().__init__(what)
-        self.again, self.wait_s, self.timed_out = again, wait_s, timed_out
+        self.again, self.wait_s, self.timed_out, self.too_many = again, wait_s, timed_out, too_many
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -71,6 +78,7 @@ class RemoteJudge:
         self._pattern = _pattern(settings.pattern)
         self._opener = urllib.request.build_opener(_NoRedirect)
         self._closing = threading.Event()
+        self._lock, self._failed_in_a_row = threading.Lock(), 0
 
     def score(
         self, texts: Mapping[str, str], timeout_s: float, retries: int, tried: Tried = lambda *_, **__: None
@@ -93,16 +101,21 @@ class RemoteJudge:
                 reply = self._ask(body, timeout_s)
                 value = self._read(reply)
                 self._keep(name, reply)
+                self._ended(failed=False)
                 tried(None)
                 return value
             except JudgeError as error:
+                in_a_row = self._ended(failed=True)
                 last = not error.again or attempt == retries
                 tried(error, timed_out=error.timed_out, again=not last)
                 if last:
                     raise
                 draw = float(jitter.uniform(0.5, 1.0))  # Brooker 2015, Exponential Backoff And Jitter
+                doublings = attempt if error.too_many else min(attempt, in_a_row - 1)
                 wait = (
-                    FIRST_WAIT_S * 2**attempt * draw if error.wait_s is None else error.wait_s * (0.5 + draw)
+                    FIRST_WAIT_S * 2**doublings * draw
+                    if error.wait_s is None
+                    else error.wait_s * (0.5 + draw)
                 )
             if self._closing.wait(min(wait, LONGEST_WAIT_S)):
                 raise JudgeError("the run ends", again=False)
@@ -111,6 +124,12 @@ class RemoteJudge:
     def close(self) -> None:
         """End the waits."""
         self._closing.set()
+
+    def _ended(self, *, failed: bool) -> int:
+        """Requests that have failed, of all samples, since the judge last gave a score."""
+        with self._lock:
+            self._failed_in_a_row = self._failed_in_a_row + 1 if failed else 0
+            return self._failed_in_a_row
 
     def _request(self, texts: Mapping[str, str]) -> bytes:
         """The body; what a response says in braces stays as it is."""
@@ -159,6 +178,7 @@ class RemoteJudge:
         return JudgeError(
             words[:300],
             again=error.code in _AGAIN or error.code >= 500,
+            too_many=error.code == 429,
             wait_s=float(asked) if asked.isdigit() else None,
         )
 

@@ -82,13 +82,14 @@ def play(
 
 
 def _verdict(program: PipedProgram, game: Game) -> dict[str, str]:
-    signal.setitimer(signal.ITIMER_REAL, VERDICT_S)
     try:
-        return judged(program, game.problem)
-    except _TooLong:
+        signal.setitimer(signal.ITIMER_REAL, VERDICT_S)
+        try:
+            return judged(program, game.problem)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _TooLong:  # while it judged, or while it was taken off
         return {"status": "timeout", "error": ""}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager

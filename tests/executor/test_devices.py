@@ -218,4 +218,24 @@ def test_a_ray_that_does_not_start_is_one_line_with_a_remedy(
     with pytest.raises(RlhfsimError, match="timed out during startup") as error:
         cluster.connect(plan, None, {})
     assert "\n" not in error.value.message
+    assert "(3 starts)" in error.value.message
     assert "try again" in str(error.value.help)
+
+
+def test_a_ray_that_answers_too_late_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plan: Any = None
+    starts = list[str]()
+
+    def late_at_first(**_: object) -> None:
+        starts.append("start")
+        if len(starts) < 2:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(cluster, "local_gpus", lambda: 8)
+    monkeypatch.setattr(cluster.ray, "init", late_at_first)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: starts.append("end"))
+    assert cluster.connect(plan, None, {}) == "GPU"
+    assert starts == ["start", "end", "start"]

@@ -147,6 +147,28 @@ def test_waits_are_half_to_all_of_a_doubling_limit_and_no_shorter_than_the_serve
     assert np.all(np.less_equal(waits, most))
 
 
+@pytest.mark.parametrize(("code", "least"), [(503, (0.005,) * 3), (429, (0.005, 0.01, 0.02))])
+def test_waits_double_only_while_no_sample_is_answered_or_requests_are_too_many(
+    code: int, least: tuple[float, ...], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = rule(server, retries=3)
+    assert asked.judge is not None
+    made, waits = judge.RemoteJudge(asked.judge), list[float]()
+    failing = iter([(code, {}, "")] * 3)
+    server.answer = lambda n, text: next(failing, says("score 10")) if "held up" in text else says("score 5")
+
+    def others_are_answered(seconds: float) -> bool:
+        waits.append(seconds)
+        texts = {"prompt": "1+1", "response": f"other {len(waits)}", "answer": "2"}
+        return made.score(texts, 0.5, 0) != 0.5
+
+    monkeypatch.setattr(made._closing, "wait", others_are_answered)
+    assert made.score({"prompt": "1+1", "response": "held up", "answer": "2"}, 0.5, 3) == 1.0
+    assert len(waits) == 3
+    assert np.all(np.greater_equal(waits, least))
+    assert np.all(np.less_equal(waits, np.multiply(least, 2)))
+
+
 def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

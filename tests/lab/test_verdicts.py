@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from executor.rewards.problem import ProblemTests
 from executor.rewards.sandbox import Sandbox
 from executor.rewards.verifier import PipedProgram
+from lab.verdicts import __main__ as fuzzer
 from lab.verdicts.__main__ import play, play_real, right_that_fail
-from lab.verdicts.opponent import Game, game
+from lab.verdicts.opponent import Game, Opponent, game
 from lab.verdicts.tasks import STYLES, tasks
 
 NUM_FAMILIES = 22
@@ -51,3 +53,16 @@ class Trusting(PipedProgram):
 
 def test_the_fuzzer_forges_a_verdict_where_names_are_trusted(games: list[Game]) -> None:
     assert play(games, 2500, seed=3, program=Trusting).passed
+
+
+def test_an_alarm_that_rings_while_it_is_taken_off_is_a_verdict_that_took_too_long(
+    games: list[Game], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rings(_: int, seconds: float) -> None:
+        if not seconds:
+            raise fuzzer._TooLong
+
+    monkeypatch.setattr("signal.setitimer", rings)
+    monkeypatch.setattr(fuzzer, "judged", lambda *_: {"status": "failed", "error": ""})
+    program = PipedProgram(Opponent(games[0], Random(3), []))
+    assert fuzzer._verdict(program, games[0]) == {"status": "timeout", "error": ""}
