@@ -25,6 +25,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers
 from rlhfsim.what_if.estimate import priced_placement
+from rlhfsim.what_if.even_batch import EvenBatch, even_batch
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
@@ -73,6 +74,8 @@ class Design:
     """The switch that changes learning and would save most, if it saves much."""
     fewer: FewerGpus | None = None
     """The knee, where it is below the GPUs that are asked for."""
+    even: EvenBatch | None = None
+    """A batch that divides over all GPUs, where the one that was asked for does not and that is worth it."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
     shortage: str | None = None
@@ -212,6 +215,7 @@ def _designed(
             fewer=fewer_gpus(prices.request, first.candidate)
             if asks and proven and not clock.over()
             else None,
+            even=even_batch(prices.request, first.candidate) if asks and not clock.over() else None,
         )
 
     (behind, crossings), ours = (
@@ -263,6 +267,7 @@ class _Recommended:
     other_side: Plan | None
     learning_gain: Gain | None
     fewer: FewerGpus | None
+    even: EvenBatch | None
 
 
 def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
@@ -313,6 +318,7 @@ def _compared(
         other_side=ours.other_side,
         learning_gain=ours.learning_gain,
         fewer=ours.fewer,
+        even=ours.even,
     )
 
 

@@ -158,6 +158,8 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     yield from (("drafts", text) for text in lines.drafts(plan, answer))
     if plan.idle_gpus:
         yield "idle", lines.idle(answer)
+    if answer.even is not None:
+        yield "batch", lines.even(answer.even)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = signed(-(other.saved or 0.0))
         yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
@@ -309,6 +311,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         else None,
         "would_meet": each(extras.meeting, "change", "step_s", "usd_per_step", "probability"),
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
+        "even_batch": fields(answer.even, "prompts", "step_s", "gain") if answer.even else None,
         "shortage": answer.shortage,
         "rejected_by": answer.rejected_by,
         "remedy": answer.remedy,

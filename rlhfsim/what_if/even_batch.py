@@ -1,0 +1,67 @@
+"""A batch that every GPU gets an equal share of, where the one that was asked for does not divide so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from rlhfsim.search import clock
+from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.request import Request
+from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
+from rlhfsim.what_if.verdict import refusal
+
+SHARES = (1, 8)
+"""Sequences of a GPU and update that its share is a multiple of: large micro-batches need more than one."""
+MOST_CHANGE = 0.25
+"""Share by which the batch may change."""
+WORTH = 1.05
+"""Samples per second, over those of the batch that was asked for, from which on another is worth a line; that
+much less time, where it is the larger one, whose fixed costs weigh less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenBatch:
+    """A good plan for a batch close to the one that was asked for, which divides over all GPUs."""
+
+    prompts: int
+    step_s: float
+    gain: float
+    """Samples per second over those of the batch that was asked for."""
+
+
+def even_batch(request: Request, best: Candidate) -> EvenBatch | None:
+    """The batch close to that of the question on which most samples are made in a second.
+
+    None where that divides over all GPUs, or no other is worth it; met by warm starts, not proven.
+    """
+    prompts = request.workload.prompts
+    if request.objective == "memory":
+        return None
+    found = [
+        EvenBatch(prompts=other, step_s=met.seconds, gain=other / prompts * best.seconds / met.seconds)
+        for other in batches(request)
+        if not clock.over() and (met := _met(request, other)) is not None
+    ]
+    worth = [batch for batch in found if batch.gain >= WORTH * max(1.0, batch.prompts / prompts)]
+    return max(worth, key=lambda batch: batch.gain, default=None)
+
+
+def batches(request: Request) -> list[int]:
+    """Prompts closest to those of the question whose samples divide over all GPUs and updates, by `SHARES`.
+
+    None where those of the question do.
+    """
+    work = request.workload
+    whole = request.cluster.gpus * work.mini_batches
+    units = [whole * share // gcd(whole * share, work.num_sequences // work.prompts) for share in SHARES]
+    if work.prompts % units[0] == 0:
+        return []
+    close = {round(work.prompts / unit) * unit for unit in units}
+    return sorted(n for n in close if n and abs(n - work.prompts) <= MOST_CHANGE * work.prompts)
+
+
+def _met(request: Request, prompts: int) -> Candidate | None:
+    """A good plan for a batch of so many prompts."""
+    asked = replace(request, workload=replace(request.workload, prompts=prompts))
+    return None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK))
