@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35780,
     "rlhfsim/cli": 32150,
     "rlhfsim/desk": 12640,
-    "rlhfsim/frameworks": 103100,
+    "rlhfsim/frameworks": 103380,
     "rlhfsim/kernels": 11910,
     "rlhfsim/memory": 19260,
     "rlhfsim/present": 86020,

@@ -20,6 +20,7 @@ from rlhfsim.validation.rows import Row
 from tests.frameworks.test_accepted import plan, workload
 
 describe = CONFIGURATION.describe
+TP = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,37 @@ def test_a_version_has_the_defaults_of_its_generated_configuration(
     assert default(EAGER, version) == eager
     assert default(UNPADDED, version) == unpadded
     assert default(SEQUENCES, version) == sequences
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "degrees"),
+    [
+        ("0.7", {"actor_rollout_ref.actor.use_kl_loss": True}, {"actor": 4, "reference": 4}),
+        (None, {"actor_rollout_ref.actor.use_kl_loss": True}, {"actor": 1, "reference": 1}),
+        (None, {}, {"actor": 4}),
+        (None, {"algorithm.adv_estimator": "gae"}, {"actor": 2, "critic": 2}),
+    ],
+)
+def test_roles_of_a_process_have_the_groups_of_the_one_that_is_built_first(
+    version: str | None, said: dict[str, object], degrees: dict[str, int]
+) -> None:
+    tp = "megatron.tensor_model_parallel_size"
+    base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8, "algorithm.adv_estimator": "grpo"}
+    keys = {f"actor_rollout_ref.actor.{tp}": 4, f"actor_rollout_ref.ref.{tp}": 1, f"critic.{tp}": 2}
+    run = describe(settings(**base | keys | said | {"verl_version": version}), {})
+    found = {"actor": run.layout.tp} | {role: placed.layout.tp for role, placed in run.roles.items()}
+    assert {role: found[role] for role in degrees} == degrees
+
+
+def test_experts_that_tensor_parallelism_leaves_whole_are_written_and_read() -> None:
+    whole = plan(
+        workload("grpo", model="qwen3-30b-a3b"), "megatron", {"tp": 4, "dp": 2, "zero": 1}, {"dp": 8}
+    )
+    key = "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size"
+    assert EXPORT.write(whole).values[key] == 1
+    base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8, TP: 4}
+    assert describe(settings(**base), {}).layout.etp == 4
+    assert describe(settings(**base, **{key: 1}), {}).layout.etp == 1
 
 
 def test_the_trainer_of_megatron_has_defaults_of_its_own() -> None:

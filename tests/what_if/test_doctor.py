@@ -273,9 +273,8 @@ def test_a_policy_in_a_folder_that_is_not_here_is_asked_for_by_name() -> None:
 
 
 def test_a_slow_run_of_qwen3_8b_is_told_what_made_a_public_one_faster() -> None:
-    """Qwen3-8B on 8 GPUs with verl 0.7 went from 1,268 to 928 to 440 s a step by a rollout TP of 2 in place of 4,
-    then larger micro-batches of log-probs and parameters that stay. Its log was not found: lengths and sizes here
-    are assumed. Parameters that stay save 1 % by these prices, too little to be named."""
+    """The question of `test_public_story` on H100s, with longer responses: rollout TP 2 in place of 4 and larger
+    micro-batches of log-probs. Parameters that stay save 1 % by these prices, too little to be named."""
     slow = {
         "actor_rollout_ref.model.path": "Qwen/Qwen3-8B",
         "data.train_batch_size": 256,

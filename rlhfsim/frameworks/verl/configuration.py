@@ -19,6 +19,12 @@ from rlhfsim.frameworks.verl.versions import MICRO_BATCHES, ROLL, UNPADDED, of_e
 BUDGETS = TABLE.keys_of(
     "actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens"
 )
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
 BATCHED, CHUNKED = TABLE.key("rollout.max_batched_tokens"), f"{ROLL}.enable_chunked_prefill"
 
 
@@ -28,6 +34,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
     yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
+    yield from _other_groups(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
         yield Finding(
@@ -79,6 +86,25 @@ def _priced_otherwise(s: FrameworkSettings, run: RunDescription) -> Iterator[Fin
         other = s.find(key)
         if s.find(trainer) is not None and other not in (None, s.find(trainer)):
             yield Finding(what=f"{key}={other} is priced as the actor's {s.find(trainer)}", keys=(key,))
+
+
+def _other_groups(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Degrees of Megatron-Core that another role of the process has set up before."""
+    there = {"actor": True, "reference": run.kl, "critic": run.algorithm == "ppo"}
+    roles = [role for role in ROLES if there[role]] if run.backend == "megatron" else []
+    runs = {
+        f"{ROLES[role]}.megatron.{name}": getattr(run.layout, field)
+        for role in roles
+        for field, name in DEGREES.items()
+    }
+    other = {key: value for key, value in runs.items() if s.count(key) not in (None, value)}
+    if other:
+        said = ", ".join(f"{key}={s.count(key)} runs as {value}" for key, value in other.items())
+        yield Finding(
+            what=f"{said}: roles of a process share Megatron's groups, which another role sets up first",
+            keys=tuple(other),
+            remedy="the same degrees for every role",
+        )
 
 
 def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:

@@ -42,6 +42,8 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 
+GROUPS = ("tp", "pp", "cp", "ep", "etp")
+"""Degrees that a process sets up once, for all roles in it: those of the role that leads."""
 ROLES = {"actor": ACTOR, "reference": REF, "critic": "critic"}
 """Role -> beginning of its keys."""
 FSDP = {"actor": f"{ACTOR}.fsdp_config", "reference": f"{REF}.fsdp_config", "critic": "critic.fsdp"}
@@ -124,7 +126,7 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
     changes: dict[str, Any] = {"vp": read[f"{role}.stages"] or 1}
     if read["backend"] == "megatron":
         s.overruled(f"{group}.{VIRTUAL}")
-        changes["zero"] = 1
+        changes |= {name: read[f"{read['leader']}.{name}"] for name in GROUPS} | {"zero": 1}
     else:
         changes["offload_params"] = read[f"{role}.offload_optimizer"]
     if role == "reference":
@@ -134,6 +136,11 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
 
 
 # --- the rows -----------------------------------------------------------------------------------------------
+
+
+def above_one() -> Codec:
+    """A number of parts that is written where it cuts."""
+    return Codec(lambda parts: parts if parts > 1 else None, count().read)
 
 
 def engine(role: str) -> tuple[Key | FixedKey, ...]:
@@ -152,7 +159,6 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
 
     experts = f"{group}.expert_tensor_parallel_size"
     added = "+" if trained else "++"  # the reference's group holds what the actor's does
-    as_rest = lambda read: read[f"{role}.tp"] if read[f"{role}.ep"] > 1 else 1  # noqa: E731
     return given_that(
         "backend=megatron",
         Key(
@@ -165,15 +171,9 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
         Key(f"{role}.pp", f"{group}.pipeline_model_parallel_size", usual("pp"), whole(1)),
         Key(f"{role}.cp", f"{group}.context_parallel_size", usual("cp"), whole(1)),
         Key(f"{role}.ep", f"{group}.expert_model_parallel_size", usual("ep"), whole(1)),
-        Key(f"{role}.etp", experts, usual("etp", as_rest), count(), when=f"{role}.ep>1"),
-        Key(f"{role}.etp", experts, 1, unwritten(count()), when=f"!{role}.ep>1"),
-        Key(
-            f"{role}.stages",
-            f"{group}.{VIRTUAL}",
-            usual("stages"),
-            Codec(lambda stages: stages if stages > 1 else None, count().read),
-            when=f"{role}.pp>1",
-        ),
+        Key(f"{role}.etp", experts, usual("etp", like(f"{role}.tp")), count(), when=f"{role}.tp>1"),
+        Key(f"{role}.etp", experts, usual("etp"), above_one(), when=f"!{role}.tp>1"),
+        Key(f"{role}.stages", f"{group}.{VIRTUAL}", usual("stages"), above_one(), when=f"{role}.pp>1"),
         *in_megatron(role, f"{added}{group}.override_transformer_config.", flag=True),
         Key(f"{role}.sequence_parallel", f"{group}.sequence_parallel", True, flag(both=True)),
         *_leaving(role, group, trained=trained),

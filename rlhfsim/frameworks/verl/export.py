@@ -11,7 +11,7 @@ from rlhfsim.frameworks.instead import OWN_ENVIRONMENT, Instead, instead, layers
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
-from rlhfsim.frameworks.verl.engines import pack_limits
+from rlhfsim.frameworks.verl.engines import GROUPS, pack_limits
 from rlhfsim.frameworks.verl.keys import TABLE
 from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.frameworks.verl.reward_model import reward_unsaid
@@ -19,7 +19,6 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 
-GROUPS = ("tp", "pp", "cp", "ep", "etp")
 NEEDS = {
     **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",

@@ -63,6 +63,7 @@ from rlhfsim.frameworks.verl.versions import (
     ACTOR,
     EACH,
     EAGER,
+    ENGINES,
     KL_IN_REWARD,
     NODES,
     ROLL,
@@ -70,6 +71,7 @@ from rlhfsim.frameworks.verl.versions import (
     SEQUENCES,
     UNPADDED,
     VERSION,
+    before,
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import Late
@@ -224,6 +226,21 @@ def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
     return roles
 
 
+def _kl(s: FrameworkSettings, read: Fields) -> bool:
+    return s.flag(KL_LOSS) or s.flag(KL_IN_REWARD, default=bool(by_version(KL_IN_REWARD)(read)))
+
+
+def _leader(s: FrameworkSettings, read: Fields) -> str:
+    """The role whose degrees Megatron's groups have, in the process that all of them share.
+
+    Until 0.7 the policy (workers/megatron_workers.py, `ActorRolloutRefWorker.__init__`), then the first
+    whose engine is built (0.9.1, workers/engine_workers.py): critic, reference, policy.
+    """
+    if before(read["version"], ENGINES):
+        return "actor"
+    return "critic" if read["critic"] else "reference" if _kl(s, read) else "actor"
+
+
 def _prefills(s: FrameworkSettings, replicas: int) -> int:
     """Replicas that only prefill, of so many in all."""
     each = [s.whole(f"{SPLIT}.{name}_replicas", default=1, least=1) for name in ("prefill", "decode")]
@@ -242,7 +259,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.critic": None if critic == s.find(MODEL) else critic,
         "workload.reward.model": reward_named(s),
         "workload.mini_batches": max(1, round(prompts / max(1, read["prompts_of_update"]))),
-        "kl": s.flag(KL_LOSS) or s.flag(KL_IN_REWARD, default=bool(by_version(KL_IN_REWARD)(read))),
+        "kl": _kl(s, read),
         "workload.dynamic_sampling": _dynamic_sampling(s, read, prompts),
         "layout": layout_of(s, read, "actor"),
         "roles": _roles(s, read),
@@ -450,6 +467,7 @@ TABLE = Table(
         "shared": lambda s, read: _own_gpus(s, read) is None,
         "critic": lambda s, read: _algorithm(s) == "ppo",
         "reference": lambda s, read: True,
+        "leader": _leader,
         "wide": lambda s, read: True,
     },
     RELEASES,

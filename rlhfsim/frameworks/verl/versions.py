@@ -45,6 +45,8 @@ MICRO_BATCHES = (
 Version = tuple[int, int]
 SERVERS: Version = (0, 7)
 """Since then rollout engines run as servers, in processes of their own."""
+ENGINES: Version = (0, 8)
+"""Since then each role's engine sets up Megatron's groups, and the first one's stay."""
 V1: Version = (0, 9)
 """Since then `trainer.use_v1` is on, which hands the critic's engine no key of the critic but one
 (trainer/ppo/v1/trainer_base.py, `_setup`)."""
