@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 10840,
     "rlhfsim/calibration": 35780,
-    "rlhfsim/cli": 32150,
+    "rlhfsim/cli": 32180,
     "rlhfsim/desk": 12640,
     "rlhfsim/frameworks": 103380,
     "rlhfsim/kernels": 11910,

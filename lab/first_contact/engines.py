@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -44,7 +45,12 @@ def dpo_run(small: bool) -> Iterator[Row]:
         folder = Path(name)
         model = tiny.build(folder / "model")
         write_plan(folder / "plan.json", _dpo_plan(model, small))
-        settings = {"model": str(model), "iterations": ITERATIONS, "checkpoints": {"every": 1}}
+        settings = {
+            "model": str(model),
+            "iterations": ITERATIONS,
+            "checkpoints": {"every": 1},
+            "tracking": {"tensorboard": False},  # not carried
+        }
         (folder / "run.yaml").write_text(json.dumps(settings))
         command = [sys.executable, "-m", "rlhfsim.cli.main", "launch", "plan.json", "--settings", "run.yaml"]
         begun = time.monotonic()
@@ -89,7 +95,8 @@ def _killed(command: Sequence[str], folder: Path) -> int:
         while len(_steps(folder)) < KILLED_AFTER and process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         seen = len(_steps(folder))
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if seen < KILLED_AFTER:
         raise RuntimeError(log.read_text(errors="replace")[-300:])

@@ -32,7 +32,7 @@ LIKELY = (
 )
 """What machines for deep learning have: torch, transformers and what both require (docs/gpu.md)."""
 WANTED = (
-    *("pydantic", "blake3", "simpy", "psutil", "click", "rich", "deepspeed"),
+    *("pydantic", "blake3", "simpy", "psutil", "click", "rich", "scipy", "deepspeed"),
     *("pytest", "pytest-xdist", "pytest-timeout", "accelerate", "ray"),
 )
 """In this order, as far as they fit."""
@@ -44,6 +44,7 @@ UNUSED = (
     "ray/serve/",
     "ray/data/",
     "ray/llm/",
+    *(f"scipy/{part}/" for part in ("integrate", "interpolate", "io", "ndimage", "signal", "stats")),
 )
 """Parts of a wheel that no check imports."""
 FOLDERS = ("lab", "executor", "rlhfsim", "hardware_profiles", "tests/executor")

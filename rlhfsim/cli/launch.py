@@ -58,8 +58,10 @@ EDITED = (
     "rlhfsim estimate FILE --out NEW"
 )
 DRY = ("ray", "tokenizers")
-STACK = (*DRY, "torch", "transformers", "deepspeed", "vllm")
+TRAINING = (*DRY, "torch", "transformers", "deepspeed")
 """Libraries that a real run imports; the planner needs none of them."""
+STACK = (*TRAINING, "vllm")
+"""Those of a run that generates."""
 _GROUP = re.compile(r"^\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*)$")
 EPILOG = """\b
 Examples:
@@ -133,7 +135,7 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
     if given["assume_cluster"] is not None:
         check_described(file, dry_run=dry_run, scale=scale, as_json=as_json, **given)
         return None
-    need(*(DRY if dry_run and not scale else STACK), purpose="a real run")
+    need(*(DRY if dry_run and not scale else TRAINING), purpose="a real run")
     from executor.coordination.amendments import recorded
     from executor.launch import LaunchOptions
 
@@ -141,6 +143,8 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         out = run_folder(file, out, scale, **given)
         before = recorded(out) if given["resume"] else None
         plan, changes = plan_of(file, out, scale, before)
+        if plan.workload.generates and not dry_run:
+            need(*STACK, purpose="a real run")
         settings = settings_of(
             given["settings_file"],
             given["pairs"],

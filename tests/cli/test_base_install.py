@@ -9,11 +9,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import EXTRAS
+from rlhfsim.plan import read_plan
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -84,3 +87,29 @@ def test_every_extra_that_an_error_names_is_one_of_the_project() -> None:
     for extra, modules in EXTRAS.items():
         brought = " ".join(PROJECT["optional-dependencies"][extra])
         assert modules[0].replace("_", "-") in brought, f"extra {extra} does not bring {modules[0]}"
+
+
+@pytest.mark.parametrize(("algorithm", "needed"), [("dpo", False), ("grpo", True)])
+def test_a_launch_asks_for_vllm_only_where_it_generates(
+    algorithm: str, needed: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from rlhfsim.cli import launch
+
+    asked: set[str] = set()
+
+    def settings_of(*_: object, **__: object) -> None:
+        raise RlhfsimError("end", "as far as this test goes", help="none")
+
+    plan = read_plan(folder / "plan.json")
+    plan = replace(plan, workload=replace(plan.workload, algorithm=algorithm))
+    monkeypatch.setattr(launch, "need", lambda *names, **_: asked.update(names))
+    monkeypatch.setattr(launch, "plan_of", lambda *_: (plan, ()))
+    monkeypatch.setattr(launch, "settings_of", settings_of)
+    with pytest.raises(RlhfsimError, match="as far as"):
+        CliRunner().invoke(
+            launch.launch, ["plan.json", "--out", str(tmp_path / "run")], catch_exceptions=False
+        )
+    assert {"torch", "deepspeed"} <= asked
+    assert ("vllm" in asked) is needed

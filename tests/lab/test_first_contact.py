@@ -10,12 +10,15 @@ import tarfile
 import time
 import zipfile
 from dataclasses import asdict, replace
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from lab.first_contact import pack as packing
 from lab.first_contact.checks import CHECKS, Answer, Check, answers, append, one, run
+from lab.first_contact.engines import _killed
 from lab.first_contact.report import page, verdict
 from lab.first_contact.settle import DATA, TABLE, settle
 from lab.first_contact.steps import scored, training_step
@@ -191,3 +194,47 @@ def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert answer.outcome == "ran", answer.reason
     assert answer.rows
     assert not {verdict(row) for row in answer.rows} & {"high", "low"}
+
+
+CARRIED = """
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
+
+PACKAGES, THERE = packages_distributions(), set(sys.argv[1].split(","))
+
+class Bare(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        makers = {maker.lower().replace("_", "-") for maker in PACKAGES.get(name, ())}
+        spec = PathFinder.find_spec(name, path)
+        inside_ray = spec is not None and "/ray/thirdparty_files/" in (spec.origin or "")
+        if makers and not makers & THERE and not inside_ray:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Bare())
+import lab.first_contact.engines
+import rlhfsim.cli.launch
+import executor.launch, executor.coordination.worker, executor.engines.training
+import executor.engines.deepspeed.engine
+"""
+
+
+def test_a_launch_imports_nothing_that_the_archive_lacks_beside_torch_and_transformers() -> None:
+    """Found in the archive for Python 3.12: no scipy, which a launch's view of its phases reads."""
+    lines = [Requirement(line) for name in ("torch", "transformers") for line in requires(name) or ()]
+    asked = [line.name for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})]
+    there = set(packing.LIKELY).union(*map(packing.closure, [*asked, *packing.WANTED]))
+    ran = subprocess.run(
+        [sys.executable, "-c", CARRIED, ",".join(there)],
+        cwd=packing.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-600:]
+
+
+def test_a_run_that_ends_before_it_is_killed_is_reported_with_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no such module"):
+        _killed([sys.executable, "-c", "raise SystemExit('no such module')"], tmp_path)
