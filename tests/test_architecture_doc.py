@@ -71,6 +71,7 @@ READERS = re.compile(r"\b(read_text|read_bytes|parse_json|parse_yaml|load)\(")
 OWN = {
     "rlhfsim/specs/loading.py": "the readers themselves",
     "rlhfsim/cli/report.py": "looks which of the formats a file is",
+    "rlhfsim/cli/desk.py": "looks which of the formats a file is",
     "rlhfsim/cli/export.py": "copies the plan that was read",
     "rlhfsim/cli/planned.py": "the hash of a plan that was read",
     "rlhfsim/cli/params.py": "words of an option",

@@ -11,7 +11,7 @@ from rlhfsim.cli.constraints import confidence_option
 from rlhfsim.cli.params import FILE, Output, detail_option, json_option, option, reply, writer
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.answers.buy import purchase_page
-from rlhfsim.what_if.purchase.answer import decided, priced_options
+from rlhfsim.what_if.purchase.answer import Decision, decided, priced_options
 from rlhfsim.what_if.purchase.document import profiles_of, read_portfolio, terms_of
 from rlhfsim.what_if.scenarios.designs import Designs, Store
 from rlhfsim.what_if.scenarios.workers import local
@@ -41,10 +41,19 @@ def buy(ctx: click.Context, /, portfolio: Path, **given: Any) -> None:
 
     Exit codes: 0 the deadlines are kept, 1 they are not, 2 bad input.
     """
+    answer = bought(portfolio, given["confidence"])
+    reply(given, purchase_page(answer))
+    ctx.exit(0 if answer.meets else 1)
+
+
+def bought(portfolio: Path, confidence: float) -> Decision:
+    """What to buy for the portfolio of a file.
+
+    Raises:
+        RlhfsimError: the first thing wrong in it, with its place.
+    """
     asked = read_portfolio(portfolio)
     profiles = profiles_of(asked)
     terms = terms_of(asked, profiles)
     designs = Designs(local(), Store(cache_folder("designs")))
-    answer = decided(asked, terms, profiles, priced_options(asked, profiles, designs), given["confidence"])
-    reply(given, purchase_page(answer))
-    ctx.exit(0 if answer.meets else 1)
+    return decided(asked, terms, profiles, priced_options(asked, profiles, designs), confidence)

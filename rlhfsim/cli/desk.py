@@ -5,23 +5,38 @@ from __future__ import annotations
 import gc
 import ipaddress
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qsl
 
 import click
 
 from rlhfsim.cli import completion
+from rlhfsim.cli.buy import bought
 from rlhfsim.cli.choose import candidates, choose
 from rlhfsim.cli.constraints import requirements
 from rlhfsim.cli.design import design, designed, question
+from rlhfsim.cli.long_run import long_run
 from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
+from rlhfsim.cli.pool import pooled
+from rlhfsim.cli.time_to_reward import OBJECTIVE, rewarded
 from rlhfsim.desk.answer import DeskQuestion
 from rlhfsim.desk.comparisons import Candidates
+from rlhfsim.desk.files import DocumentAnswer, NamedFile
 from rlhfsim.desk.state import Field, Kind, Question, arguments, of_search
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
+from rlhfsim.present import words
+from rlhfsim.present.answers.buy import purchase_page
+from rlhfsim.present.answers.pool import pool_page
+from rlhfsim.present.answers.time_to_reward import reward_page
+from rlhfsim.present.answers.tree import Page
 from rlhfsim.search.requirements import narrowed
+from rlhfsim.specs.loading import parse_yaml, read_text
 
 EPILOG = """\b
 Examples:
@@ -78,8 +93,16 @@ def desk(port: int, host: str, ask: str, open: bool) -> None:
     with on_command_line("--ask: "):
         of_search(ask, FIELDS)
     local = is_loopback(host)
-    read, compare = partial(asked, files=local), partial(elsewhere, files=local)
-    server = Server(host, port, fields=FIELDS, read=read, candidates=compare, start=ask, files=local)
+    server = Server(
+        host,
+        port,
+        fields=FIELDS,
+        read=partial(asked, files=local),
+        candidates=partial(elsewhere, files=local),
+        documents=partial(of_documents, files=local),
+        start=ask,
+        files=local,
+    )
     with server:
         click.echo(f"{server.address}  (Ctrl-C ends it)")
         if not local:
@@ -135,6 +158,106 @@ def elsewhere(query: str, *, files: bool) -> Candidates:
     return Candidates(
         asked=tuple(asked), targets=targets, steps=given["steps"], confidence=given["confidence"]
     )
+
+
+def of_documents(query: str, named: tuple[NamedFile, ...], *, files: bool) -> DocumentAnswer:
+    """The answer to files of a run, of jobs of a pool, of a purchase or of a reward to reach.
+
+    The options of the query go with those of a run and of a reward, its GPUs with a pool.
+
+    Raises:
+        RlhfsimError: what `rlhfsim design`, `pool` and `buy` say to them, or files of several questions.
+    """
+    fields = of_search(query, FIELDS).question
+    with TemporaryDirectory(prefix="rlhfsim-") as folder:
+        kinds: dict[str, list[Path]] = {}
+        for name, text in named:
+            path = Path(folder) / name
+            path.write_text(text)
+            if path.suffix != ".csv":
+                kinds.setdefault(_kind_of(path, [n for n, _ in named], files=files), []).append(path)
+        if len(kinds) != 1 or (len(paths := next(iter(kinds.values()))) > 1 and "pool" not in kinds):
+            raise RlhfsimError(
+                "one-question",
+                f"these files ask {words.listed(list(kinds)) or 'nothing'} at once",
+                help="give one file of a run, a purchase or a reward, or the jobs of one pool",
+            )
+        [kind] = kinds
+        left_out = _LEFT_OUT[kind]
+        asked = {name: text for name, text in fields.items() if name not in left_out}
+        page = _ANSWERS[kind](parsed(asked, files=files), paths)
+        return DocumentAnswer(page, _typed(kind, asked, [path.name for path in paths]))
+
+
+def _kind_of(path: Path, names: Sequence[str], *, files: bool) -> str:
+    """What a file asks, by its keys; `files`: it may name others than `names`.
+
+    Raises:
+        RlhfsimError: it asks nothing that is known, or names a file.
+    """
+    data = parse_yaml(read_text(path), path.name).data
+    if not files and (other := next((f for f in _file_names(data) if f not in names), None)):
+        raise bad_option(f"{other[:60]!r} names a file", "files are read only where --host is this machine")
+    keys = set(data) if isinstance(data, dict) else set()
+    kind = next((kind for kind, known in _KEYS.items() if known <= keys), None)
+    if kind is None:
+        raise RlhfsimError(
+            "unknown-question",
+            f"{path.name} is no file of a run, a job, a purchase or a reward",
+            help="; ".join(f"{kind}: {', '.join(sorted(known))}" for kind, known in _KEYS.items()),
+        )
+    return kind
+
+
+def _file_names(data: Any) -> Iterator[str]:
+    """Texts of a file that could name another; where a figure comes from may be an address."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from () if key in ("source", "title") else _file_names(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _file_names(value)
+    elif isinstance(data, str) and _FILE.search(f"{data} file=" if data.endswith(".csv") else data):
+        yield data
+
+
+def _run(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+    return long_run(question(given), {**given, "run": paths[0]})[1]
+
+
+def _pool(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+    return pool_page(pooled(tuple(paths), given))
+
+
+def _purchase(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+    return purchase_page(bought(paths[0], given["confidence"]))
+
+
+def _reward(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+    return reward_page(rewarded(question(given), {**given, "learning": paths[0]}))
+
+
+def _typed(kind: str, asked: Question, names: Sequence[str]) -> str:
+    """The command for the same answer."""
+    if kind == "purchase":
+        return shlex.join(["rlhfsim", "buy", *names])
+    if kind == "pool":
+        pool = {name: text for name, text in asked.items() if name in ("gpus", "gpu")}
+        return shlex.join(["rlhfsim", "pool", *names, *arguments(pool)])
+    given = ["--run"] if kind == "run" else ["--objective", OBJECTIVE, "--learning"]
+    return shlex.join(["rlhfsim", "design", *arguments(asked), *given, *names])
+
+
+_KEYS = {"purchase": {"jobs"}, "pool": {"workload"}, "reward": {"target"}, "run": {"steps"}}
+"""Keys that no file of another kind has, in the order in which they are looked for."""
+_LEFT_OUT = {"purchase": (), "pool": (), "run": ("steps",), "reward": ("steps", "deadline", "budget")}
+"""Fields of the question that a kind has no use for."""
+_ANSWERS: Mapping[str, Callable[[dict[str, Any], Sequence[Path]], Page]] = {
+    "purchase": _purchase,
+    "pool": _pool,
+    "run": _run,
+    "reward": _reward,
+}
 
 
 def parsed(fields: Question, *, files: bool, command: click.Command = design) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rlhfsim.cli.constraints import requirements
 from rlhfsim.cli.params import Output, bad_option, check_output, reply
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.present.answers.long_run import long_run_page
+from rlhfsim.present.answers.tree import Page
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import narrowed
@@ -34,16 +35,26 @@ def planned_long_run(request: Request, given: Mapping[str, Any]) -> int:
             )
     if request.objective == "memory":
         raise bad_option("--objective memory and --run: a run is planned for time", "drop one of the two")
+    answer, page, meets = long_run(request, given)
+    for path, plan in _plans(answer, given["out"]):
+        check_output(path, Output("plan"))
+        write_plan(path, plan)
+    reply(given, page)
+    return 0 if meets else 1
+
+
+def long_run(request: Request, given: Mapping[str, Any]) -> tuple[RunPlan, Page, bool]:
+    """The answer to the file of `--run`, its page, and whether it fits and meets every target.
+
+    Raises:
+        RlhfsimError: a file that cannot be read.
+    """
     run, curve = read_run(given["run"])
     targets = requirements({**given, "steps": run.steps}, request)
     with clock.within(request.time_limit):
         answer = planned_run(narrowed(request, targets), run, curve)
     chosen, fixed = run_odds(answer, targets, given["confidence"]) if answer.stretches else (None, None)
-    for path, plan in _plans(answer, given["out"]):
-        check_output(path, Output("plan"))
-        write_plan(path, plan)
-    reply(given, long_run_page(answer, chosen, fixed))
-    return 0 if chosen is not None and chosen.meets else 1
+    return answer, long_run_page(answer, chosen, fixed), chosen is not None and chosen.meets
 
 
 def _plans(answer: RunPlan, out: Path) -> Iterator[tuple[Path, Plan]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.units import DAY
 from rlhfsim.what_if.scenarios.designs import Designs, Store
 from rlhfsim.what_if.scenarios.workers import local
-from rlhfsim.what_if.shared_pool.answer import answered, priced_options, read_jobs
+from rlhfsim.what_if.shared_pool.answer import PoolAnswer, answered, priced_options, read_jobs
 from rlhfsim.what_if.shared_pool.schedule import LIMIT_S
 
 EPILOG = """\b
@@ -61,13 +62,22 @@ def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
 
     Exit codes: 0 every deadline is kept, 1 one is not, 2 bad input.
     """
+    with shown():
+        answer = pooled(jobs, given)
+    reply(given, pool_page(answer))
+    ctx.exit(0 if answer.meets else 1)
+
+
+def pooled(jobs: tuple[Path, ...], given: Mapping[str, Any]) -> PoolAnswer:
+    """The schedule of the jobs of these files.
+
+    Raises:
+        RlhfsimError: a file or a kind of GPU that cannot be read.
+    """
     asked = read_jobs(jobs)
     with on_command_line():
         profile = node_group(load_profile(given["gpu"]), 1, price=given["price"]).profile
     designs = Designs(local(), Store(cache_folder("designs")))
     sure, half_s = given["confidence"], given["time_limit"] and given["time_limit"] / 2
-    with shown():
-        options = priced_options(asked, profile, given["gpus"], designs, sure, half_s)
-        answer = answered(asked, profile, given["gpus"], options, sure, half_s or LIMIT_S)
-    reply(given, pool_page(answer))
-    ctx.exit(0 if answer.meets else 1)
+    options = priced_options(asked, profile, given["gpus"], designs, sure, half_s)
+    return answered(asked, profile, given["gpus"], options, sure, half_s or LIMIT_S)

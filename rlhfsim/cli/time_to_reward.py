@@ -10,7 +10,7 @@ from rlhfsim.plan import write_plan
 from rlhfsim.present.answers.time_to_reward import reward_page
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.time_to_reward import read_learning, time_to_reward
+from rlhfsim.what_if.time_to_reward import TimeToReward, read_learning, time_to_reward
 
 OBJECTIVE = "time-to-reward"
 LEFT_OUT = ("run", "steps", "why_not", "gains", "pareto", "fastest", "require", "deadline", "budget")
@@ -33,11 +33,20 @@ def planned_reward(request: Request, given: Mapping[str, Any]) -> int:
                 f"--{name.replace('_', '-')} asks about steps, --objective {OBJECTIVE} about a reward",
                 "drop one of the two",
             )
-    learning, samples = read_learning(given["learning"])
-    with clock.within(request.time_limit):
-        answer = time_to_reward(request, learning, samples)
+    answer = rewarded(request, given)
     if answer.reached:
         check_output(given["out"], Output("plan"))
         write_plan(given["out"], answer.reached[0].plan)
     reply(given, reward_page(answer))
     return 0 if answer.reached else 1
+
+
+def rewarded(request: Request, given: Mapping[str, Any]) -> TimeToReward:
+    """The answer to the file of `--learning`.
+
+    Raises:
+        RlhfsimError: a file that cannot be read.
+    """
+    learning, samples = read_learning(given["learning"])
+    with clock.within(request.time_limit):
+        return time_to_reward(request, learning, samples)

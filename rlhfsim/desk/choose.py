@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.blocks import Component, block, spoken
-from rlhfsim.desk.comparisons import Comparisons, DeskComparison
-from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, to_search, work
+from rlhfsim.desk.comparisons import DeskComparison
+from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, query, to_search, work
+from rlhfsim.desk.tasks import PageTasks, Work
 from rlhfsim.desk.view import status
 from rlhfsim.present import words
 from rlhfsim.present.answers.choose import notes, rows, table, warning
@@ -19,7 +20,12 @@ from rlhfsim.present.answers.tree import Code
 from rlhfsim.present.answers.written import written
 from rlhfsim.what_if.choose import ClusterOption
 
-TABS = {"plan": "Plan", "choose": "Other GPUs and frameworks", "own": "Your script or log"}
+TABS = {
+    "plan": "Plan",
+    "choose": "Other GPUs and frameworks",
+    "own": "Your script or log",
+    "files": "A run, a pool, a purchase",
+}
 CONTROLS = {"gpu": "Kinds of GPUs", "gpus": "Numbers of GPUs", "framework": "Framework"}
 """What is compared; empty: around the question."""
 POLL_MS = 500
@@ -28,7 +34,7 @@ CHOSEN = ("gpus", "gpu", "framework", "backend")
 
 
 def tabs() -> Component:
-    """One answer, many next to each other, or one's own script or log."""
+    """One answer, many next to each other, one's own script or log, or questions in files."""
     buttons = [
         html.Button(text, id={"tab": name}, role="tab", className="on" if name == "plan" else "")
         for name, text in TABS.items()
@@ -62,14 +68,15 @@ def choose_panel(fields: Mapping[str, Field]) -> Component:
     )
 
 
-def connect_choose(app: Dash, comparisons: Comparisons) -> None:
-    """The callbacks of the tab."""
+def connect_choose(app: Dash, comparisons: PageTasks[DeskComparison], designs: Callable[[str], Work]) -> None:
+    """The callbacks of the tab; `designs`: what the process of a query's table does."""
 
     @app.callback(
         Output("answer", "hidden"),
         Output("progress", "hidden"),
         Output("choose", "hidden"),
         Output("own", "hidden"),
+        Output("files", "hidden"),
         Output({"tab": ALL}, "className"),
         Input({"tab": ALL}, "n_clicks"),
         Input({"row": ALL}, "n_clicks"),
@@ -79,7 +86,7 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
         if not _clicked():
             raise PreventUpdate
         name = ctx.triggered_id.get("tab", "plan")
-        hidden = [panel != name for panel in ("plan", "plan", "choose", "own")]
+        hidden = [panel != name for panel in ("plan", "plan", "choose", "own", "files")]
         return *hidden, ["on" if tab == name else "" for tab in TABS]
 
     @app.callback(
@@ -99,7 +106,8 @@ def connect_choose(app: Dash, comparisons: Comparisons) -> None:
         question: Question = data["question"]
         if ctx.triggered_id == "compare":
             texts = {name: value or None for name, value in zip(CONTROLS, values, strict=True)}
-            comparisons.start(page, compared(question, {n: t for n, t in texts.items() if t}))
+            asked = compared(question, {n: t for n, t in texts.items() if t})
+            comparisons.start(page, DeskComparison(question=asked), designs(query(asked)))
         if ctx.triggered_id == "stop":
             comparisons.stop(page)
         known = comparisons.known(page)

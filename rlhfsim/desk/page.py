@@ -14,6 +14,7 @@ from dash.exceptions import PreventUpdate
 from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion
 from rlhfsim.desk.blocks import spoken
 from rlhfsim.desk.choose import choose_panel, tabs
+from rlhfsim.desk.documents import documents_panel
 from rlhfsim.desk.pasted import pasted_panel
 from rlhfsim.desk.searches import Searches
 from rlhfsim.desk.state import (
@@ -115,7 +116,7 @@ def layout(fields: Fields, start: str) -> Callable[[], Component]:
             [html.H1("rlhfsim desk"), html.P(id={"message": ""}, className="message", role="alert")]
         )
         state, answer = html.Div(id="progress"), html.Div(id="answer", **spoken(live="off"))
-        panels = [state, answer, choose_panel(fields), pasted_panel()]
+        panels = [state, answer, choose_panel(fields), pasted_panel(), documents_panel()]
         main = html.Main([_form(fields), tabs(), *panels], id="main")
         return html.Div([*stores, header, main])
 

@@ -5,8 +5,6 @@ What is given is data: it is parsed and never run, names no other file, and is b
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.blocks import Component, block
+from rlhfsim.desk.files import MAX_CHARACTERS, decoded
 from rlhfsim.desk.view import status
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
@@ -32,7 +31,6 @@ from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import diagnose
 from rlhfsim.what_if.watch import JobWatch, Judgement
 
-MAX_CHARACTERS = 2 * 2**20
 MAX_REQUEST_BYTES = 8 * 2**20
 """Most bytes that a page sends: a dropped file comes in base64, next to what was pasted."""
 FORMS = (".csv", ".json", ".jsonl", ".log")
@@ -131,7 +129,7 @@ def pasted_panel() -> Component:
         className="row field",
     )
     answer = dcc.Loading(html.Div(id="own-answer"), delay_show=300)
-    return html.Div([drop, text, controls, answer], id="own", hidden=True)
+    return html.Div([drop, text, controls, answer], id="own", className="paste", hidden=True)
 
 
 def connect_pasted(app: Dash, *, files: bool) -> None:
@@ -156,7 +154,7 @@ def connect_pasted(app: Dash, *, files: bool) -> None:
         return list(
             answered(
                 lambda: judge(
-                    _decoded(given) if dropped else given, (gpu or "").strip(), name or "", files=files
+                    decoded(given) if dropped else given, (gpu or "").strip(), name or "", files=files
                 )
             )
         )
@@ -171,15 +169,3 @@ def answered(ask: Callable[[], PastedAnswer]) -> Iterator[Component]:
         return
     yield status(f"{answer.title}.", "good" if answer.good else "bad")
     yield block(Code(title="What it comes to", text=answer.text))
-
-
-def _decoded(contents: str) -> str:
-    """The text of a dropped file, `data:...;base64,...`.
-
-    Raises:
-        RlhfsimError: it is no text.
-    """
-    try:
-        return base64.b64decode(contents.partition(",")[2], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise RlhfsimError("not-text", "the file is no UTF-8 text", help=HINT) from error

@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from types import TracebackType
 
@@ -18,11 +19,14 @@ from flask import Response, abort, request
 from werkzeug.serving import make_server
 
 from rlhfsim.desk.choose import connect_choose
-from rlhfsim.desk.comparisons import Comparisons, ReadCandidates
+from rlhfsim.desk.comparisons import DeskComparison, ReadCandidates, compare
+from rlhfsim.desk.documents import DocumentTask, answer_documents, connect_documents
+from rlhfsim.desk.files import ReadDocuments
 from rlhfsim.desk.page import Fields, connect, layout
 from rlhfsim.desk.pasted import MAX_REQUEST_BYTES, connect_pasted
 from rlhfsim.desk.searches import Read, Searches
 from rlhfsim.desk.state import query
+from rlhfsim.desk.tasks import PageTasks
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present.html.page import style
 from rlhfsim.present.html.theme import LIGHT
@@ -46,21 +50,24 @@ class Server:
         fields: Fields,
         read: Read,
         candidates: ReadCandidates,
+        documents: ReadDocuments,
         start: str,
         files: bool = False,
     ) -> None:
-        """`read`: see `Searches`; `candidates`: see `Comparisons`; `start`: asked without an address.
+        """`read`: see `Searches`; `candidates`, `documents`: see there; `start`: asked without an address.
 
         `files`: what is pasted may name models of this machine.
         """
         self._searches = Searches(read)
-        self._comparisons = Comparisons(candidates)
+        self._comparisons = PageTasks[DeskComparison]("comparison")
+        self._documents = PageTasks[DocumentTask]("search")
         app = Dash("rlhfsim.desk", title="rlhfsim desk", update_title="", serve_locally=True)
         app.index_string = _index(app.index_string)
         app.layout = layout(fields, start)
         connect(app, fields, lambda question: read(query(question)), self._searches)
-        connect_choose(app, self._comparisons)
+        connect_choose(app, self._comparisons, partial(partial, compare, candidates))
         connect_pasted(app, files=files)
+        connect_documents(app, self._documents, partial(partial, answer_documents, documents))
         app.server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
         _guard(app, names(host))
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -83,9 +90,10 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Both end."""
+        """All end."""
         self._server.server_close()
         self._comparisons.close()
+        self._documents.close()
         self._searches.close()
 
     def run(self) -> None:

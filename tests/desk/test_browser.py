@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.cli.desk import FIELDS, asked, elsewhere
+from rlhfsim.cli.desk import FIELDS, asked, elsewhere, of_documents
 from rlhfsim.desk.server import Server, names
+from tests.desk.test_documents import JOBS
 from tests.desk.test_pasted import SCRIPT
 from tests.frameworks.test_importers import verl_console
 
@@ -29,7 +30,11 @@ GROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(15, 19, 24)"}
 @pytest.fixture(scope="module")
 def desk() -> Iterator[Server]:
     """On a port that the system chose."""
-    readers: Any = {"read": partial(asked, files=True), "candidates": partial(elsewhere, files=True)}
+    readers: Any = {
+        "read": partial(asked, files=True),
+        "candidates": partial(elsewhere, files=True),
+        "documents": partial(of_documents, files=True),
+    }
     with Server("127.0.0.1", 0, fields=FIELDS, **readers, start=START) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -124,6 +129,32 @@ def test_a_script_is_pasted_and_a_log_dropped(desk: Server, browser: Any, tmp_pa
     )
     page.click("#tabs button:nth-child(1)")
     page.wait_for_selector("#own", state="hidden", timeout=WAIT_MS)
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_files_are_answered_with_their_pictures(
+    desk: Server, browser: Any, tmp_path: Path, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    page.goto(
+        desk.address + "?gpus=4&gpu=h100&model=0.5b&algorithm=grpo&prompts=64&samples=2&response-len=256"
+    )
+    page.click("#tabs button:nth-child(4)")
+    for name, text in {**JOBS, "run.yaml": "steps: 10\n"}.items():
+        (tmp_path / name).write_text(text)
+    page.set_input_files("#files-drop input", [tmp_path / name for name in JOBS])
+    page.wait_for_function("document.getElementById('files-text').value.includes('long.yaml')")
+    page.click("#files-ask")
+    page.wait_for_selector("#files-answer .verdict", timeout=4 * WAIT_MS)  # several searches
+    assert "2 jobs on 4" in page.inner_text("#files-answer .subtitle")
+    page.wait_for_selector("#files-answer #schedule .js-plotly-plot .barlayer path", timeout=WAIT_MS)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_input_files("#files-drop input", [tmp_path / "run.yaml"])
+    page.wait_for_function("document.getElementById('files-text').value.includes('run.yaml')")
+    page.click("#files-ask")
+    page.wait_for_selector("#files-state .status.bad", timeout=WAIT_MS)
+    assert "ask pool and run at once" in page.inner_text("#files-state")
     page.close()
 
 

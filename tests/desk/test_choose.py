@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rlhfsim.cli.desk import elsewhere
-from rlhfsim.desk import comparisons
+from rlhfsim.desk import tasks
 from rlhfsim.desk.choose import asked_by, table_view
-from rlhfsim.desk.comparisons import Comparisons, DeskComparison, tell
+from rlhfsim.desk.comparisons import DeskComparison, compare
 from rlhfsim.desk.state import compared, query
+from rlhfsim.desk.tasks import PageTasks, told
 
 WORK = {"model": "0.5b", "algorithm": "grpo", "prompts": "32", "samples": "2", "response-len": "256"}
 QUESTION = {**WORK, "gpus": "1", "gpu": "l4"}
@@ -31,7 +32,7 @@ def shown(known: DeskComparison | None, question: dict[str, str] = QUESTION) -> 
 def table() -> DeskComparison:
     """What the process tells of one framework on one GPU, put together."""
     ours, theirs = Pipe()
-    tell(partial(elsewhere, files=True), query(CHOICE), theirs)
+    compare(partial(elsewhere, files=True), query(CHOICE), theirs)
     known: dict[str, Any] = {}
     while ours.poll():
         known |= ours.recv()
@@ -62,7 +63,7 @@ def test_progress_and_what_went_wrong_are_said() -> None:
     begun = DeskComparison(question=CHOICE, began=time.monotonic() - 20, done=1, total=3)
     assert "1 of 3 candidates are designed, about 40 s left." in shown(begun)
     ours, theirs = Pipe()
-    tell(partial(elsewhere, files=True), query({**CHOICE, "gpus": "8..x"}), theirs)
+    told(partial(compare, partial(elsewhere, files=True), query({**CHOICE, "gpus": "8..x"})), theirs)
     page = shown(DeskComparison(question=CHOICE, **ours.recv()))
     assert "not LOW..HIGH, as in --gpus 8..128" in page
 
@@ -83,10 +84,10 @@ def test_a_table_that_comes_to_no_end_is_ended(
     ours, theirs = Pipe()
     kept = SimpleNamespace(close=theirs.close if left_s > 0 else theirs.fileno)
     context = SimpleNamespace(Pipe=lambda: (ours, kept), Process=lambda **_: process)
-    monkeypatch.setattr(comparisons, "get_context", lambda _: context)
-    monkeypatch.setattr(comparisons, "LEFT_S", left_s)
-    tables = Comparisons(partial(elsewhere, files=True))
-    tables.start("page", CHOICE)
+    monkeypatch.setattr(tasks, "get_context", lambda _: context)
+    monkeypatch.setattr(tasks, "LEFT_S", left_s)
+    tables = PageTasks[DeskComparison]("comparison")
+    tables.start("page", DeskComparison(question=CHOICE), lambda pipe: None)
     running = tables._running["page"]
     running._thread.join(10)
     known = tables.known("page")

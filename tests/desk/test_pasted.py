@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhfsim.desk.pasted import MAX_CHARACTERS, PastedAnswer, _decoded, answered, judge
+from rlhfsim.desk.files import MAX_CHARACTERS, decoded
+from rlhfsim.desk.pasted import PastedAnswer, answered, judge
 from rlhfsim.errors import RlhfsimError
 from tests.frameworks.test_importers import verl_console
 from tests.frameworks.test_log_alone import log
@@ -74,11 +75,11 @@ def test_a_model_of_this_machine_is_named_only_from_this_machine(tmp_path: Path)
 
 def test_a_dropped_file_is_text_or_refused() -> None:
     text = verl_console(3)
-    assert _decoded("data:text/plain;base64," + base64.b64encode(text.encode()).decode()) == text
+    assert decoded("data:text/plain;base64," + base64.b64encode(text.encode()).decode()) == text
     for spoiled in ("data:x;base64,!!", "data:x;base64," + base64.b64encode(b"\xff\xfe").decode(), ""):
         if spoiled:
             with pytest.raises(RlhfsimError, match="no UTF-8 text"):
-                _decoded(spoiled)
+                decoded(spoiled)
 
 
 def test_an_answer_has_its_verdict_above_its_text() -> None:

@@ -10,12 +10,15 @@ import pytest
 from scipy.optimize import milp
 
 from rlhfsim.plan import Plan
+from rlhfsim.present.answers.pool import schedule_figure
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import DAY
 from rlhfsim.what_if.risk.step import DRAWS
 from rlhfsim.what_if.scenarios.designs import DesignResult
-from rlhfsim.what_if.shared_pool.answer import PoolJobText, priced_options
+from rlhfsim.what_if.shared_pool.answer import PoolAnswer, PoolJobText, priced_options
 from rlhfsim.what_if.shared_pool.pairs import JobStep, _covered, job_step, sharing
 from rlhfsim.what_if.shared_pool.schedule import (
     JobTerms,
@@ -127,6 +130,31 @@ def test_the_urgent_job_goes_first_where_only_one_fits() -> None:
     assert found is not None
     assert [m.mode.jobs for m in found.modes] == [("b",), ("a",)]
     assert found.ends_s["a"][1] == pytest.approx(10 * HOUR)
+
+
+def test_a_job_begins_when_its_gpus_are_free_and_not_when_its_slot_does() -> None:
+    jobs = [JobTerms(name="a", deadline_s=900 * HOUR), JobTerms(name="b", deadline_s=800 * HOUR)]
+    found = scheduled([option("a", 8, 5), option("b", 8, 7)], jobs, 8)
+    assert found is not None
+    first, second = found.modes
+    assert second.start_s > found.ends_s[second.mode.jobs[0]][1]  # a slot is longer than both jobs
+    answer = PoolAnswer(
+        jobs=tuple(
+            PoolJobText(name=j.name, workload=Workload(model="0.5b"), steps=1, deadline=j.deadline_s)
+            for j in jobs
+        ),
+        profile=load_profile("h100"),
+        gpus=8,
+        options=tuple(o for m in found.modes for o in m.mode.options),
+        plan=found,
+        confidence=0.8,
+        pairs=(),
+    )
+    plot = schedule_figure(answer, found).plot
+    assert plot is not None
+    runs = plot["data"][0]
+    assert runs["base"] == pytest.approx([0, found.ends_s[first.mode.jobs[0]][1] / DAY], abs=1e-3)
+    assert sorted(runs["x"]) == pytest.approx([5 / 24, 7 / 24], abs=1e-3)
 
 
 def test_the_heavier_job_is_in_time_where_one_must_be_late() -> None:

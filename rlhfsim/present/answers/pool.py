@@ -249,9 +249,8 @@ def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
     """Jobs on a time axis."""
     parts = _parts(plan)
     names = [f"{o.job} ({o.gpus} GPUs)" for _, o in parts]
-    starts = [m.start_s / DAY for m, _ in parts]
-    ends = [plan.ends_s[o.job][1] / DAY for _, o in parts]
-    spans = [max(0.0, end - start) for end, start in zip(ends, starts, strict=True)]
+    starts = [plan.begins_s[o.job] / DAY for _, o in parts]
+    spans = [plan.ends_s[o.job][1] / DAY - start for (_, o), start in zip(parts, starts, strict=True)]
     bars = plots.bars("runs", names, spans, ("blue", ""), unit="days", base=compact(starts))
     asked = {j.name: j.deadline / DAY for j in answer.jobs}
     tick = {"symbol": "line-ns-open", "size": 18, "color": theme.colour("red"), "line": {"width": 3}}
@@ -260,8 +259,8 @@ def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
     return Figure(
         key="schedule",
         title=f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
-        alt="A bar a job from its planned start to the median of its end, its deadline as a line",
-        how="From the latest planned start to the median end; a red line is the deadline.",
+        alt="A bar a job from the median of its start to that of its end, its deadline as a line",
+        how="Medians of start and end, each job as soon as its GPUs are free; a red line is the deadline.",
         plot=plots.spec([bars, due], plots.rows(names, "days from now", each=32, barmode="overlay")),
         table=jobs_table(answer, plan),
     )

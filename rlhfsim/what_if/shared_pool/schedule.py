@@ -130,6 +130,8 @@ class PoolPlan:
     """In the order in which they start."""
     in_time: Mapping[str, float]
     """Job -> probability that it fits and is done by its deadline."""
+    begins_s: Mapping[str, float]
+    """Job -> median of its start: as soon as its GPUs are free, which its slot does not wait for."""
     ends_s: Mapping[str, tuple[float, float, float]]
     """Job -> P10, median and P90 of its end."""
     makespan_s: float
@@ -272,6 +274,7 @@ def _replayed(
     draws = len(starts[0].mode.whole_s)
     chosen = np.linspace(0, draws - 1, min(REPLAYED, draws)).astype(int)
     ends = {job: np.empty(len(chosen)) for s in starts for job in s.mode.jobs}
+    begins = {job: np.empty(len(chosen)) for job in ends}
     for row, i in enumerate(chosen):
         free = np.zeros(gpus)  # when each GPU is free
         begun = 0.0
@@ -280,12 +283,13 @@ def _replayed(
             begun = max(begun, float(free[one.mode.gpus - 1]))
             free[: one.mode.gpus] = begun + float(one.mode.whole_s[i])
             for job, end in zip(one.mode.jobs, one.mode.ends_s, strict=True):
-                ends[job][row] = begun + float(end[i])
+                begins[job][row], ends[job][row] = begun, begun + float(end[i])
     fits = {o.job: o.fits for s in starts for o in s.mode.options}
     levels = {job: np.quantile(e, (0.1, 0.5, 0.9)).tolist() for job, e in ends.items()}
     return PoolPlan(
         modes=tuple(starts),
         in_time={job: fits[job] * float(np.mean(e <= jobs[job].deadline_s)) for job, e in ends.items()},
+        begins_s={job: float(np.median(b)) for job, b in begins.items()},
         ends_s={job: (q[0], q[1], q[2]) for job, q in levels.items()},
         makespan_s=float(np.median(np.maximum.reduce(list(ends.values())))),
         value=value,
