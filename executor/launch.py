@@ -321,7 +321,7 @@ class _Alternating:
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         return [Scored(total=float(s.id % 2), by_rule={}) for s in samples]
 
-    def ahead(self, completion: Completion) -> None:
+    def ahead(self, completions: Sequence[Completion]) -> None:
         """Nothing to begin."""
 
     def taken(self) -> Mapping[str, RuleCounts]:

@@ -45,7 +45,7 @@ class ReplicaPool:
     """Engine worker processes of one replica."""
     record: Record
     """Where spans and memory of a part's replies go."""
-    arrived: Callable[[Completion], None]
+    arrived: Callable[[Sequence[Completion]], None]
     """Told of every response at once."""
     outstanding: dict[int, int] = field(default_factory=dict)
     """Id of a request -> replica."""
@@ -182,12 +182,13 @@ class ReplicaPool:
         for i, reply in zip(busy, replies, strict=True):
             self.record(self.parts[i], reply)
         with self._lock:
-            for completion in (completion for reply in replies for completion in reply.value):
+            completions = [completion for reply in replies for completion in reply.value]
+            self.arrived(completions)
+            for completion in completions:
                 self._deliver(completion)
 
     def _deliver(self, completion: Completion) -> None:
         del self.outstanding[completion.id]
-        self.arrived(completion)
         for mine in self._waited:
             if completion.id in mine:
                 mine[completion.id] = completion
@@ -218,7 +219,7 @@ def spawn(
     scratch: Path,
     fakes: Fakes | None,
     record: Record,
-    arrived: Callable[[Completion], None],
+    arrived: Callable[[Sequence[Completion]], None],
 ) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout

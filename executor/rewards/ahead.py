@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -20,8 +21,8 @@ class RuleRewards(Protocol):
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         """One a sample."""
 
-    def ahead(self, completion: Completion) -> None:
-        """A response has arrived, whose sample will be asked for."""
+    def ahead(self, completions: Sequence[Completion]) -> None:
+        """Responses have arrived, whose samples will be asked for."""
 
     def taken(self) -> Mapping[str, RuleCounts]:
         """What happened to each rule since this was last called."""
@@ -34,7 +35,7 @@ class NoRules:
         """None."""
         return []
 
-    def ahead(self, completion: Completion) -> None:
+    def ahead(self, completions: Sequence[Completion]) -> None:
         """Nothing to begin."""
 
     def taken(self) -> Mapping[str, RuleCounts]:
@@ -53,29 +54,31 @@ class EarlyRules:
     ) -> None:
         """`preview`: the sample that a completion will be."""
         self._scorer, self._texts, self._preview = scorer, texts, preview
-        self._started: dict[int, tuple[Tokens, Future[list[Scored]]]] = {}
+        self._started: dict[int, tuple[Tokens, int, Future[list[Scored]]]] = {}
 
-    def ahead(self, completion: Completion) -> None:
-        """Begin to score it; an error waits until its sample is asked for."""
-        try:
-            sample = self._preview(completion)
-        except (KeyError, RlhfsimError):
-            return  # nobody will ask for it
-        scoring = self._scorer.start(lambda: self._texts([sample]))
-        self._started[completion.id] = completion.tokens, scoring
+    def ahead(self, completions: Sequence[Completion]) -> None:
+        """Begin to score what arrived together, in one go; an error waits until a sample is asked for."""
+        samples = list[Sample]()
+        for completion in completions:
+            with contextlib.suppress(KeyError, RlhfsimError):  # nobody will ask for it
+                samples.append(self._preview(completion))
+        if samples:
+            scoring = self._scorer.start(lambda: self._texts(samples))
+            self._started |= {s.id: (s.response, place, scoring) for place, s in enumerate(samples)}
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         """What was begun, and the rest at once."""
         started = [self._of(sample) for sample in samples]
-        rest = [s for s, scoring in zip(samples, started, strict=True) if scoring is None]
+        rest = [s for s, ahead in zip(samples, started, strict=True) if ahead is None]
         scored = iter(self._scorer.score(self._texts(rest)))
-        return [next(scored) if scoring is None else scoring.result()[0] for scoring in started]
+        return [next(scored) if ahead is None else ahead() for ahead in started]
 
     def taken(self) -> Mapping[str, RuleCounts]:
         """As the scorer counts."""
         return self._scorer.taken()
 
-    def _of(self, sample: Sample) -> Future[list[Scored]] | None:
-        """Its scoring; None where none was begun, or that of another response (a self-check's)."""
-        tokens, scoring = self._started.pop(sample.id, (None, None))
-        return scoring if tokens is not None and np.array_equal(tokens, sample.response) else None
+    def _of(self, sample: Sample) -> Callable[[], Scored] | None:
+        """Waits for its score; None where none was begun, or that of another response (a self-check's)."""
+        tokens, place, scoring = self._started.pop(sample.id, (None, 0, None))
+        same = tokens is not None and np.array_equal(tokens, sample.response)
+        return (lambda: scoring.result()[place]) if scoring is not None and same else None

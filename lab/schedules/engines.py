@@ -289,7 +289,7 @@ class Rules:
         values = [int(digest(self._code, s.response.tolist(), s.answer)[:2], 16) % 3 / 2 for s in samples]
         return [Scored(total=value, by_rule={"function": value}) for value in values]
 
-    def ahead(self, completion: Completion) -> None:
+    def ahead(self, completions: Sequence[Completion]) -> None:
         """Nothing to begin."""
 
     def taken(self) -> Mapping[str, RuleCounts]:

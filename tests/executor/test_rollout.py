@@ -58,7 +58,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
 
 def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: ReplicaPool) -> None:
     heard: list[int] = []
-    pool.arrived = lambda completion: heard.append(completion.id)
+    pool.arrived = lambda completions: heard.extend(c.id for c in completions)
     pool.submit([_request(i) for i in range(40)], 0, 1.0)
     polled: list[int] = []
     feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))
