@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35780,
     "rlhfsim/cli": 33330,
     "rlhfsim/desk": 14470,
-    "rlhfsim/frameworks": 103380,
+    "rlhfsim/frameworks": 104820,
     "rlhfsim/kernels": 11910,
     "rlhfsim/memory": 19260,
     "rlhfsim/present": 86020,

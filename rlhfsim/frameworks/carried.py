@@ -34,7 +34,7 @@ def with_carried(files: Mapping[str, str], plan: Plan, unsaid: Sequence[str]) ->
 
     `unsaid`: what no key and no comment says of the plan, in words.
     """
-    values = _carried(plan, "".join(files.values())) | ({UNSAID: list(unsaid)} if unsaid else {})
+    values = carried(plan, "".join(files.values())) | ({UNSAID: list(unsaid)} if unsaid else {})
     lines = [f"# rlhfsim: {key} = {json.dumps(value)}" for key, value in values.items()]
     return {
         name: _below_head(text, lines) if name.endswith((".sh", ".yaml")) else text
@@ -48,7 +48,8 @@ def _below_head(text: str, lines: list[str]) -> str:
     return "\n".join([*old[:head], *lines, *old[head:]])
 
 
-def _carried(plan: Plan, scripts: str) -> dict[str, Any]:
+def carried(plan: Plan, scripts: str) -> dict[str, Any]:
+    """What no key of a launch says of a plan, by name; `scripts`: its text."""
     work, rollout = plan.workload, plan.placement.rollout
     drafts = rollout.layout.speculation if rollout else None
     variables = {

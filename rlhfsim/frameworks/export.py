@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, resources
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.carried import with_carried
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.launch_script import bash, read_by
-from rlhfsim.frameworks.nearest import cost, with_rollout
+from rlhfsim.frameworks.nearest import cost, with_placement, with_rollout, with_schedule
 from rlhfsim.frameworks.predictions import headline, memory, predicted
+from rlhfsim.frameworks.read_back import PLACED, Differences, differences, paths
 from rlhfsim.frameworks.refusal import check_runs
 from rlhfsim.frameworks.releases import Missing, Release, check_version, nearest_release, refusal
 from rlhfsim.frameworks.runs import framework
@@ -28,6 +31,8 @@ from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.verdict import verdict
 
+AS_READ = "as its keys are read"
+"""Ends what stands in place of a field that no row names, and that reads back otherwise."""
 Value = bool | int | float | str | None
 Price = Callable[[Plan], Prediction]
 """What a plan's placement and workload are predicted to take."""
@@ -163,12 +168,10 @@ def export(
     check_runs(plan, framework(name), vendors)
     way = of_version(exporter(name), name, version)
     written = as_release(plan, way.write(plan), name, way)
-    written = _with_the_rest(plan, written, name)
+    written = _with_the_rest(plan, written, name, way)
     if price is not None:
         written = _priced(plan, written, price)
-    files = with_carried(
-        way.files(plan, written), plan, [f"{unsaid.what}: {unsaid.instead}" for unsaid in written.unsaid]
-    )
+    files = with_carried(way.files(plan, written), plan, [unsaid.sentence for unsaid in written.unsaid])
     needs = read_by(files["launch.sh"], way.needs)
     start = way.start
     if manager is not None:
@@ -190,14 +193,50 @@ def in_keys(plan: Plan, name: str) -> Written:
     Raises:
         RlhfsimError: the plan is not written for it.
     """
-    return _with_the_rest(plan, exporter(name).write(plan), name)
+    way = exporter(name)
+    return _with_the_rest(plan, way.write(plan), name, way)
 
 
-def _with_the_rest(plan: Plan, written: Written, name: str) -> Written:
+def _with_the_rest(plan: Plan, written: Written, name: str, way: Exporter) -> Written:
     """With what no framework's own rows name."""
     named = {field for unsaid in written.unsaid for field in unsaid.of}
     sleep = () if "rollout.sleep" in named else _of_sleep(plan, name)
-    return replace(written, unsaid=(*written.unsaid, *_of_exchange(plan, written), *sleep))
+    unsaid = (*written.unsaid, *_of_exchange(plan, written), *sleep)
+    named = {field for each in unsaid for field in each.of}
+    launch = way.files(plan, written)["launch.sh"]
+    found = differences(plan, name, written.values, way.version, launch)
+    rest = (_read_otherwise(plan, role, fields, named) for role, fields in found.items() if role not in named)
+    return replace(written, unsaid=(*unsaid, *(each for each in rest if each is not None)))
+
+
+def _read_otherwise(plan: Plan, owner: str, found: Differences, named: Collection[str]) -> Unsaid | None:
+    """Fields of a role, or of the schedule, that the keys read back otherwise and nothing has named."""
+    left = {field: pair for field, pair in found.items() if paths(owner, field)[0] not in named}
+    if not left:
+        return None
+    ours, theirs = (", ".join(f"{field} {pair[side]}" for field, pair in left.items()) for side in (0, 1))
+    return Unsaid(
+        what=f"{ours} of the {owner}",
+        instead=f"{theirs}, {AS_READ}",
+        nearest=_as_read(plan, owner, left),
+        of=tuple(path for field in left for path in paths(owner, field)),
+    )
+
+
+def _as_read(plan: Plan, owner: str, left: Differences) -> Plan | None:
+    """The plan with these fields as they are read; None where no such plan can be."""
+    changes = {field: theirs for field, (_, theirs) in left.items()}
+    with suppress(RlhfsimError):
+        if owner == "schedule":
+            return with_schedule(plan, **changes)
+        role: Any = plan.placement.roles[owner]
+        placed = {field: changes.pop(field) for field in PLACED if field in changes}
+        if isinstance(changes.get("zero"), bool):  # of a role that only scores: sharded or not
+            changes["zero"] = 3 if changes["zero"] else 2
+        return with_placement(
+            plan, **{owner: replace(role, layout=replace(role.layout, **changes), **placed)}
+        )
+    return None
 
 
 def _of_sleep(plan: Plan, name: str) -> Iterator[Unsaid]:

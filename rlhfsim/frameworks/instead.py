@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhfsim.frameworks.export import Unsaid
 from rlhfsim.frameworks.fields import ROLES, Fields, PlanFields
-from rlhfsim.frameworks.nearest import with_placement, with_schedule, with_workload
+from rlhfsim.frameworks.nearest import with_placement, with_schedule, with_workload, without_reward
 from rlhfsim.frameworks.table import holds
 from rlhfsim.plan import Plan
 
@@ -77,6 +77,8 @@ def _path(field: str) -> str:
 
 def _with(plan: Plan, root: str, name: str, value: Any) -> Plan:
     """The plan with another value of one field of `root`."""
+    if root == "reward" and value is None:
+        return without_reward(plan)
     if not name:
         return with_placement(plan, **{root: value})
     if root == "schedule":

@@ -9,6 +9,7 @@ from typing import Any
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.workload import Reward, Rules
 from rlhfsim.units import Dimension, format
 
 NEGLIGIBLE = 5e-4
@@ -23,6 +24,18 @@ def with_workload(plan: Plan, **changes: Any) -> Plan:
 def with_placement(plan: Plan, **changes: Any) -> Plan:
     """The plan with other fields of its placement."""
     return replace(plan, placement=replace(plan.placement, **changes))
+
+
+def without_reward(plan: Plan) -> Plan:
+    """The plan whose rewards are rules, without a reward model and the GPUs that it has alone."""
+    placement = plan.placement
+    used = {role.pool for name, role in placement.roles.items() if name != "reward"}
+    pools = tuple(pool for pool in placement.pools if pool.name in used)
+    return replace(
+        plan,
+        workload=replace(plan.workload, reward=Reward(model=None, rules=Rules())),
+        placement=replace(placement, reward=None, pools=pools),
+    )
 
 
 def with_schedule(plan: Plan, **changes: Any) -> Plan:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Written, in_keys
+from rlhfsim.frameworks.export import Written, exporter, in_keys
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
@@ -137,10 +137,10 @@ def silent(plan: Plan, name: str) -> Iterator[str]:
     own = written_of(plan, name)
     if own is None:
         return
-    price: tuple[float, float] | None = None
+    price, said = None, _said(plan, own, name)
     for path, other in variants(plan):
         written = written_of(other, name)
-        if written is None or written.values != own.values or _named(own) != _named(written):
+        if written is None or _said(other, written, name) != said or _named(own) != _named(written):
             continue
         of = {field for u in (*own.unsaid, *written.unsaid) for field in u.of}
         of |= {"rollout.residency"} if "rollout.sleep" in of else set()
@@ -160,6 +160,12 @@ def _value(plan: Plan, path: str) -> Any:
     for name in rest:
         owner = getattr(owner, name)
     return owner
+
+
+def _said(plan: Plan, written: Written, name: str) -> tuple[Any, str]:
+    """The keys, and the command below them, whose entry point may say a schedule."""
+    launch = exporter(name).files(plan, written)["launch.sh"]
+    return written.values, launch.rpartition("\n)\n")[2]
 
 
 def _named(written: Written) -> list[tuple[str, str]]:

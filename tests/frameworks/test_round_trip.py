@@ -13,7 +13,7 @@ import pytest
 from rlhfsim.api import cluster_of, design, estimate, estimate_file
 from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
 from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export, exporters
+from rlhfsim.frameworks.export import AS_READ, export, exporters
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
@@ -147,6 +147,7 @@ def check(drawn: Plan, framework: str, folder: Path) -> None:
     named = {field for u in unsaid for field in u.of}
     found = {line.split(": ")[0]: line for line in differences(drawn, work, placed)}
     assert [line for field, line in found.items() if field not in named] == []
+    assert [u.sentence for u in unsaid if u.instead.endswith(AS_READ)] == []
     if not found:
         again = estimate(placed, work, cluster_of(drawn))
         assert again.prediction.step_s == pytest.approx(drawn.prediction.step_s, rel=1e-9)

@@ -7,40 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.frameworks.export import exporters, in_keys
+from rlhfsim.api import estimate_file
+from rlhfsim.frameworks.export import AS_READ, exporters, in_keys
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import framework
 from tests.frameworks.drawn import drawn_plans, estimated
 from tests.frameworks.silent import silent
 
 LEFT: Mapping[str, Collection[str]] = {
-    "areal": {"reference.layout.sequence_parallel", "critic.residency"},
-    "nemo-rl": {"actor.layout.etp", "critic.residency", "critic.offload_between"},
-    "openrlhf": {"actor.layout.offload_params", "actor.residency", "reference.layout.offload_params"},
-    "skyrl": {
-        "actor.residency",
-        "actor.layout.score_pack_tokens",
-        "reference.residency",
-        "reference.layout.offload_params",
-        "reference.layout.score_pack_tokens",
-        "reference.layout.sequence_parallel",
-        "schedule.staleness",
-    },
-    "trl": {
-        "actor.layout.etp",
-        "reward.layout.zero",
-        "reward.layout.micro_batch",
-        "reward.layout.score_micro_batch",
-    },
-    "verl": {"actor.layout.etp", "reference.layout.etp", "reference.layout.offload_params"},
-    "slime": {"rollout.layout.engine"},  # no choice: SGLang generates, priced as vLLM or as itself
+    "slime": {"rollout.layout.engine"}  # no choice: SGLang generates, priced as vLLM or as itself
 }
 """Framework -> fields that its export does not yet name, or whose unsaid says no field."""
 
 
 def gaps(name: str, count: int, seed: int) -> set[str]:
     found = {line.split(":")[0] for plan in drawn_plans(name, count, seed) for line in silent(plan, name)}
-    return found - set(LEFT[name])
+    return found - set(LEFT.get(name, ()))
 
 
 @pytest.mark.parametrize("name", exporters())
@@ -78,3 +60,32 @@ def test_a_rollout_on_gpus_of_its_own_that_sleeps_is_named() -> None:
     assert named.instead == "it stays awake: the GPUs are its own"
     assert named.nearest is not None
     assert named.nearest.placement == apart.placement
+
+
+def test_what_no_row_names_is_named_by_reading_the_keys_again() -> None:
+    left = next(
+        plan
+        for plan in drawn_plans("openrlhf", 12, 1)
+        if plan.placement.actor.residency == "offloaded"
+        and any(u.instead.endswith(AS_READ) for u in in_keys(plan, "openrlhf").unsaid)
+    )
+    [named] = [u for u in in_keys(left, "openrlhf").unsaid if u.instead.endswith(AS_READ)]
+    assert named.what == "residency offloaded of the actor"
+    assert named.instead == "residency resident, as its keys are read"
+    assert named.of == ("actor.residency",)
+    assert named.nearest is not None
+    assert named.nearest.placement.actor.residency == "resident"
+
+
+def test_a_schedule_that_the_entry_point_says_is_not_named() -> None:
+    plan = estimate_file("scenarios/recipes/skyrl-async-1.5b.yaml")
+    assert plan.placement.schedule.one_step_off
+    assert not [u for u in in_keys(plan, "skyrl").unsaid if "schedule" in u.of]
+
+
+def test_a_reward_model_that_no_key_says_has_its_cost() -> None:
+    scored = next(plan for plan in drawn_plans("nemo-rl", 40, 1) if plan.placement.reward is not None)
+    [named] = [u for u in in_keys(scored, "nemo-rl").unsaid if u.what == "a reward model"]
+    assert named.nearest is not None
+    assert not named.nearest.workload.has_reward_model
+    assert named.nearest.placement.reward is None

@@ -15,7 +15,7 @@ from rlhfsim.api import cluster_of
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export, exporters
+from rlhfsim.frameworks.export import AS_READ, export, exporters
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.frameworks.says import value_of
 from rlhfsim.memory.ledger import LIKELY
@@ -122,6 +122,7 @@ def check(plan: Plan, name: str, folder: Path) -> bool:
     assert not [sentence for sentence in assumed if "${MODEL}" in sentence], "it is in the comments"
     for each in unsaid:
         assert any(each.what in sentence for sentence in assumed)
+        assert not each.instead.endswith(AS_READ), "a row names what no key says"
     named = {field for u in unsaid for field in u.of}
     specs = found.described.specs
     assert [u.key for u in unread_keys(case, found) if u.kind in ("no such key", "may change")] == []

@@ -58,7 +58,7 @@ ROWS = (
         "schedule.one_step_off",
     ),
     Instead("schedule.queue", None, "a queue of {:g} batches", "as many as staleness admits"),
-    Instead("reward", None, "a reward model", "rewards come from a function of the script", priced=False),
+    Instead("reward", None, "a reward model", "rewards come from a function of the script"),
     Instead("workload.environment", None, "an environment", "it is the workflow of the script", priced=False),
 )
 

@@ -118,12 +118,7 @@ ROWS = (
     old_logprobs(f"rollout !{DISTILS}"),
     OWN_ENVIRONMENT,
     Instead(
-        "reward",
-        None,
-        "a reward model",
-        "rewards come from an environment: env.* of the base",
-        "rollout",
-        priced=False,
+        "reward", None, "a reward model", "rewards come from an environment: env.* of the base", "rollout"
     ),
     Instead("workload.packing", False, "packed micro-batches", "pairs are padded", "!rollout"),
     Instead(

@@ -70,7 +70,7 @@ ROWS = (
         "by {}: its engines take FP8 weights from NCCL alone",
         "rollout.precision=fp8 !shared !weight_path=lora",
     ),
-    Instead("reward", None, "a reward model", "rewards come from the environment", priced=False),
+    Instead("reward", None, "a reward model", "rewards come from the environment"),
 )
 
 
@@ -166,7 +166,7 @@ def _schedule(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"new weights once in {work.mini_batches} updates",
             instead=f"once an update; once in a step: {call(plan, 'actor.sync')}",
-            of=("workload.prompts", "workload.mini_batches"),
+            of=("workload.prompts", "workload.mini_batches", "schedule"),
         )
     yield from generated_as_batch(plan)
 

@@ -82,7 +82,7 @@ ROWS = (
     ),
     Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
     scored_as_trained("critic", "reference"),
-    Instead("reward", None, "the reward model's GPUs", "it is served elsewhere, at REWARD_URL", priced=False),
+    Instead("reward", None, "the reward model's GPUs", "it is served elsewhere, at REWARD_URL"),
     Instead(
         "actor.residency",
         "offloaded",
@@ -132,6 +132,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         yield Unsaid(
             what=f"a limit of {schedule.staleness:g} policy versions",
             instead="--sglang-server-concurrency groups an engine are under way, however old",
+            of=("schedule",),
         )
 
 
