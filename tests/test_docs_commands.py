@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -23,7 +24,7 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from tests.frameworks.log_forms import console_log
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tutorial.md", "planners.md", "budget.md", "engineers.md")
+PAGES = ("tutorial.md", "planners.md", "budget.md", "schedules.md", "engineers.md")
 FRAMEWORKS = sorted(path.stem for path in (DOCS / "frameworks").glob("*.md"))
 REAL = "<!-- real run -->\n"
 LIMIT_S = 280.0
@@ -123,3 +124,11 @@ def test_the_real_runs_of_the_tutorial(tmp_path: Path) -> None:
     run(blocks("tutorial.md", real=True), tmp_path)
     assert (tmp_path / "run.html").stat().st_size > 0
     assert (tmp_path / "mine.yaml").is_file()
+
+
+@pytest.mark.slow
+def test_the_student_of_the_page_on_schedules_comes_closer_to_its_teacher(tmp_path: Path) -> None:
+    run(blocks("schedules.md", real=True), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "runs/pair/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert rows[-1]["kl/mean"] < 0.8 * rows[0]["kl/mean"]

@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 104820,
     "rlhfsim/kernels": 11910,
     "rlhfsim/memory": 19260,
-    "rlhfsim/present": 86020,
+    "rlhfsim/present": 86040,
     "rlhfsim/rollout": 16670,
     "rlhfsim/search": 55260,
     "rlhfsim/simulation": 25200,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from heapq import heappush
 
 import numpy as np
 from scipy.stats import norm
@@ -20,7 +21,7 @@ from scipy.stats import norm
 from lab.peers.workloads import QWEN_7B, Workload, engine, program, setting
 from rlhfsim.simulation.asynchronous.learner import LearnerRun
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
-from rlhfsim.simulation.asynchronous.rollout_pool import BatchLengths, RolloutPool
+from rlhfsim.simulation.asynchronous.rollout_pool import BatchLengths, RolloutPool, SampleGroup
 from rlhfsim.simulation.asynchronous.schedules import Async
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
@@ -40,6 +41,32 @@ PACE = 0.85
 """Replica seconds over those of Qwen2.5-7B on an H100, so that the run with cap 2048 waits as long as it did."""
 
 
+class AsCompleted(RolloutPool):
+    """The runtime's own rules (marin-community/MarinSkyRL, its fully asynchronous trainer): running groups are never
+    stopped, a group is judged when it completes and again when a batch is put together, in the order of completion.
+    """
+
+    judged = 0
+    """Update under way, which judges what completes."""
+    completed = 0
+    """Groups that completed."""
+
+    def _expire(self, version: int) -> None:
+        self.judged = version
+        oldest = version - math.ceil(self.staleness)
+        running = {n: group for n, group in self.groups.items() if group.left and group.start < oldest}
+        for number in running:
+            del self.groups[number]
+        super()._expire(version)
+        self.groups |= running
+
+    def _group_done(self, number: int, group: SampleGroup, version: int) -> None:
+        heappush(self.finished, (self.completed, number))
+        self.completed += 1
+        if group.start < self.judged - math.ceil(self.staleness):
+            self._expire(self.judged)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Shares of one run."""
@@ -48,7 +75,7 @@ class Ledger:
     stale: float
 
 
-def predicted(cap: int, seed: int = 0) -> Ledger:
+def predicted(cap: int, seed: int = 0, rules: type[RolloutPool] = RolloutPool) -> Ledger:
     """The ledger of 25 updates with this response cap."""
     sync = SYNCING * CORE_S[4096] / UPDATES
     learn = (1 - WAITING[4096] - SYNCING) * CORE_S[4096] / UPDATES
@@ -71,7 +98,7 @@ def predicted(cap: int, seed: int = 0) -> Ledger:
         warmup=1,
         cutoff=None,
     )
-    pool = RolloutPool(
+    pool = rules(
         replicas=[RolloutReplica(engine(work)) for _ in range(work.replicas)],
         lengths=_lengths(cap, seed),
         batch=GROUPS,

@@ -12,6 +12,7 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.plan import Plan
+from rlhfsim.present.answers.long_run import long_run_page
 from rlhfsim.present.reproduce import drafting
 from rlhfsim.present.terminal.verdict_lines import drafts
 from rlhfsim.search.request import Request
@@ -29,6 +30,7 @@ from rlhfsim.what_if.drafting import PUBLISHED, WORTH, stops_paying, would_draft
 from rlhfsim.what_if.engine import variants
 from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.long_run.document import LengthPoint, LengthStage, LongRun, curve_of
+from rlhfsim.what_if.long_run.outlook import run_odds
 from rlhfsim.what_if.long_run.replanning import planned_run
 
 EAGLE = Speculation(method="eagle", draft_tokens=3, acceptance=0.62)
@@ -179,6 +181,12 @@ def test_a_run_leaves_a_draft_that_stopped_to_pay() -> None:
     assert kinds[0]
     assert not kinds[-1]
     assert kinds == sorted(kinds, reverse=True)
+    said = [
+        line
+        for line in long_run_page(found, *run_odds(found, (), 0.8)).sections[0].blocks[0].items
+        if "steps" in line
+    ]  # type: ignore[union-attr]
+    assert len(said) == 1 + len(found.changes)  # a draft that only ages is no other plan
     ages = [x.age for s in found.stretches if (x := s.plan.placement.rollout.layout.speculation)]  # type: ignore[union-attr]
     assert ages == sorted(ages)
     assert found.fixed_s is None or found.work_s <= found.fixed_s

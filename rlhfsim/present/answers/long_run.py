@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -162,7 +161,7 @@ def _choice(answer: RunPlan, chosen: Odds, fixed: Odds | None) -> Iterator[str]:
     run = answer.run
     parts = (("checkpoint", run.checkpoint), ("restart", run.restart), ("warm-up", run.warm_up))
     cost = ", ".join(f"{name} {SECONDS.shown(c.value)}" for name, c in parts)
-    for steps, plan in _pieces(answer.stretches):
+    for steps, plan in _pieces(answer):
         yield f"steps {steps}: {plan}"
     if answer.changes:
         yield f"each change of plan costs {words.seconds(run.replan_s)} ({cost})"
@@ -182,14 +181,12 @@ def _choice(answer: RunPlan, chosen: Odds, fixed: Odds | None) -> Iterator[str]:
     yield f"the plan that is best at the start {_misfit(answer)}"
 
 
-def _pieces(parts: Sequence[PlannedStretch]) -> Iterator[tuple[str, str]]:
-    """Steps of each plan, and the plan."""
-    for _, group in groupby(parts, key=lambda p: p.plan.placement):
-        mine = list(group)
-        yield (
-            f"{COUNT.shown(mine[0].stretch.start)} to {COUNT.shown(mine[-1].stretch.end)}",
-            words.plan_text(mine[0].plan),
-        )
+def _pieces(answer: RunPlan) -> Iterator[tuple[str, str]]:
+    """Steps of each plan, and the plan; a draft that only ages makes no other one."""
+    starts = (answer.stretches[0].stretch.start, *answer.changes)
+    plans = {part.stretch.start: part.plan for part in answer.stretches}
+    for start, end in zip(starts, (*answer.changes, answer.stretches[-1].stretch.end), strict=True):
+        yield f"{COUNT.shown(start)} to {COUNT.shown(end)}", words.plan_text(plans[start])
 
 
 def stretches_table(answer: RunPlan) -> TypedTable:
