@@ -42,6 +42,12 @@ class Same:
     roles: tuple[str, ...]
     backends: tuple[Backend, ...] | None = None
     """Training backends for which that is so; None: all."""
+    in_a_pool: bool = False
+    """Whether it is so only for those that share their GPUs."""
+
+
+FROZEN_BASE = Same(aspect="cut", roles=("actor", "reference"), in_a_pool=True)
+"""With adapters alone in training, the actor's frozen weights give reference log-probs, as they lie there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

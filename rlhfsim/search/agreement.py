@@ -26,6 +26,8 @@ class Agreement:
     roles: tuple[str, ...]
     outside: bool
     """Whether some of the roles have other GPUs."""
+    in_a_pool: bool
+    """Whether roles on other GPUs need not agree."""
 
 
 def agreements(
@@ -36,8 +38,10 @@ def agreements(
     for column, same in enumerate(alike):
         members = set(present) & set(same.roles)
         if len(members) > 1 and members & set(group):
-            outside = bool(members - set(group))
-            found.append(Agreement(column=column, roles=same.roles, outside=outside))
+            outside = not same.in_a_pool and bool(members - set(group))
+            found.append(
+                Agreement(column=column, roles=same.roles, outside=outside, in_a_pool=same.in_a_pool)
+            )
     return tuple(found)
 
 
@@ -59,7 +63,7 @@ def agreeing(
 def agree_apart(agreement: Sequence[Agreement], pools: Sequence[Sequence[Placed]]) -> Bools:
     """Whether combinations of several pools say the same, one axis a pool; each agrees in itself."""
     possible = np.ones([len(pool[0][2]) for pool in pools], dtype=np.bool_)
-    for each in agreement:
+    for each in (each for each in agreement if not each.in_a_pool):
         members = [next((x for x in pool if x[0] in each.roles), None) for pool in pools]
         along = [
             _numbers(each, member).reshape([-1 if k == i else 1 for k in range(len(pools))])

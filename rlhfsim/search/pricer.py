@@ -111,6 +111,8 @@ class Pricer:
         tables = {k: t for k, t in self._tables.items() if k.role not in changed}
         if request.max_oom < self.request.max_oom:
             tables = {k: t.only(np.flatnonzero(t.no_start <= request.max_oom)) for k, t in tables.items()}
+        if request.alike != self.request.alike:
+            tables = {k: replace(t, agreed=agreed(request, k.role, t.options)) for k, t in tables.items()}
         other._tables = tables
         return other
 

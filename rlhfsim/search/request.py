@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
-from rlhfsim.frameworks.says import Same
+from rlhfsim.frameworks.says import FROZEN_BASE, Same
 from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
@@ -183,8 +183,9 @@ class Request(_Runner):
 
     @property
     def alike(self) -> tuple[Same, ...]:
-        """What roles must share because the framework says or sets it up once for several of them."""
-        return self.runs.says.alike(self.backend) if self.runs else ()
+        """What roles must share: the framework says or sets it up once for several, or they are one model."""
+        said = self.runs.says.alike(self.backend) if self.runs else ()
+        return (*said, FROZEN_BASE) if self.workload.base_is_reference else said
 
     def _runner(self) -> Runs | None:
         if self.framework == ANY:

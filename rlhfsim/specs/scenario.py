@@ -17,7 +17,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import violation
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule, model_cut
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload, with_usual_kl
@@ -129,7 +129,27 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
             raise RlhfsimError(
                 "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
             )
+    if workload.base_is_reference:
+        _check_base(placement)
     _check_schedule(placement, workload)
+
+
+def _check_base(placement: Placement) -> None:
+    """The frozen base of the actor's adapters gives reference log-probs as it lies, where they share GPUs."""
+    actor, reference = placement.actor, placement.reference
+    if reference is None or reference.pool != actor.pool:
+        return
+    # what a framework says of the reference's weights on the host is about a copy that is not there
+    cuts = [
+        model_cut(replace(x.layout, offload_params="none"), placement.backend) for x in (reference, actor)
+    ]
+    if cuts[0] != cuts[1]:
+        raise RlhfsimError(
+            "reference-is-the-base",
+            "with LoRA the reference is the actor's frozen base, but it is cut otherwise: "
+            f"{reference.layout.label} where the actor is {actor.layout.label}",
+            help="give the reference the layout of the actor, or a pool of its own",
+        )
 
 
 def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:

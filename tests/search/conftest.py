@@ -31,7 +31,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement, model_cut
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Lora, OwnParts, Reward, Rules, Workload
@@ -141,7 +141,14 @@ def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator
 
 
 def placed(request: Request, skeleton: Skeleton, roles: dict[str, Any]) -> Placement | None:
-    """The plan with these roles; None where one key of the framework says different things for two."""
+    """The plan with these roles; None where one key of the framework says different things for two, or a
+    reference that is the base of the actor's adapters is cut otherwise on the same GPUs."""
+    actor, reference = roles["actor"], roles.get("reference")
+    base = request.workload.lora is not None and request.workload.reference == "same"
+    if base and reference is not None and reference.pool == actor.pool:
+        one, other = (model_cut(role.layout, request.backend) for role in (actor, reference))
+        if one != other:
+            return None
     for same in request.runs.says.same if request.runs else ():
         members = [placed for role, placed in roles.items() if role in same.roles]
         if len({value_of(same.aspect, member, request.backend) for member in members}) > 1:
