@@ -9,6 +9,7 @@ from functools import reduce
 from math import inf
 
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
+from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
@@ -23,7 +24,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
-from rlhfsim.what_if.engine import Prices, Question, answers
+from rlhfsim.what_if.engine import Prices, Question, answers, variants
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.even_batch import EvenBatch, even_batch
 from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
@@ -86,6 +87,8 @@ class Design:
     """When nothing fits: why, with pool, phase and bytes of the plan that comes nearest."""
     nearest: Placement | None = None
     """When nothing fits: that plan; None where none fits with much more memory."""
+    nearest_work: Workload | None = None
+    """Its workload: as asked, or with all switches that are allowed."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
     remedies: tuple[Remedy, ...] = ()
@@ -275,17 +278,14 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
 
     `typed`: see `remedies`.
     """
-    request, near, memory = answer.request, None, None
-    timely = not clock.over()  # what would fit takes searches of its own
-    if timely and answer.certificate.space:
-        near = nearest(Question(request=request))
-    if near is not None:
-        memory = priced_placement(near, request.workload, request.cluster).memory
+    request, timely = answer.request, not clock.over()  # what would fit takes searches of its own
+    work, near, memory = _nearest(request) if timely and answer.certificate.space else (None, None, None)
     refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
     helps = remedies(request, typed) if timely else ()
     return replace(
         answer,
         nearest=near,
+        nearest_work=work,
         missing=missing(memory) if memory else None,
         rejected_by=next(rules_broken(request), None)
         or (risk(request, memory) if memory else None)
@@ -295,6 +295,16 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
         remedies=helps,
         remedy=helps[0].change if helps else None,
     )
+
+
+def _nearest(request: Request) -> tuple[Workload | None, Placement | None, Ledger | None]:
+    """The plan that misses memory by least, for the workload as asked or with every allowed switch."""
+    found = []
+    for work in dict.fromkeys((request.workload, variants(request)[-1])):
+        near = nearest(Question(request=replace(request, workload=work)))
+        if near is not None:
+            found.append((work, near, priced_placement(near, work, request.cluster).memory))
+    return min(found, key=lambda each: each[2].peak.bytes / each[2].peak.capacity, default=(None, None, None))
 
 
 def _compared(

@@ -91,5 +91,6 @@ def best_of(request: Request, typed: Mapping[str, str] | None = None) -> Planned
     cluster = request.cluster
     plan = None
     if near is not None:
-        plan = replace(estimate(near, request.workload, cluster), assumed=assumed_trainer(request))
+        work = answer.nearest_work or request.workload
+        plan = replace(estimate(near, work, cluster), assumed=assumed_trainer(request))
     return Planned(plan=plan, rejected_by=answer.rejected_by, remedy=answer.remedy, cluster=cluster)
