@@ -20,6 +20,7 @@ from rlhfsim.frameworks.table import (
     Key,
     Row,
     Table,
+    clip_range,
     flag,
     given_that,
     limit,
@@ -45,6 +46,7 @@ NORMS = {
     "reinforce++": None,
     "grpo": {"mean_level": "group", "std_level": "group"},
     "dapo": {"mean_level": "group", "std_level": "group"},
+    "gspo": {"mean_level": "group", "std_level": "group"},
     "dr-grpo": {"mean_level": "group", "std_level": None},
     "rloo": {"mean_level": "group", "mean_leave1out": True, "std_level": None},
 }
@@ -65,6 +67,8 @@ def _algorithm(s: FrameworkSettings) -> Algorithm:
         return "reinforce++"
     if s.flag("actor.reward_norm.mean_leave1out"):
         return "rloo"
+    if s.text("actor.importance_sampling_level", default="token") == "sequence":
+        return "gspo"
     return "grpo" if s.find("actor.reward_norm.std_level") else "dr-grpo"
 
 
@@ -338,8 +342,12 @@ _BATCH: tuple[Row, ...] = (
     Key("lag", "rollout.max_head_offpolicyness", 0, number(), why=_lagging),
     Key("workload.mini_batches", "actor.ppo_n_minibatches", 4, whole(floor=1)),
 )
+_GSPO = "workload.algorithm=gspo"
 _ALGORITHM: tuple[Row, ...] = (
     _norm,
+    FixedKey("actor.importance_sampling_level", "sequence", _GSPO),
+    FixedKey("actor.eps_clip", clip_range(0), _GSPO),
+    FixedKey("actor.eps_clip_higher", clip_range(1), _GSPO),
     FixedKey("actor.adv_norm.mean_level", "batch"),
     FixedKey("actor.adv_norm.std_level", "batch"),
     FixedKey("actor.kl_ctl", 0.001, "kl", ABOVE_ZERO),

@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
 RUNS = Runs(
     name="areal",
     title="AReaL",
-    algorithms=(*COMMON, "dapo"),
+    algorithms=(*COMMON, "dapo", "gspo"),
     trainers={
         "fsdp2": replace(  # alloc_mode.py: FSDP takes d, t and c alone
             BACKENDS["fsdp2"],

@@ -36,6 +36,7 @@ from rlhfsim.frameworks.table import (
     Key,
     Row,
     Table,
+    clip_range,
     drafts,
     flag,
     given_that,
@@ -61,6 +62,7 @@ VLLM, KWARGS = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
 PENALTY = f"{LOSS}.reference_policy_kl_penalty"
 TEACHER, TOP = "teacher.model_name", "distillation.topk_logits_k"
 ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampling_correction"
+BY_RESPONSE = f"{LOSS}.sequence_level_importance_ratios"
 TRANSPORT = f"{GEN}.refit_transport"
 FORCED = f"{LOSS}.force_on_policy_ratio"
 ENDS = tuple(f"{VLLM}.num_{end}_layers_in_bf16" for end in ("first", "last"))
@@ -104,6 +106,8 @@ def _algorithm(s: FrameworkSettings, read: Fields) -> Algorithm:
     if read["loop"] != "grpo":
         return cast(Algorithm, read["loop"])
     found = ESTIMATORS.get(s.text(ESTIMATOR, default="grpo"), "grpo")
+    if found == "grpo" and s.flag(BY_RESPONSE):
+        return "gspo"
     if found != "grpo" or s.flag("grpo.normalize_rewards", default=True):
         return found
     return "rloo" if s.flag("grpo.use_leave_one_out_baseline", default=True) else "dr-grpo"
@@ -294,11 +298,16 @@ _BATCH: tuple[Row, ...] = (
     ),
     Key("limit.response", f"{GEN}.max_new_tokens", like("limit.total"), when="rollout"),
 )
+_GSPO = "workload.algorithm=gspo"
 _SKIPPED = "skip_reference_policy_logprobs_calculation"
 _ALGORITHM: tuple[Row, ...] = (
     *given_that(
         "loop=grpo",
         FixedKey(ESTIMATOR, "reinforce_plus_plus", "workload.algorithm=reinforce++"),
+        FixedKey(BY_RESPONSE, True, _GSPO),
+        FixedKey(f"{LOSS}.token_level_loss", False, _GSPO),
+        FixedKey(f"{LOSS}.ratio_clip_min", clip_range(0), _GSPO),
+        FixedKey(f"{LOSS}.ratio_clip_max", clip_range(1), _GSPO),
         FixedKey("grpo.use_leave_one_out_baseline", lambda plan: plan.workload.algorithm == "rloo"),
         FixedKey("grpo.normalize_rewards", lambda plan: plan.workload.algorithm not in ("dr-grpo", "rloo")),
         Key("kl", PENALTY, codec=_says_kl(None)),

@@ -57,7 +57,7 @@ NOT_DISTILLED = (
 RUNS = Runs(
     name="nemo-rl",
     title="NeMo-RL",
-    algorithms=(*COMMON, "dapo", "distillation"),
+    algorithms=(*COMMON, "dapo", "gspo", "distillation"),
     trainers={
         "megatron": replace(  # no key for virtual stages; its base has the distributed optimizer
             BACKENDS["megatron"],

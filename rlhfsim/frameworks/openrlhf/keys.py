@@ -38,13 +38,14 @@ from rlhfsim.frameworks.table import (
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Algorithm
+from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm
 
 ESTIMATORS: dict[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "group_norm",
     "dr-grpo": "dr_grpo",
     "dapo": "group_norm",
+    "gspo": "group_norm",
     "rloo": "rloo",
     "reinforce++": "reinforce",
 }
@@ -209,7 +210,8 @@ def _algorithm(s: FrameworkSettings) -> Algorithm:
             f"advantage estimator {name!r} has no counterpart here",
             help=f"priced: {', '.join(READ)}",
         )
-    return READ[name]
+    by_response = s.text(*names("actor.policy_loss_type"), default="ppo") == "gspo"
+    return "gspo" if READ[name] == "grpo" and by_response else READ[name]
 
 
 def _reward(s: FrameworkSettings) -> str | None:
@@ -309,8 +311,11 @@ _BATCH = (
     Key("limit.total", "--data.max_len", why="prompt and response", read=False),
     Key("limit.response", "--rollout.max_new_tokens", read=False),
 )
+_GSPO = "workload.algorithm=gspo"
 _ALGORITHM = (
     Key("workload.algorithm", "--algo.advantage.estimator", codec=choice(ESTIMATORS), read=False),
+    FixedKey("--actor.policy_loss_type", "gspo", _GSPO),
+    FixedKey("--actor.eps_clip_low_high", "{} {}".format(*CLIP_RANGES["gspo"]), _GSPO),
     FixedKey("--algo.kl.init_coef", 0, "!kl"),
     FixedKey("--algo.kl.use_loss", True, "kl !in_reward"),
     FixedKey("--algo.kl.estimator", "k3", "kl !in_reward"),

@@ -21,6 +21,7 @@ _UNDERSCORES = {
     "--actor.gradient_checkpointing_enable": "--gradient_checkpointing",
     "--actor.model_name_or_path": "--pretrain",
     "--actor.num_": "--actor_num_",
+    "--actor.policy_loss_type": "--policy_loss_type",
     "--algo.advantage.estimator": "--advantage_estimator",
     "--algo.dynamic_filtering_enable": "--dynamic_filtering",
     "--algo.kl.estimator": "--kl_estimator",

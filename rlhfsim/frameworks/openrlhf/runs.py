@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART
 RUNS = Runs(
     name="openrlhf",
     title="OpenRLHF",
-    algorithms=(*COMMON, "dapo"),
+    algorithms=(*COMMON, "dapo", "gspo"),
     trainers={
         "deepspeed": replace(
             BACKENDS["deepspeed"], pipeline_parallel=False, zero_stages_pp=(), tp_with_pp="no"

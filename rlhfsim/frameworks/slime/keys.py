@@ -23,6 +23,7 @@ from rlhfsim.frameworks.table import (
     Key,
     Table,
     choice,
+    clip_range,
     drafting,
     flag,
     kept,
@@ -46,13 +47,10 @@ ESTIMATORS: dict[Algorithm, str] = {
     "grpo": "grpo",
     "dr-grpo": "grpo",
     "dapo": "grpo",
+    "gspo": "gspo",
     "reinforce++": "reinforce_plus_plus",
 }
-OTHERS: dict[str, Algorithm] = {
-    "reinforce_plus_plus_baseline": "reinforce++",
-    "gspo": "grpo",
-    "cispo": "grpo",
-}
+OTHERS: dict[str, Algorithm] = {"reinforce_plus_plus_baseline": "reinforce++", "cispo": "grpo"}
 """Estimators that are read, beside those that are written."""
 POLICY, STEPS, REFERENCE = "hf_checkpoint", "num_steps_per_rollout", "ref_load"
 """Keys that no row reads."""
@@ -146,7 +144,7 @@ def _old_logprobs(s: FrameworkSettings, algorithm: Algorithm, updates: int) -> O
     """Those of the rollout if asked for; of the training pass where a rollout is one optimizer step."""
     if s.flag("use_rollout_logprobs"):
         return "rollout"
-    apart = algorithm == "ppo" or s.text("advantage_estimator", default="grpo") == "gspo"
+    apart = algorithm in ("ppo", "gspo")
     reused = updates == 1 and not apart and s.share("kl_coef", default=0.0) == 0
     return "reused" if reused else "recompute"
 
@@ -301,6 +299,8 @@ _BATCH = (
 _ALGORITHM = (
     Key("workload.algorithm", "--advantage-estimator", codec=choice(ESTIMATORS), read=False),
     FixedKey("--disable-grpo-std-normalization", True, "workload.algorithm=dr-grpo"),
+    FixedKey("--eps-clip", clip_range(0), "workload.algorithm=gspo"),
+    FixedKey("--eps-clip-high", clip_range(1), "workload.algorithm=gspo"),
     FixedKey(
         "--normalize-advantages",
         True,
