@@ -26,7 +26,7 @@ BUDGET = {
     "rlhfsim/desk": 14470,
     "rlhfsim/frameworks": 105070,
     "rlhfsim/kernels": 11910,
-    "rlhfsim/memory": 19260,
+    "rlhfsim/memory": 19380,
     "rlhfsim/present": 86040,
     "rlhfsim/rollout": 16670,
     "rlhfsim/search": 55350,

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlhfsim.kernels.layers import layer_expert_params, layer_params
+from rlhfsim.kernels.layers import layer_expert_params, layer_matrices, layer_params
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
@@ -61,6 +61,8 @@ class Shard:
     """Elements of the largest layer, experts included: the unit that ZeRO-3 and FSDP gather."""
     root: float
     """Embedding, head and final norm on this stage: gathered outside the layers."""
+    matrix: float
+    """Elements of the largest parameter of a layer: a matrix, or one of all experts."""
     num_layers: int
 
     @property
@@ -145,8 +147,15 @@ def shard_of(model: ModelSpec, backend: Backend, stage: Stage, part: Parted) -> 
         expert_ranks=expert_ranks,
         layer=max(each + (experts if kind.ffn == "experts" else 0) for kind, each in held),
         root=root,
+        matrix=max(_largest_parameter(model, tp, ep, etp, kind) for kind in kinds),
         num_layers=sum(kind.layers for kind in kinds),
     )
+
+
+def _largest_parameter(model: ModelSpec, tp: int, ep: int, etp: int, kind: LayerKind) -> float:
+    """As transformers stores a layer: queries, keys, gate, up apart; gates and ups of all experts in one."""
+    matrices = layer_matrices(model, tp, ep, tp if ep == etp == 1 else etp, kind=kind)
+    return max((m.params for m in matrices if m.name not in ("qkv", "mlp_up")), default=0)
 
 
 def _together(parts: Sequence[Shard]) -> Shard:
@@ -157,6 +166,7 @@ def _together(parts: Sequence[Shard]) -> Shard:
         expert=sum(part.expert for part in parts),
         layer=max(part.layer for part in parts),
         root=max(part.root for part in parts),
+        matrix=max(part.matrix for part in parts),
     )
 
 
@@ -377,12 +387,14 @@ def lora_states(
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> Size:
     """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
 
-    DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches some. FSDP2 holds the running layer
+    DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches whole parameters until its bucket is
+    full, so by up to a parameter more. FSDP2 holds the running layer
     and, for the whole pass, the root (embedding and head), and beside them what the all-gathers wrote, which
     is copied from: their stream keeps a pool of its own, as large as the root or as two layers. On one rank
     the running and the next layer stand there; without resharding after forward (stage 2) all weights.
     Weights on the host pass through the same buffers.
-    Source: torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out.
+    Source: torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out;
+    DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, line 447.
     """
     if backend == "fsdp2":
         running, written = part.root + part.layer, np.maximum(part.root, 2 * part.layer)
@@ -392,7 +404,8 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> Size:
             return BF16 * np.minimum(part.elements, running + part.layer)
         return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements, written))
     if layout.zero == 3:
-        return BF16 * (np.minimum(part.elements, DEEPSPEED.live) + np.minimum(part.layer, DEEPSPEED.prefetch))
+        ahead = np.minimum(part.layer, DEEPSPEED.prefetch + part.matrix)
+        return BF16 * (np.minimum(part.elements, DEEPSPEED.live) + ahead)
     if layout.offload_params != "none":
         return BF16 * np.minimum(part.elements, 2 * part.layer)
     return 0.0

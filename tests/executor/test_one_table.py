@@ -88,7 +88,7 @@ def test_live_and_prefetched_weights_are_priced() -> None:
     layout = Layout(dp=4, zero=3)
     part = states.shard(preset(preset_name("70b") or ""), layout, "deepspeed")
     gathered = states.gathered_bytes(part, layout, "deepspeed")
-    assert gathered == 2 * (DEEPSPEED.live + DEEPSPEED.prefetch)
+    assert gathered == 2 * (DEEPSPEED.live + DEEPSPEED.prefetch + part.matrix)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

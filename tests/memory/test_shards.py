@@ -16,7 +16,9 @@ from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.workload.workload import Lora
 
 H100 = load_profile("h100_sxm")
-PART = Shard(dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, num_layers=7)
+PART = Shard(
+    dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, matrix=30, num_layers=7
+)
 LLAMA, LITE, NEMOTRON = preset("llama-3.1-8b"), preset("deepseek-v2-lite"), preset("nemotron-h-8b")
 
 
@@ -118,10 +120,11 @@ def test_frozen_weights_by_hand() -> None:
 
 
 def test_gathered_weights_by_hand() -> None:
-    big = replace(PART, dense=3e9, layer=1e8, root=4e8)
+    big = replace(PART, dense=3e9, layer=1e8, root=4e8, matrix=3e7)
     three = Layout(dp=8, zero=3)
     assert states.gathered_bytes(PART, three, "deepspeed") == 2 * (1400 + 100)
-    assert states.gathered_bytes(big, three, "deepspeed") == 2 * (1e9 + 5e7)
+    assert states.gathered_bytes(big, three, "deepspeed") == 2 * (1e9 + 8e7)
+    assert states.gathered_bytes(replace(big, matrix=9e7), three, "deepspeed") == 2 * (1e9 + 1e8), "a layer"
     assert states.gathered_bytes(PART, Layout(dp=8, zero=2), "deepspeed") == 0
     away = Layout(dp=8, zero=0, offload_params="cpu")
     assert states.gathered_bytes(PART, away, "megatron") == 2 * 200

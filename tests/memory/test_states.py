@@ -241,9 +241,16 @@ def test_a_frozen_model_has_weights_only():
     assert states.total == states.weights == pytest.approx(2 * LLAMA70B.num_params / 8, rel=1e-3)
 
 
-def test_zero_3_gathers_at_most_a_billion_live_elements_and_a_bucket():
+def test_zero_3_gathers_at_most_a_billion_live_elements_a_bucket_and_a_matrix():
     part = memory.shard(LLAMA70B, Layout(dp=64, zero=3), "deepspeed")
-    assert memory.gathered_bytes(part, Layout(dp=64, zero=3), "deepspeed") == 2 * 1.05e9
+    assert part.matrix == 8192 * 28672
+    assert memory.gathered_bytes(part, Layout(dp=64, zero=3), "deepspeed") == 2 * (1.05e9 + part.matrix)
+
+
+def test_the_largest_parameter_of_a_mixture_is_the_gates_and_ups_of_all_its_experts():
+    layout = Layout(dp=8, zero=3)
+    moe = resolve_model("qwen3-30b-a3b")
+    assert memory.shard(moe, layout, "deepspeed").matrix == 128 * 2 * 768 * 2048
 
 
 def test_first_stage_of_one_f_one_b_keeps_a_micro_batch_per_stage():

@@ -486,7 +486,7 @@ def test_ranks_of_experts_buffers_and_steps_on_the_other_side() -> None:
     part = states.shard(MOE, layout, "megatron")
     assert (part.expert_ranks, part.expert) == (4, 48 * 3 * 2048 * 384 * 64)
     small = states.Shard(
-        dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, num_layers=7
+        dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, matrix=30, num_layers=7
     )
     assert states.gradient_buffer_bytes(small, Layout(dp=2, cp=2, zero=2), "fsdp2") == 2 * 240 + 400
     whole = states.trained_states(small, Layout(dp=8, zero=0, offload_optimizer="cpu"), "deepspeed")

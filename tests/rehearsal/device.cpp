@@ -217,6 +217,10 @@ struct Memory final : c10::DeviceAllocator {
   std::map<size_t, Block> blocks;  // by offset
   std::set<size_t> limbo;          // freed here, still opened by others
   size_t allocated = 0, peak = 0, top = 0, most = 0;
+  struct Pool {
+    size_t now, most;
+  };
+  std::map<StreamId, Pool> pools;  // CUDA's allocator gives a freed block again only to the stream that had it
   size_t more = 0;  // bytes that others are said to hold of this device
   // what the driver counts: tensors alone, as if no freed block was kept and none broke into pieces
   bool exact = std::getenv("REHEARSAL_EXACT") != nullptr;
@@ -269,6 +273,8 @@ struct Memory final : c10::DeviceAllocator {
     blocks[at] = {size, current_stream, {}, {}};
     allocated += size;
     peak = std::max(peak, allocated);
+    auto& pool = pools[current_stream];
+    pool.now += size, pool.most = std::max(pool.most, pool.now);
     if (at + size > top) grow(at + size);
     else if (exact) count();
     std::memset(base + at, 0xFF, bytes);
@@ -294,6 +300,7 @@ struct Memory final : c10::DeviceAllocator {
     for (auto slot : found->second.exports) exports->slots[slot].serial = 0;
     std::memset(base + found->first, 0xFF, found->second.bytes);
     allocated -= found->second.bytes;
+    pools[found->second.stream].now -= found->second.bytes;
     blocks.erase(found);
     if (exact) count();
   }
@@ -345,7 +352,16 @@ struct Memory final : c10::DeviceAllocator {
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
-  void resetPeakStats(DeviceIndex) override { peak = allocated, most = top; }
+  void resetPeakStats(DeviceIndex) override {
+    peak = allocated, most = top;
+    for (auto& [stream, pool] : pools) pool.most = pool.now;
+  }
+  // What the pools of all streams hold at most since peaks were forgotten, blocks in pieces left out.
+  size_t pooled() const {
+    size_t sum = 0;
+    for (auto& [stream, pool] : pools) sum += pool.most;
+    return sum;
+  }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) override {
     if (base == nullptr && !memory_of_parent) map();
     return {capacity - std::min(capacity, others() + held()), capacity};
@@ -742,6 +758,7 @@ TORCH_LIBRARY(rehearsal, m) {
     streams().run(current_stream);
     return on_host(tensor);
   });
+  m.def("pooled", [] { return (int64_t)memory().pooled(); });
   m.def("capacity", [](int64_t bytes) { memory().capacity = bytes; });
   m.def("counts", [] { return std::vector<int64_t>{streams().late, streams().pageable, (int64_t)memory().most}; });
   m.def("random_state", [] { return at::Tensor(at::detail::getCUDAHooks().getDefaultGenerator(0).get_state()); });

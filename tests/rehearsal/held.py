@@ -2,7 +2,8 @@
 
 `held.py RANK PORT FOLDER CASE...`: one of two ranks, both with a device of their own. The workers are the
 executor's, their roles come and go by its own `Residency`, in the order of the plan's moments, which a dry run
-holds a launch to (tests/executor/test_dry_run_memory.py). Rank 0 writes FOLDER/held.json.
+holds a launch to (tests/executor/test_dry_run_memory.py). Rank 0 writes FOLDER/held.json. Read are tensors; under FSDP2,
+whose ledger counts what CUDA's allocator keeps for the stream of the all-gathers, the pools of all streams.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ class Step:
                 method = "reference_logprobs" if role != call.role else METHODS[call.kind]
                 reply = self.worker.forward(self.samples, role, method, tags)
             assert reply.memory is not None
-            self._note(call.name, reply.memory, "peak")
+            reading = reply.memory | {"pooled": torch.ops.rehearsal.pooled()}
+            self._note(call.name, reading, "pooled" if self.plan.placement.backend == "fsdp2" else "peak")
 
     def _loss(self, role: str) -> Any:
         algorithm = self.job.settings.algorithm

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import runs
 
-from executor.settings import Limits, Settings
+from executor.settings import Checkpoints, Limits, Settings
 from executor.tasks import tiny
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -27,29 +27,35 @@ from rlhfsim.trace import read_trace
 FOLDER = Path(sys.argv[1])
 MEMORY = str(256 * 2**20)
 """Bytes of each GPU."""
-TWO = {"dp": 2, "zero": 2}
-"""Layout of the actor and of the reference."""
 SLEEP = {"smart": 2, "hybrid": 1}
 BUCKET = 2**18
 """Bytes; of the executor's 1 GiB a GPU here would hold none."""
-LAUNCHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "colocated": ("smart", TWO),
-    "hybrid": ("hybrid", TWO),
-    "disaggregated": ("disaggregated", TWO),
-    "asynchronous": ("async", TWO | {"zero": 3}),
+LAUNCHED: dict[str, tuple[str, int, int, int]] = {
+    "colocated": ("smart", 2, 2, 1),
+    "hybrid": ("hybrid", 2, 2, 1),
+    "disaggregated": ("disaggregated", 2, 2, 1),
+    "asynchronous": ("async", 2, 3, 1),
+    "colocated on eight": ("smart", 8, 3, 8),
+    "hybrid on eight": ("hybrid", 8, 2, 8),
+    "disaggregated on eight": ("disaggregated", 4, 2, 4),
+    "asynchronous on eight": ("async", 4, 3, 4),
 }
-"""Case -> architecture, layout."""
+"""Case -> architecture, trainer ranks, stage of ZeRO, replicas of vLLM."""
 
 
 def plan_of(name: str, model: Path) -> Plan:
     """Its KV cache is small: every GPU has few bytes."""
-    architecture, layout = LAUNCHED[name]
+    architecture, ranks, zero, replicas = LAUNCHED[name]
+    shared = architecture in SLEEP
     rollout = {
-        "pool": "all" if architecture in SLEEP else "rollout",
-        "layout": {"dp": 1, "memory_utilization": 0.03},
+        "pool": "all" if shared else "rollout",
+        "layout": {"dp": replicas, "memory_utilization": 0.03},
         "sleep": SLEEP.get(architecture, 0),
     }
-    return runs.plan(architecture, "grpo", model, layout=layout, placement={"rollout": rollout})
+    pools = [{"name": "train", "gpus": ranks}, {"name": "rollout", "start": ranks, "gpus": replicas}]
+    placement = {"rollout": rollout} | ({} if shared else {"pools": pools})
+    layout = {"dp": ranks, "zero": zero}
+    return runs.plan(architecture, "grpo", model, layout=layout, placement=placement)
 
 
 def cluster(gpus: int) -> Any:
@@ -72,16 +78,18 @@ def cluster(gpus: int) -> Any:
 
 def settings(model: Path, **changes: Any) -> Settings:
     """Two iterations; waits that a busy machine needs."""
-    limits = Limits(start_s=400, call_s=300, sync_s=120, retries=0)
+    limits = Limits(start_s=1200, call_s=600, sync_s=300, retries=0)
     return replace(runs.settings(model, limits=limits, precision="fp32", bucket_bytes=BUCKET), **changes)
 
 
 def learnt(name: str, model: Path, address: str) -> dict[str, Any]:
-    """Rows and spans of a run."""
-    outcome, heard = runs.run(plan_of(name, model), settings(model), FOLDER / name, address)
+    """Rows and spans of a run, whose third iteration comes after a checkpoint and a second launch."""
+    plan, wanted = plan_of(name, model), settings(model, checkpoints=Checkpoints(every=2))
+    _, heard = runs.run(plan, wanted, FOLDER / name, address)
+    outcome, resumed = runs.run(plan, replace(wanted, iterations=3), FOLDER / name, address, resume=True)
     keys = ("step", "mismatch/max_abs_dlogp", "policy/grad_norm", "staleness/max")
     return {
-        "rows": [{key: row[key] for key in keys if key in row} for row in heard.rows],
+        "rows": [{key: row[key] for key in keys if key in row} for row in (*heard.rows, *resumed.rows)],
         "spans": sorted({span.name for span in read_trace(outcome.files.trace).spans}),
         "memory": {key: value for key, value in heard.rows[-1].items() if key.startswith("memory/")},
     }

@@ -41,7 +41,7 @@ def run_launches(folder: Path, gpus: int, *cases: str) -> None:
     words = [str(HERE / "launches.py"), str(folder), str(gpus), *cases]
     own = environment()
     ran = subprocess.run(
-        [sys.executable, *words], env=own, capture_output=True, text=True, timeout=2400, check=False
+        [sys.executable, *words], env=own, capture_output=True, text=True, timeout=9000, check=False
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
 

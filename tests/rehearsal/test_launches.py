@@ -30,8 +30,24 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return launches(tmp_path_factory.mktemp("three"), 3, "disaggregated", "asynchronous")
 
 
+EIGHT = {
+    "hybrid on eight": 0,
+    "disaggregated on eight": 0,
+    "asynchronous on eight": 2,
+    "colocated on eight": 0,
+}
+"""Case -> staleness that its plan allows."""
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """8 trainers and 8 engines, or 4 of each apart: 20 to 110 minutes of two cores."""
+    return launches(tmp_path_factory.mktemp("eight"), 8, *EIGHT)
+
+
 def _learns(found: dict[str, Any], staleness: float) -> None:
-    assert [row["step"] for row in found["rows"]] == [0, 1]
+    """Two iterations, and a third from the checkpoint by a second launch."""
+    assert [row["step"] for row in found["rows"]] == [0, 1, 2]
     for row in found["rows"]:
         assert row["policy/grad_norm"] > 0
         assert row["staleness/max"] <= staleness
@@ -48,6 +64,12 @@ def test_trainers_and_vllm_share_two_gpus(two: Any, case: str) -> None:
 @pytest.mark.parametrize(("case", "staleness"), [("disaggregated", 0), ("asynchronous", 2)])
 def test_trainers_on_two_gpus_send_to_vllm_on_a_third(three: Any, case: str, staleness: float) -> None:
     _learns(three[case], staleness)
+
+
+@pytest.mark.timeout(9000)
+@pytest.mark.parametrize("case", EIGHT)
+def test_eight_gpus_learn_sync_save_and_resume(eight: Any, case: str) -> None:
+    _learns(eight[case], EIGHT[case])
 
 
 @pytest.mark.parametrize(
