@@ -48,7 +48,7 @@ def named_files(text: str) -> tuple[NamedFile, ...]:
         raise RlhfsimError(
             "too-large",
             f"this is longer than {MAX_CHARACTERS // 2**20} MiB",
-            help="rlhfsim reads files of any size in a terminal",
+            help="a terminal takes files of any size",
         )
     first, *more = _HEAD.split(text)
     named = [NamedFile("asked.yaml", first)] if first.strip() else []
