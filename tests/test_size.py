@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 10840,
     "rlhfsim/calibration": 35780,
-    "rlhfsim/cli": 33330,
+    "rlhfsim/cli": 33410,
     "rlhfsim/desk": 14470,
     "rlhfsim/frameworks": 105070,
     "rlhfsim/kernels": 11910,

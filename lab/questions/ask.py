@@ -262,6 +262,7 @@ def sync_words(plan: dict[str, Any]) -> tuple[str, ...] | None:
         *("--from", _degrees(actor["layout"], "zero"), "--to", _degrees(rollout["layout"], "precision")),
         *(("--same-pool",) if actor["pool"] == rollout["pool"] else ()),
         *(("--lora", str(lora["rank"])) if lora else ()),
+        *(("--framework", plan["framework"]) if plan["framework"] else ()),
     )
 
 

@@ -8,8 +8,19 @@ from typing import Any, TypeVar
 import click
 
 from rlhfsim.cli import completion
-from rlhfsim.cli.params import COMMAND_LINE, Words, bad_option, flag, from_pairs, option, parse_pairs, reply
+from rlhfsim.cli.params import (
+    COMMAND_LINE,
+    OneOf,
+    Words,
+    bad_option,
+    flag,
+    from_pairs,
+    option,
+    parse_pairs,
+    reply,
+)
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.present.answers import sync as view
 from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
@@ -23,6 +34,7 @@ from rlhfsim.weight_sync.endpoints import Route, route
 from rlhfsim.weight_sync.weight_sync import every_path
 
 T = TypeVar("T")
+NAMES = tuple(each.name for each in frameworks())
 LAYOUT, DEGREE = Words("LAYOUT"), click.IntRange(1, 4096)
 EPILOG = """\b
 Examples:
@@ -43,6 +55,11 @@ Examples:
 @option("--gpu", Words("TEXT", completion.gpus), "Hardware profile, alias or YAML path.", default="h100-sxm")
 @option("--gpus-per-node", DEGREE, "GPUs per node; default of the profile.")
 @option("--backend", click.Choice(list(BACKENDS)), "Training backend.", default="megatron")
+@option(
+    "--framework",
+    OneOf("framework", NAMES),
+    "Who runs it, where runs say what it takes there; default: anyone.",
+)
 @flag("--same-pool", "Training and rollout share the GPUs (default: separate pools).")
 @option("--lora", DEGREE, "The policy trains adapters of this rank only.", metavar="RANK")
 @flag("--no-rdma", "The network has no RDMA.")
@@ -93,7 +110,9 @@ def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str
 
     used = train.gpus + (0 if given["same_pool"] else rollout.gpus)
     whole = -(-used // per_node) * per_node  # both pools: they may share a node, or a rack's scale-up domain
-    device = device_of(NodeGroup(profile=profile, gpus=whole, gpus_per_node=per_node))
+    group = NodeGroup(profile=profile, gpus=whole, gpus_per_node=per_node)
+    software = {"framework": given["framework"], "backend": given["backend"]} if given["framework"] else {}
+    device = device_of(group, **software)
     return route(
         model,
         train,

@@ -9,6 +9,12 @@ from click.testing import CliRunner
 from rlhfsim.cli.params import parse_pairs
 from rlhfsim.cli.sync import layout_option, rollout_layout_option, sync
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.specs.hardware.hardware import NodeGroup
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.weight_sync.weight_sync import sync as weight_sync
 
 ASK = ["--model", "70b", "--from", "tp=8,dp=2", "--to", "tp=8"]
 
@@ -118,3 +124,20 @@ def test_two_pools_of_a_rack_share_its_scale_up_domain() -> None:
 
     # 3.1 GB between nodes of four GPUs: by NVLink in a rack of 72, by the NICs where a domain is a node
     assert broadcast("gb200") < 0.75 * broadcast("b200")
+
+
+def test_the_framework_of_a_plan_has_costs_of_its_own() -> None:
+    ends = ["--from", "dp=32", "--to", "tp=8,dp=4"]
+    ask = ["--model", "8b", "--backend", "fsdp2", *ends, "--same-pool", "--json"]
+
+    def ipc_s(*more: str) -> float:
+        paths = json.loads(CliRunner().invoke(sync, [*ask, *more]).output)["paths"]
+        return float(next(p["seconds"] for p in paths if p["name"] == "ipc"))
+
+    group = NodeGroup(profile=load_profile("h100-sxm"), gpus=32, gpus_per_node=8)
+    device = device_of(group, framework="verl", backend="fsdp2")
+    layouts = Layout(dp=32, zero=3), RolloutLayout(tp=8, dp=4)
+    known = weight_sync(
+        "ipc", resolve_model("8b"), *layouts, source=device, target=device, backend="fsdp2", same_pool=True
+    )
+    assert ipc_s("--framework", "verl") == known.cost.seconds != ipc_s()
