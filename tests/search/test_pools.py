@@ -313,7 +313,7 @@ def test_roles_of_which_one_key_says_the_same_are_combined_only_where_they_agree
     work, group = Workload(algorithm="grpo"), ("actor", "reference")
     numbers = [rng.integers(0, 4, 5) for _ in group]
     tables = [replace(role_table(rng, r, 5), agreed=n[:, None]) for r, n in zip(group, numbers, strict=True)]
-    one_key = (Agreement(column=0, roles=group, outside=False),)
+    one_key = (Agreement(column=0, roles=group, outside=False, in_a_pool=False),)
     given = {"group": group, "workload": work, "calls": dataflow(work), "sync_seconds": None}
     c = subproblem(rng, **given, tables=tables, originals=tables, agreement=one_key)
     table = pool_table(c, seconds, inf)
