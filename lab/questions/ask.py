@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,8 @@ def ask(question: Question, folder: Path) -> tuple[list[Defect], float, str]:
         try:
             (folder / "found.json").write_text(json.dumps(_found(question)))
             code = 0
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     ended = _wait(child)
@@ -262,7 +265,7 @@ def sync_words(plan: dict[str, Any]) -> tuple[str, ...] | None:
         *("--from", _degrees(actor["layout"], "zero"), "--to", _degrees(rollout["layout"], "precision")),
         *(("--same-pool",) if actor["pool"] == rollout["pool"] else ()),
         *(("--lora", str(lora["rank"])) if lora else ()),
-        *(("--framework", plan["framework"]) if plan["framework"] else ()),
+        *(("--framework", plan["framework"]) if plan.get("framework") else ()),
     )
 
 

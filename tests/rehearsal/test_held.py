@@ -13,7 +13,12 @@ FURTHER_OFF = {
     (
         "dpo fsdp2 zero3 recompute offloaded",
         "reference.logprob",
-    ): "the root and a layer are written side by side"
+    ): "the root and a layer are written side by side",
+    ("hybrid", "actor.sync"): "an engine copies the bucket that it is handed, with the layer that is loaded",
+    ("colocated", "actor.sync"): "an engine holds a tensor of the file that it reads",
+    ("colocated", "actor.sync sender"): "a trainer writes a file from host memory: no bucket on its GPU",
+    ("naive", "actor.sync sender"): "the same through host memory",
+    ("disaggregated", "actor.sync sender"): "two buffers, each a tensor above its size",
 }
 """(Case, phase) -> why the ledger and the device differ there; docs/gpu.md says it too."""
 
