@@ -130,7 +130,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     schedule = plan.placement.schedule
     if schedule.continuous:
         yield Unsaid(
-            what=f"a limit of {schedule.staleness:g} policy versions",
+            what=f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
             instead="--sglang-server-concurrency groups an engine are under way, however old",
             of=("schedule",),
         )
