@@ -46,8 +46,8 @@ def ipc(ends: Route, *, prequantised: bool = False) -> Priced:
 
     T = start + calls + gather + quantise + load; trainer and engine take turns on one GPU, and every
     GPU gathers the whole model because the loader picks its slice from full tensors (verl, slime,
-    NeMo-RL). `prequantised`: each GPU quantises its own shard before the gather (NeMo-RL pull request
-    3294).
+    NeMo-RL). `prequantised`: each GPU quantises its own shard before the gather, and the engine keeps the
+    routes of its names from one sync to the next (NeMo-RL pull request 3294).
     """
     own = ends.weights.dense_tensors / ends.train.pp + ends.weights.expert_tensors / (
         ends.train.ep * ends.train.pp
@@ -55,7 +55,7 @@ def ipc(ends: Route, *, prequantised: bool = False) -> Priced:
     small = quantise(ends, ends.train_shard / TRAINED_BYTES, own) if prequantised else quantise_all(ends)
     ready = joined("gather", gather(ends, all_stages=True), small)
     count = num_buckets(ends, ends.stored)
-    cost = serial([start(ends), calls(ends, count), ready, load(ends)])
+    cost = serial([start(ends), calls(ends, count), ready, load(ends, routed=prequantised)])
     held = 2 * bucket(ends)
     return Priced(
         cost=cost, bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus, train_bytes=held

@@ -102,17 +102,18 @@ def quantise(ends: Route, elements: float, tensors: float) -> Stage:
     )
 
 
-def load(ends: Route) -> Stage:
+def load(ends: Route, *, routed: bool = False) -> Stage:
     """The engine copies its slice of every tensor into place.
 
         t = 2 shard / B_hbm + n_mine a_load + n_experts_named E a_scan
 
     n_mine: tensors of which this GPU holds a part. Loaders of MoE models search their list of
-    expert names for every expert tensor, half of it on average: hence E per tensor.
+    expert names for every expert tensor, half of it on average: hence E per tensor. `routed`: an earlier sync
+    has found where each name goes.
     """
     factor = ends.tensors / ends.weights.tensors
     mine = ends.weights.dense_tensors + ends.weights.expert_tensors / ends.rollout.ep
-    scans = ends.weights.expert_tensors * ends.weights.num_experts * factor
+    scans = 0.0 if routed else ends.weights.expert_tensors * ends.weights.num_experts * factor
     return Stage(
         name="load",
         parts=(

@@ -6,7 +6,8 @@ import pytest
 
 from lab.scoreboard.board import marked
 from lab.scoreboard.rows import FITTED, rows_of
-from rlhfsim.validation.kinds.weight_sync import KIND, OTHER, outcomes
+from rlhfsim.validation.assumptions import apply
+from rlhfsim.validation.kinds.weight_sync import KIND, OTHER, case_of, outcomes
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 
@@ -28,6 +29,15 @@ def test_every_row_has_one_outcome_and_every_skip_a_reason() -> None:
     rows = rows_of("weight_sync")
     assert [o.line for o in found()] == [row.line for row in rows]
     assert all((o.predicted is None) == bool(o.skipped) for o in found())
+
+
+def test_attention_dp_leaves_every_rank_all_of_attention() -> None:
+    """GLM-5's first layers on eight ranks: attention, dense MLPs and ends whole on each, experts in eighths."""
+    assert "miles-glm-5-attention" in str(at(71).assumptions)
+    row = next(row for row in rows_of("weight_sync") if row.line == 71)
+    ends = case_of(apply(KIND, row)[0]).ends
+    assert (ends.rollout.tp, ends.rollout.attention_dp, ends.rollout.gpus) == (1, 8, 8)
+    assert ends.rollout_shard == pytest.approx(2 * (ends.weights.dense + ends.weights.experts / 8))
 
 
 def test_seven_of_ten_predictions_are_within_a_factor_of_two() -> None:

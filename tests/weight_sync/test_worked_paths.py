@@ -236,6 +236,7 @@ def test_loading_copies_the_slice_and_looks_for_every_expert(device: Device) -> 
     assert got == pytest.approx(
         [2 * e.rollout_shard / hbm(device).value, mine * 2 / 2 * 5e-4, scans * 2 / 2 * 1e-7]
     )
+    assert seconds(stages.load(e, routed=True)) == pytest.approx([*got[:2], 0])
     assert seconds(stages.load(ends(device, Layout(dp=8), RolloutLayout(dp=8))))[1:] == pytest.approx(
         [291 * 5e-4, 0]
     )
@@ -287,8 +288,8 @@ def test_pointers_over_ipc_by_hand(device: Device) -> None:
     early = replace(e, train=Layout(tp=2, pp=2, dp=2, ep=2))
     own = stages.quantise(early, early.train_shard / 2, w.dense_tensors / 2 + w.expert_tensors / 4).seconds
     gather = stages.gather(early, all_stages=True).seconds
-    first = paths.ipc(early, prequantised=True).cost.seconds
-    assert first == pytest.approx(0.3 + 0.02 * count + gather + own + load)
+    first, routed = paths.ipc(early, prequantised=True).cost.seconds, stages.load(early, routed=True).seconds
+    assert first == pytest.approx(0.3 + 0.02 * count + gather + own + routed)
     each = paths.ipc_per_parameter(e)
     serial = 0.3 + stages.gather(e, all_stages=True).seconds + stages.quantise_all(e).seconds + load
     assert each.cost.seconds == pytest.approx(serial + 2 * w.tensors * 0.02)

@@ -278,14 +278,15 @@ def _rollout(row: Row) -> RolloutLayout:
     if text is None:
         raise Skip("rollout layout not stated")
     d = _degrees(text)
-    replica = d.get("tp", 1) * d.get("pp", 1)
+    replica, apart = d.get("tp", 1) * d.get("pp", 1), row.integer("attention_dp") or 1
     gpus = _pool_gpus(row, text, "dst_gpus") or replica * d.get("dp", 1)
     low = "fp8" in f"{row.text('weight_dtype') or ''} {row.text('model') or ''}".lower()
     return RolloutLayout(
-        tp=d.get("tp", 1),
+        tp=max(1, d.get("tp", 1) // apart),
         pp=d.get("pp", 1),
         dp=max(1, gpus // replica),
         ep=d.get("ep", 1),
+        attention_dp=apart,
         precision="fp8" if low else "bf16",
     )
 
