@@ -18,6 +18,7 @@ from executor.run import RunListener
 from executor.settings import Data, RewardRule, Settings
 from rlhfsim.api import design
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import OWN
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.launch import Screen
@@ -76,7 +77,8 @@ class PlannedRun:
         """
         if self._given is not None:
             return self._given if isinstance(self._given, Plan) else read_plan(Path(self._given))
-        answer = design(Request(workload=self._planned_workload(), cluster=self._cluster()), explain=False)
+        asked = Request(workload=self._planned_workload(), cluster=self._cluster(), framework=OWN)
+        answer = design(asked, explain=False)
         if answer.chosen is None:
             raise RlhfsimError(
                 "nothing-fits", "no plan fits this machine", help="rlhfsim design says why, and what would"

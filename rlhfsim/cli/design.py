@@ -57,7 +57,6 @@ from rlhfsim.what_if.missed_targets import Targets, that_meet
 from rlhfsim.what_if.recalibrated import recalibrated
 from rlhfsim.what_if.risk.choice import chances, likeliest, outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
-from rlhfsim.what_if.side_by_side import is_large, leader
 from rlhfsim.what_if.simplest import CLOSE
 from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
@@ -221,8 +220,4 @@ def question(given: dict[str, Any]) -> Request:
             objective=given["objective"],
         )
     request = constrained(base, given)
-    by_hand = given["framework"] is not None or given["backend"] is not None
-    if not by_hand and is_large(models_of(workload).actor):
-        with clock.within(request.time_limit and request.time_limit / 2):
-            request = leader(request) or request
     return asked(request)

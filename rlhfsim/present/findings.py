@@ -198,9 +198,9 @@ def points(base: Point, others: Sequence[Point], unit: str) -> str:
     fastest, cheapest = min(known, key=lambda p: p[1]), min(known, key=lambda p: p[2])
     parts = []
     if fastest[1] < time * (1 - CLEAR):
-        parts.append(f"{fastest[0]} is the fastest ({_moved(fastest, own, unit)})")
+        parts.append(f'the fastest point is "{fastest[0]}" ({_moved(fastest, own, unit)})')
     if cheapest[2] < cost * (1 - CLEAR):
-        parts.append(f"{cheapest[0]} the cheapest ({_moved(cheapest, own, unit)})")
+        parts.append(f'the cheapest is "{cheapest[0]}" ({_moved(cheapest, own, unit)})')
     return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
 
 

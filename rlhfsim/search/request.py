@@ -112,9 +112,10 @@ class Request(_Runner):
     workload: Workload
     backend: Backend = None  # type: ignore[assignment]  # None is left open; it never stays
     """Training backend; left open: the framework's usual one."""
-    backend_by: Literal["option", "left open", "examples", "seconds", "fit"] = "option"
-    """What decides it (`what_if.usual_trainer`): whoever asks, nobody yet, the framework's own examples, more
-    speed than that of those, or that no plan of those fits."""
+    backend_by: Literal["option", "all open", "left open", "examples", "seconds", "fit", "ours"] = "option"
+    """What decides it (`what_if.usual_trainer`): whoever asks; nobody yet, nor who runs the plan; nobody yet;
+    the framework's own examples, more speed than that of those, that no plan of those fits, or that our
+    executor alone has a plan of a large policy."""
     framework: str | None = None
     """Whose plans compete: a name, or `any` for all that is priced; None: ours where it trains with the
     backend, else the first that does."""
@@ -221,13 +222,14 @@ class Request(_Runner):
     def _leave_open(self) -> None:
         """Name who trains: ours, or the first framework that runs the GPUs, by its usual backend."""
         name, vendors = self.framework, self.cluster.vendors
+        named = name is not None
         if name is None and framework(OWN).lacks_hardware(vendors):
             name = next((x.name for x in frameworks() if not x.lacks_hardware(vendors)), None)
             object.__setattr__(self, "framework", name)
         runs = framework(OWN if name in (None, ANY) else name)
         object.__setattr__(self, "backend", runs.usual_trainer(models_of(self.workload).actor))
-        if runs.examples:
-            object.__setattr__(self, "backend_by", "left open")
+        if runs.examples or not named:
+            object.__setattr__(self, "backend_by", "left open" if named else "all open")
 
     def _check_framework(self) -> None:
         if self.runs is None:

@@ -7,16 +7,20 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
+FEW = 12
+"""Names of a section up to which all are listed next to the nearest ones, which may be the wrong ones."""
+
 
 def remedy(kind: Any, trail: Sequence[int | str]) -> str:
     """The help for an unknown key at `trail` in a document of type `kind`."""
     *sections, key = map(str, trail)
     known = {f.name for at in _at(kind, sections) for f in fields(at)}
     near = get_close_matches(key, sorted(known), n=3, cutoff=0.5)
-    if near:
-        return f"did you mean {', '.join(near)}"
+    first = f"did you mean {', '.join(near)}" if near else "remove it"
+    if near and len(known) > FEW:
+        return first
     where = f" in {'.'.join(sections)}" if sections else ""
-    return "remove it" + (f"; known{where}: {', '.join(sorted(known))}" if known else "")
+    return first + (f"; known{where}: {', '.join(sorted(known))}" if known else "")
 
 
 def _at(kind: Any, sections: Sequence[str]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -54,14 +54,19 @@ def checked_plan(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> P
 
 
 def not_launched(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """What of a plan `rlhfsim launch` would refuse."""
-    lacking = framework(OWN).lacks(
-        plan.placement,
-        plan.workload,
-        plan.topology,
-        one_node=plan.replicas_in_one_node,
-        vendors=cluster.vendors,
+    """What of a plan `rlhfsim launch` would refuse; in one line where another framework is to run it."""
+    lacking = tuple(
+        framework(OWN).lacks(
+            plan.placement,
+            plan.workload,
+            plan.topology,
+            one_node=plan.replicas_in_one_node,
+            vendors=cluster.vendors,
+        )
     )
+    other = runs_of(plan.framework)
+    if lacking and other is not None and other.name != OWN:
+        return (f"{other.title} runs this plan (rlhfsim export), rlhfsim launch does not: {lacking[0].what}",)
     return tuple(f"rlhfsim launch does not run {lacks.what}: {lacks.remedy}" for lacks in lacking)
 
 

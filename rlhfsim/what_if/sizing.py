@@ -39,7 +39,7 @@ from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import outlook
-from rlhfsim.what_if.usual_trainer import trained
+from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
@@ -279,6 +279,7 @@ def attempt(
     tried: list[Trial] = []
     for candidate in candidates:
         plan = plan_of(candidate, request.workload, models, cluster, request.price)
+        plan = replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
         tried.append(_judged(replace(trial, plan=plan), request, requirements, steps, confidence))
         if tried[-1].outcome == "meets":
             return tried[-1]

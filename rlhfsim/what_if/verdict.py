@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.refusal import check_runs, not_run
-from rlhfsim.frameworks.runs import ANY, LENDS, Lacks, frameworks, runs_of
+from rlhfsim.frameworks.runs import ANY, LENDS, OWN, Lacks, Runs, frameworks, runs_of
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.fixed_layouts import check_layout, pool_sizes
@@ -23,6 +23,7 @@ from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import compared
 from rlhfsim.what_if.engine import Question, good, variants
 from rlhfsim.what_if.estimate import priced_placement
 
@@ -148,6 +149,34 @@ def put_to(request: Request, framework: str | None, backend: Backend) -> Request
     if pads == padded:
         return other
     return replace(other, workload=replace(other.workload, packing=not pads))
+
+
+def put_to_each_backend(request: Request, runs: Runs) -> Iterator[Request]:
+    """The question put to a framework, once for each backend with which it does not refuse it.
+
+    A trainer that may lend its GPUs need not.
+    """
+    if LENDS not in runs.features:
+        request = replace(request, allow=request.allow - {"lend"})
+    for backend in runs.trainers:
+        try:
+            asked = put_to(request, runs.name, backend)
+        except RlhfsimError:  # it does not run these GPUs
+            continue
+        if refusal(asked, suggest=False) is None:
+            yield asked
+
+
+def measured_frameworks() -> tuple[Runs, ...]:
+    """Frameworks other than ours whose published runs were compared, the most often compared first."""
+    runs = [x for x in frameworks() if x.name != OWN and compared(x.name)]
+    return tuple(sorted(runs, key=lambda x: -len(compared(x.name))))
+
+
+def production(request: Request) -> Iterator[Request]:
+    """The question put to every production framework whose runs were compared."""
+    for runs in measured_frameworks():
+        yield from put_to_each_backend(request, runs)
 
 
 def _empty(request: Request, models: Models, *, suggest: bool) -> RlhfsimError | None:

@@ -119,7 +119,8 @@ def test_points_that_win_twice_are_told_first() -> None:
     )
     told = findings.points(base, [("more", 5.0, 120.0), ("fewer", 20.0, 80.0)], "cost")
     assert (
-        told == "More is the fastest (-50 % time, +20 % cost), fewer the cheapest (+100 % time, -20 % cost)"
+        told
+        == 'The fastest point is "more" (-50 % time, +20 % cost), the cheapest is "fewer" (+100 % time, -20 % cost)'
     )
     assert (
         findings.points(base, [("worse", 11.0, 110.0), ("none", None, None)], "cost")

@@ -102,6 +102,19 @@ def test_every_step_is_faster_than_the_one_before() -> None:
         assert all(after < 0.98 * before for before, after in pairwise(times))
 
 
+def test_advice_adds_little_to_the_risk_that_is_printed() -> None:
+    full = {f"{ROLL}.max_num_seqs": 2048, "data.max_response_length": 8192, f"{ROLL}.n": 64}
+    found = diagnose(replace(case(**full, **{f"{ROLL}.gpu_memory_utilization": 0.6}), response_tokens=5000))
+    before = found.judged.risk
+    assert before > 0.1
+    assert found.faster
+    assert all(change.judged.risk <= before + 0.05 for change in found.faster)
+    fuller = judged(found.case.under({f"{ROLL}.gpu_memory_utilization": 0.7}), None)
+    assert fuller.fits  # and faster, so that it would be first
+    assert fuller.step_s < 0.98 * found.judged.step_s
+    assert fuller.risk > before + 0.1
+
+
 def test_eager_decoding_is_turned_off_where_it_costs() -> None:
     found = diagnose(case(**{f"{ROLL}.enforce_eager": True}))
     keys = [key for change in found.faster for key in change.keys]

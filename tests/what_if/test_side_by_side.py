@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -19,7 +20,10 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.choose import ClusterOption, _rank
 from rlhfsim.what_if.engine import Question, good
-from rlhfsim.what_if.side_by_side import beside, is_large, leader, measured_frameworks
+from rlhfsim.what_if.side_by_side import beside
+from rlhfsim.what_if.sizing import attempt
+from rlhfsim.what_if.usual_trainer import assumed_trainer, is_large, leader, trained
+from rlhfsim.what_if.verdict import measured_frameworks
 
 SMALL = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4)
 
@@ -105,3 +109,32 @@ def test_who_leads_is_not_decided_by_the_work_of_a_search(monkeypatch: pytest.Mo
 
     assert search().first() is None
     assert search().first(insists=True) is not None
+
+
+LARGE = Workload(algorithm="grpo", model="glm-4.5-air-106b-a12b", prompts=64)
+
+
+def test_a_large_policy_is_led_alike_wherever_nobody_was_named() -> None:
+    cluster = rlhfsim.parse_cluster(8, "h200")
+    asked = trained(Request(cluster=cluster, workload=LARGE))
+    assert (asked.framework, asked.backend) == ("verl", "fsdp2")  # Megatron-Core has no plan there
+    assert trained(asked) == asked
+    trial = attempt(Request(cluster=cluster, workload=LARGE), (), inf, None)
+    assert trial.plan is not None
+    assert trial.plan.framework == "verl"
+    for named in ({"framework": "rlhfsim"}, {"backend": "deepspeed"}):
+        ours = trained(Request(cluster=cluster, workload=LARGE, **named))  # type: ignore[arg-type]
+        assert ours.runs is framework("rlhfsim")
+        assert assumed_trainer(ours) == ()
+    small = trained(Request(cluster=cluster, workload=SMALL))
+    assert (small.runs, assumed_trainer(small)) == (framework("rlhfsim"), ())
+
+
+def test_a_large_policy_of_which_no_production_framework_has_a_plan_says_so() -> None:
+    of = {"cluster": rlhfsim.parse_cluster(56, "h200"), "workload": replace(LARGE, model="deepseek-v3")}
+    asked = trained(Request(**of))  # type: ignore[arg-type]
+    [said] = assumed_trainer(asked)
+    assert "no production framework" in said
+    assert asked.runs is framework("rlhfsim")
+    hurried = trained(Request(**of, time_limit=0.001))  # type: ignore[arg-type]
+    assert assumed_trainer(hurried) == ()  # those not asked in time may have one

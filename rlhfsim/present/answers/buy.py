@@ -8,7 +8,6 @@ from typing import Any
 
 from rlhfsim.present import words
 from rlhfsim.present.answers.kinds import (
-    COEFFICIENT,
     COUNT,
     DURATION,
     MONEY,
@@ -189,7 +188,7 @@ def jobs_table(answer: Decision) -> TypedTable:
         answer.portfolio.jobs,
         Column("job", "name"),
         Column("runs of the first year", "runs_per_year", NUMBER),
-        Column("growth a year", "growth", COEFFICIENT),
+        Column("growth a year", lambda j: j.growth.value, SHARE),
         Column("deadline", kind=SECONDS),
         Column("runs in time", lambda j: punctual.in_time[j.name], PROBABILITY),
         Column("where", where),

@@ -19,6 +19,7 @@ from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.frameworks.table import bare
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, judged
+from rlhfsim.what_if.doctor.certainty import computed
 from rlhfsim.what_if.doctor.edits import edited, edits
 from rlhfsim.what_if.doctor.findings import findings
 from rlhfsim.what_if.estimate import planned, priced_placement
@@ -27,6 +28,8 @@ NOTICEABLE = 0.02
 """Share of the step below which a gain is not worth a change."""
 ACCEPTED = 0.1
 """Risk of running out of memory that a faster change may come with, where the configuration has less."""
+ADDED = 0.05
+"""Risk of running out of memory that all faster changes together may add, where it has more than that."""
 MOVED = 0.1
 """Difference of the risk from which a switch that nobody gave is named."""
 MOST = 3
@@ -253,7 +256,8 @@ def _risk(change: KeyChange) -> float:
 
 
 def _risk_of(judged: Judged) -> float:
-    return judged.memory.probability_out_of_memory
+    """The risk as it is printed, before it is kept from the extremes."""
+    return computed(judged.memory)
 
 
 def _all_it_takes(case: Case, tries: Sequence[KeyChange]) -> KeyChange | None:
@@ -282,7 +286,7 @@ def _paired(case: Case, tries: Sequence[KeyChange]) -> Iterator[KeyChange]:
 def _climbed(case: Case, start: KeyChange, tries: Sequence[KeyChange]) -> list[KeyChange]:
     """The start, and one change more each time, the one that saves most then."""
     steps = [start]
-    risk = max(ACCEPTED, _risk(start))
+    risk = max(ACCEPTED, _risk(start) + ADDED)
     likely = sorted(
         (t for t in tries if not t.keys.keys() & start.keys.keys()), key=lambda t: t.judged.step_s
     )
