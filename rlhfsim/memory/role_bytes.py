@@ -356,7 +356,9 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     )
     return _Standing(
         states=states,
-        gathered=memory.gathered_bytes(part, layout, backend) if gathers else dequantised,
+        gathered=memory.gathered_bytes(part, layout, backend, flat=software.flat_parameters)
+        if gathers
+        else dequantised,
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
         again=memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums),

@@ -384,23 +384,25 @@ def lora_states(
     return base, trained_states(adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes)
 
 
-def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> Size:
-    """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
+def gathered_bytes(part: Shard, layout: Layout, backend: Backend, *, flat: bool = False) -> Size:
+    """BF16 weights that ZeRO-3 or FSDP hold gathered while a layer runs.
 
     DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches whole parameters until its bucket is
     full, so by up to a parameter more. FSDP2 holds the running layer
     and, for the whole pass, the root (embedding and head), and beside them what the all-gathers wrote, which
-    is copied from: their stream keeps a pool of its own, as large as the root or as two layers. On one rank
-    the running and the next layer stand there; without resharding after forward (stage 2) all weights.
-    Weights on the host pass through the same buffers.
-    Source: torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out;
-    DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, line 447.
+    is copied from: their stream keeps a pool of its own, in which a layer is written while what the root's or
+    the layer before wrote is kept. FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
+    at one time. On one rank the running and the next layer stand there; without resharding after forward
+    (stage 2) all weights. Weights on the host pass through the same buffers.
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard (frees a result
+    once the next all-gather has its memory); FSDP1: _flat_param.py, _all_gather_flat_param, and
+    _limiter_utils.py; DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, line 447.
     """
     if backend == "fsdp2":
-        running, written = part.root + part.layer, np.maximum(part.root, 2 * part.layer)
+        running, written = part.root + part.layer, part.layer + np.maximum(part.root, part.layer)
         if layout.zero < 3:
             return BF16 * part.elements
-        if layout.dp * layout.cp == 1:
+        if flat or layout.dp * layout.cp == 1:
             return BF16 * np.minimum(part.elements, running + part.layer)
         return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements, written))
     if layout.zero == 3:

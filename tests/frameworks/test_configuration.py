@@ -311,6 +311,19 @@ def test_sizes_of_nothing_are_refused_where_they_are_read(framework: str, tmp_pa
         assert caught.value.code in ("bad-setting", "bad-value", "layout-does-not-fill"), caught.value
 
 
+@pytest.mark.parametrize(("said", "flat"), [({}, True), ({"version": 1}, True), ({"version": 2}, None)])
+def test_accelerates_fsdp_is_the_first_where_no_version_is_said(
+    said: dict[str, int], flat: bool | None
+) -> None:
+    keys = {f"fsdp_config.fsdp_{name}": str(number) for name, number in said.items()}
+    given = {"num_processes": "8", "distributed_type": "FSDP", **keys}
+    command = "trl grpo --model_name_or_path Qwen/Qwen2.5-7B"
+    configuration, settings = read_configuration(command, given)
+    run = configuration.run(settings, {})
+    assert run.backend == "fsdp2"
+    assert (run.software and run.software.flat_parameters) == flat
+
+
 def test_a_loss_of_trl_that_is_a_list_is_no_loss_of_ours() -> None:
     said = "from trl import GRPOConfig\nGRPOConfig(loss_type=['cispo'], num_generations=8)\n"
     configuration, settings = read_configuration(said, {"num_processes": "8", "model": "qwen2.5-7b"})

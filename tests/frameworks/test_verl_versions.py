@@ -102,6 +102,15 @@ def test_the_head_follows_padding_the_entropy_in_the_loss_and_fused_kernels() ->
     assert (padded.train_bytes, packed.train_bytes) == (6, 4)
 
 
+def test_the_strategy_fsdp_is_fsdp1_which_gathers_in_place() -> None:
+    named = {"actor_rollout_ref.actor.strategy": "fsdp2"}
+    usual, second = (describe(settings(verl_version="0.9.1", **more), {}) for more in ({}, named))
+    assert usual.software is not None
+    assert usual.software.flat_parameters
+    assert usual.backend == "fsdp2"
+    assert second.software is None
+
+
 def settings(**more: object) -> FrameworkSettings:
     keys = {"actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B", "algorithm.adv_estimator": "grpo"}
     return FrameworkSettings({**keys, **more}, "run")

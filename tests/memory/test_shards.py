@@ -129,9 +129,11 @@ def test_gathered_weights_by_hand() -> None:
     away = Layout(dp=8, zero=0, offload_params="cpu")
     assert states.gathered_bytes(PART, away, "megatron") == 2 * 200
     assert states.gathered_bytes(replace(PART, layer=900), away, "megatron") == 2 * 1400
-    # running layer and root, and beside them what was written: two layers or the root
+    # running layer and root, and beside them what was written: a layer beside the root or another layer
     assert states.gathered_bytes(PART, three, "fsdp2") == 2 * (140 + 200)
-    assert states.gathered_bytes(big, three, "fsdp2") == 2 * (5e8 + 4e8)
+    assert states.gathered_bytes(big, three, "fsdp2") == 2 * (5e8 + 5e8)
+    assert states.gathered_bytes(big, three, "fsdp2", flat=True) == 2 * (4e8 + 2 * 1e8), "FSDP1: two layers"
+    assert states.gathered_bytes(big, Layout(dp=8, zero=2), "fsdp2", flat=True) == 2 * big.elements
     assert states.gathered_bytes(replace(PART, dense=100, expert=0), three, "fsdp2") == 2 * (100 + 100)
     assert states.gathered_bytes(PART, Layout(dp=1, zero=3), "fsdp2") == 2 * 240
     assert states.gathered_bytes(replace(PART, dense=200, expert=0), Layout(dp=1, zero=3), "fsdp2") == 2 * 200

@@ -10,10 +10,6 @@ from lab.device_memory import measured, measured_engines, off, wrong
 
 pytestmark = pytest.mark.long
 FURTHER_OFF = {
-    (
-        "dpo fsdp2 zero3 recompute offloaded",
-        "reference.logprob",
-    ): "the root and a layer are written side by side",
     ("hybrid", "actor.sync"): "an engine copies the bucket that it is handed, with the layer that is loaded",
     ("colocated", "actor.sync"): "an engine holds a tensor of the file that it reads",
     ("colocated", "actor.sync sender"): "a trainer writes a file from host memory: no bucket on its GPU",

@@ -38,7 +38,7 @@ def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
     assert found.recall.of >= 17
     assert found.recall.value >= 0.82
     assert found.false_alarms.of >= 50
-    assert found.false_alarms.value <= 0.055  # C204, Nemotron 3 Nano on 8 GPUs, at 81.9 of 79.2 GiB
+    assert found.false_alarms.value <= 0.055  # C204, Nemotron 3 Nano on 8 GPUs, at 82.6 of 79.2 GiB
     assert found.brier <= 0.1
 
 

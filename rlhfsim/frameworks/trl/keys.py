@@ -32,7 +32,7 @@ from rlhfsim.frameworks.table import (
     of_held,
     whole,
 )
-from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, trained_by
+from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, VERSION, trained_by
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.heads import Head
@@ -170,10 +170,16 @@ def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
 
 
 def _software(s: FrameworkSettings, read: Fields) -> Software | None:
-    """Liger's loss goes through one response at a time; None: all logits of a micro-batch stand at once."""
-    if not s.flag("use_liger_kernel", "use_liger_loss"):
-        return None
-    return replace(default_software(read["backend"]), head=replace(LIGER, tokens=read["limit.response"]))
+    """Accelerate's FSDP is FSDP1 by default; Liger's loss goes through one response at a time, without it all
+    logits of a micro-batch are there at once. None: as `runs` has both."""
+    liger = read["rollout"] and s.flag("use_liger_kernel", "use_liger_loss")
+    usual = default_software(read["backend"])
+    known = replace(
+        usual,
+        head=replace(LIGER, tokens=read["limit.response"]) if liger else None,
+        flat_parameters=read["backend"] == "fsdp2" and s.whole(VERSION, default=1) == 1,
+    )
+    return None if known == usual else known
 
 
 def _longest_prompt(s: FrameworkSettings, read: Fields) -> int | None:
@@ -239,7 +245,6 @@ def _groups(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.mini_batches": max(1, read["per_generation"] // read["accumulation"]),
         "workload.old_logprobs": _old_logprobs(s, read),
         "limit.prompt": _longest_prompt(s, read),
-        "software": _software(s, read),
         **_engine(s, read),
     }
 
@@ -250,6 +255,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     fsdp = read["backend"] == "fsdp2"
     return {
         "backend": read["backend"],
+        "software": _software(s, read),
         "actor.each": s.whole("gpus_per_node", default=_per_node(read)),
         "actor.offload_params": read["actor.offload_optimizer"] if fsdp else read["actor.offload_params"],
         "workload.packing": False,

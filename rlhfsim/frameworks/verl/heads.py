@@ -71,13 +71,18 @@ def head_of(*, packing: bool, entropy: bool) -> Head:
 
 
 def software(s: FrameworkSettings, *, packing: bool) -> Software | None:
-    """What the keys say of the head under FSDP; None: as `runs` has it."""
+    """What the keys say of FSDP and of the head under it; None: as `runs` has it.
+
+    The strategy `fsdp`, which is the default, is FSDP1 in every release
+    (verl/workers/engine/fsdp/transformer_impl.py; before, verl/workers/fsdp_workers.py).
+    """
     weight = s.share(ENTROPY, default=default(ENTROPY, s.find(VERSION)))
     head = head_of(packing=packing, entropy=weight != 0)
     if packing and s.flag("actor_rollout_ref.actor.entropy_from_logits_with_chunking"):
         head = replace(head, score_bytes=2)  # entropy of 2,048 tokens at a time
     if s.flag("actor_rollout_ref.model.use_fused_kernels"):
         head = FUSED
-    if head in (UNPADDED, PADDED):
-        return None
-    return replace(default_software("fsdp2"), head=head)
+    usual = default_software("fsdp2")
+    flat = s.find("actor_rollout_ref.actor.strategy") != "fsdp2"
+    known = replace(usual, head=None if head in (UNPADDED, PADDED) else head, flat_parameters=flat)
+    return None if known == usual else known

@@ -72,6 +72,8 @@ class Software(Hashed):
     """Router weights multiply what comes back from experts in FP32."""
     overlaps_reduction: bool = True
     """DeepSpeed reduces one bucket while it fills another (its own default under ZeRO-3 alone)."""
+    flat_parameters: bool = False
+    """FSDP1: the parameters of a layer are one flat tensor, which is gathered in place."""
     inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
 

@@ -44,6 +44,7 @@ def software(row: Row, backend: Backend) -> Software:
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
         head=_head(row, backend),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
+        flat_parameters=framework.startswith("verl") and row.text("train_backend") == "fsdp",
     )
 
 
