@@ -17,7 +17,7 @@ from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.refusal import check_kind
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.plan import Plan, PlannedModel
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source
@@ -270,8 +270,13 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
         one_node=plan.replicas_in_one_node,
         vendors=set(_vendors(plan)),
     )
+    other = None if plan.framework == OWN else runs_of(plan.framework)
+    export = (
+        other and f"it is {other.title}'s plan: rlhfsim export --to {other.name}, or design --framework {OWN}"
+    )
     for lacks in lacking:
-        yield lacks.code, f"the plan asks for {lacks.what}, which the executor does not run", lacks.remedy
+        message = f"the plan asks for {lacks.what}, which the executor does not run"
+        yield lacks.code, message, export or lacks.remedy
     spread = [len(here) for places in replica_places(plan) for here in by_node(places)] if rollout else []
     if not plan.replicas_in_one_node and len(set(spread)) > 1:
         yield (

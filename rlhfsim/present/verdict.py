@@ -46,8 +46,8 @@ def cautions(plan: Plan) -> Iterator[str]:
         )
 
 
-def assumed(plan: Plan) -> Iterator[str]:
-    """Values that stand in for those of the user's own run and move the step."""
+def assumed(plan: Plan, *, ranges: bool = True) -> Iterator[str]:
+    """Values that stand in for those of the user's own run and move the step; `ranges`: with seconds."""
     work = plan.workload
     twins = ["critic"] * (work.has_critic and work.critic == SAME)
     twins += ["reward model"] * (work.has_reward_model and work.reward.model == SAME)
@@ -65,7 +65,7 @@ def assumed(plan: Plan) -> Iterator[str]:
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
     yield from plan.assumed
-    yield from _dispatcher(plan)
+    yield from _dispatcher(plan, ranges=ranges)
     if WEIGHT_PATHS[plan.placement.weight_path].changes_only:
         yield _changed(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
@@ -86,7 +86,7 @@ def _changed(plan: Plan) -> str:
     return f"{value} of the weights change in a step ({low} to {high}): only those are sent"
 
 
-def _dispatcher(plan: Plan) -> Iterator[str]:
+def _dispatcher(plan: Plan, *, ranges: bool) -> Iterator[str]:
     """What the dispatcher of the experts leaves open, where actor or rollout do not name it."""
     actor, rollout = plan.placement.actor.layout, plan.placement.rollout
     left_open = {}
@@ -98,7 +98,8 @@ def _dispatcher(plan: Plan) -> Iterator[str]:
         if phase.name in left_open:
             what, option = left_open[phase.name]
             low, high = (format(x, "s") for x in (phase.low_s, phase.high_s))
-            yield f"{what} takes {low} to {high}: name the dispatcher ({option})"
+            takes = f"takes {low} to {high}" if ranges else "depends on the dispatcher, so intervals are wide"
+            yield f"{what} {takes}: name the dispatcher ({option})"
 
 
 def learning(plan: Plan) -> str:

@@ -72,6 +72,18 @@ def test_the_readmes_plan_launches_on_the_cluster_it_was_made_for(tmp_path: Path
     assert 0 < report["host_bytes"] <= report["host_capacity"]
 
 
+def test_a_plan_that_another_framework_is_to_run_names_its_export(tmp_path: Path) -> None:
+    asked = Request(
+        cluster=parse_cluster(8), workload=Workload(model="8b"), framework="nemo-rl", backend="megatron"
+    )
+    chosen = design(asked, explain=False, rivals=False).chosen
+    assert chosen is not None
+    result = launch(chosen, tmp_path, "--assume-cluster", "1x8xh100")
+    assert result.exit_code == 2
+    assert "which the executor does not run" in result.output
+    assert "rlhfsim export --to nemo-rl, or design --framework rlhfsim" in result.output
+
+
 def test_without_the_libraries_it_says_what_was_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

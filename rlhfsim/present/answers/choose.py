@@ -150,7 +150,9 @@ def notes(
 
 def _hidden(options: Sequence[ClusterOption], listed: Sequence[ClusterOption]) -> Iterator[str]:
     """What is assumed of any candidate, and what those that are listed change of learning."""
-    if taken := dict.fromkeys(text for x in options if x.plan is not None for text in assumed(x.plan)):
+    if taken := dict.fromkeys(
+        text for x in options if x.plan is not None for text in assumed(x.plan, ranges=False)
+    ):
         yield f"assumed: {'; '.join(taken)}"
     plans = [x.plan for x in listed if x.plan is not None]
     changes = Counter(learning(plan) for plan in plans)
