@@ -79,9 +79,9 @@ def test_a_plan_that_another_framework_is_to_run_names_its_export(tmp_path: Path
     chosen = design(asked, explain=False, rivals=False).chosen
     assert chosen is not None
     result = launch(chosen, tmp_path, "--assume-cluster", "1x8xh100")
-    assert result.exit_code == 2
-    assert "which the executor does not run" in result.output
-    assert "rlhfsim export --to nemo-rl, or design --framework rlhfsim" in result.output
+    assert isinstance(result.exception, RlhfsimError)
+    assert "which the executor does not run" in result.exception.message
+    assert "rlhfsim export --to nemo-rl, or design --framework rlhfsim" in (result.exception.help or "")
 
 
 def test_without_the_libraries_it_says_what_was_not_checked(
