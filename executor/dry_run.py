@@ -96,8 +96,10 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     lines |= _placed(plan, cluster, groups)
     lines |= {role: _role(spec, groups) for role, spec in specs.items()}
     judge = judge or ask
-    if plan.workload.generates:
-        lines |= _rollout(plan, groups)
+    for engines in ranks.rollouts(plan):
+        lines |= {
+            "lent " * (engines is not plan) + name: text for name, text in _rollout(engines, groups).items()
+        }
     lines["DeepSpeed"] = _deepspeed(specs, judge)
     lines |= {f"{role} by FSDP2": _fsdp2(s) for role, s in specs.items() if library(s) == "FSDP2"}
     if plan.workload.generates:
@@ -143,8 +145,8 @@ def _placed(plan: Plan, cluster: Cluster, groups: Sequence[GroupSpec]) -> dict[s
     """Placement groups, and how many processes share a GPU."""
     bundles = ranks.bundles(plan)
     sharing: Counter[Place] = Counter(place for group in groups for place in group.places)
-    if plan.workload.generates:
-        sharing.update(here[0] for places in ranks.replica_places(plan) for here in ranks.by_node(places))
+    for engines in ranks.rollouts(plan):
+        sharing.update(here[0] for places in ranks.replica_places(engines) for here in ranks.by_node(places))
     most = max(sharing.values())
     if most > ranks.TENANTS:
         raise RlhfsimError(

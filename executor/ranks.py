@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from executor.engines import mesh
@@ -103,6 +103,20 @@ def replica_places(plan: Plan) -> list[tuple[Place, ...]]:
     ranks = list(zip(gpus.nodes, gpus.gpus, strict=True))
     each = role.layout.replica_gpus
     return [tuple(ranks[i * each : (i + 1) * each]) for i in range(role.layout.dp)]
+
+
+def lent(plan: Plan) -> Plan:
+    """The plan with its rollout engine on the trainer's GPUs, as it is while they are lent."""
+    placement = plan.placement.lent
+    trainer = next(m for m in plan.gpu_map if m.role == "actor")
+    others = tuple(m for m in plan.gpu_map if m.role != "rollout")
+    return replace(plan, placement=placement, gpu_map=(*others, replace(trainer, role="rollout")))
+
+
+def rollouts(plan: Plan) -> list[Plan]:
+    """The plan for each pool with a rollout engine: its own, and that of a trainer that lends its GPUs."""
+    lending = [lent(plan)] if plan.placement.schedule.lend else []
+    return [plan, *lending] if plan.workload.generates else []
 
 
 def by_node(places: Sequence[Place]) -> list[tuple[Place, ...]]:

@@ -12,7 +12,7 @@ from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
 from executor.engines.transformers.native import is_causal, is_native
 from executor.environments.process import EnvironmentProcess
-from executor.ranks import by_node, replica_places
+from executor.ranks import by_node, replica_places, rollouts
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
@@ -262,8 +262,7 @@ def _variables(job: Job) -> dict[str, str]:
 
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     plan = job.plan
-    rules, rollout = framework(OWN), plan.placement.rollout
-    lacking = rules.lacks(
+    lacking = framework(OWN).lacks(
         plan.placement,
         plan.workload,
         plan.topology,
@@ -277,22 +276,16 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     for lacks in lacking:
         message = f"the plan asks for {lacks.what}, which the executor does not run"
         yield lacks.code, message, export or lacks.remedy
-    spread = [len(here) for places in replica_places(plan) for here in by_node(places)] if rollout else []
-    if not plan.replicas_in_one_node and len(set(spread)) > 1:
+    ranks, pool = len(plan.gpus_of("actor")), plan.placement.pool(plan.placement.actor.pool)
+    if plan.placement.schedule.lend and ranks < pool.gpus:
         yield (
-            "rollout-replica-uneven",
-            f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
-            "start its pool at a whole node, and fill nodes",
+            "lend-idle-gpus",
+            f"the trainer lends {pool.gpus} GPUs and trains on {ranks} of them: on the others nobody has the "
+            "weights that an engine wakes with",
+            f"give pool {pool.name!r} {ranks} GPUs, or leave lend out",
         )
-    allocator = " ".join(value for name, value in _variables(job).items() if name.endswith("ALLOC_CONF"))
-    transport = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology)
-    if job.gpu and transport == "ipc" and "expandable_segments:true" in allocator.lower().replace(" ", ""):
-        yield (
-            "expandable-segments-ipc",
-            f"weight path {plan.placement.weight_path} hands memory over by CUDA IPC, and PYTORCH_ALLOC_CONF "
-            f"is {allocator}: expandable segments have no handle for another process in a container",
-            f"leave expandable_segments out, as in PYTORCH_ALLOC_CONF={SPLIT}",
-        )
+    for engines in rollouts(plan):
+        yield from _rollout_reasons(job, engines)
     if job.settings.checkpoints.background and plan.placement.backend == "fsdp2":
         yield (
             "checkpoint-background",
@@ -308,6 +301,26 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
         )
     if not job.gpu:
         yield from _needs_gpus(plan)
+
+
+def _rollout_reasons(job: Job, plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """What one pool cannot run of its rollout engine."""
+    spread = [len(here) for places in replica_places(plan) for here in by_node(places)]
+    if not plan.replicas_in_one_node and len(set(spread)) > 1:
+        yield (
+            "rollout-replica-uneven",
+            f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
+            "start its pool at a whole node, and fill nodes",
+        )
+    allocator = " ".join(value for name, value in _variables(job).items() if name.endswith("ALLOC_CONF"))
+    transport = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology)
+    if job.gpu and transport == "ipc" and "expandable_segments:true" in allocator.lower().replace(" ", ""):
+        yield (
+            "expandable-segments-ipc",
+            f"weight path {plan.placement.weight_path} hands memory over by CUDA IPC, and PYTORCH_ALLOC_CONF "
+            f"is {allocator}: expandable segments have no handle for another process in a container",
+            f"leave expandable_segments out, as in PYTORCH_ALLOC_CONF={SPLIT}",
+        )
 
 
 def _vendors(plan: Plan) -> Iterator[str]:

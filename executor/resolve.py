@@ -214,8 +214,12 @@ def _kv_bytes(job: Job, tokens: int) -> int:
     """GPU: what the plan's ledger gives the KV cache; CPU: what all running sequences can need."""
     if job.fakes is not None:
         return MIN_KV_BYTES
+    rollout = job.plan.placement.rollout
+    pool = rollout.pool if rollout is not None else ""
     planned = [
-        e.bytes for e in job.plan.prediction.ledger if e.role == "rollout" and e.component == "kv_cache"
+        e.bytes
+        for e in job.plan.prediction.ledger
+        if (e.role, e.component, e.pool) == ("rollout", "kv_cache", pool)
     ]
     if job.gpu and planned:
         return int(max(planned))

@@ -174,6 +174,7 @@ class Run:
             max_tokens=self.job.max_tokens,
             wait_s=self.job.limits.longest_call,
             late=self.job.plan.placement.schedule.late,
+            lend=self.job.plan.placement.schedule.lend,
             parts=parts,
         )
         first, rows = 0, list[Row]()

@@ -56,6 +56,8 @@ class GenerationRequest:
     """Seed of this request alone: equal seeds give equal random streams."""
     task: Task | None = None
     """For the environment that answers between its turns; None: one turn, and nobody answers."""
+    begun: Completion | None = None
+    """What another replica has sampled of the response, which goes on behind it."""
 
 
 class Fault(NamedTuple):

@@ -126,6 +126,8 @@ class Loop:
     """Most that one wait for finished responses takes."""
     late: Late = "wait"
     """What happens to groups that are too old; see `Schedule.late`."""
+    lend: bool = False
+    """The trainer's GPUs generate while it waits; see `Schedule.lend`."""
     parts: Parts = field(default_factory=Parts)
     """What the user brings of the algorithm."""
     calls: tuple[Call, ...] = field(init=False)
@@ -180,7 +182,7 @@ class Loop:
         with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
                 feeder.step = step
-                samples = buffer.take(self.wait_s)
+                samples, lent = self._taken(buffer, step)
                 groups, late = feeder.groups_since(), feeder.late_since(samples)
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
@@ -189,9 +191,16 @@ class Loop:
                     learned = replace(learned, unused=unused, sampling=groups.metrics)
                 if late is not None:
                     learned = late.added_to(learned)
-                yield learned
+                yield replace(learned, sampling={**learned.sampling, **lent})
 
     # --- parts ------------------------------------------------------------------------------------
+
+    def _taken(self, buffer: ExperienceBuffer, step: int) -> tuple[list[Sample], Metrics]:
+        """A batch from the buffer, and what the trainer's GPUs did while it waited."""
+        if self.lend and not buffer.whole():
+            self.backend.lend(step)
+        samples = buffer.take(self.wait_s)
+        return samples, self.backend.reclaim(step) if self.lend else {}
 
     def _experience(self, step: int) -> list[Sample]:
         if not self.workload.generates:

@@ -23,6 +23,12 @@ class LoopBackend(Protocol):
     def poll(self, limit_s: float) -> list[Completion]:
         """Completions of submitted requests; waits up to `limit_s` for the first."""
 
+    def lend(self, step: int) -> None:
+        """The trainer waits for samples from now on: its GPUs may generate."""
+
+    def reclaim(self, step: int) -> dict[str, float]:
+        """The trainer goes on; what its GPUs generated, as metrics."""
+
     def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
         """Results of one scoring call, one a sample."""
 
@@ -65,6 +71,9 @@ class ExperienceBuffer(Protocol):
 
     def skip(self, group: int) -> None:
         """A group that was generated is not trained on: another may start."""
+
+    def whole(self) -> bool:
+        """Whether `take` need not wait."""
 
     def take(self, limit_s: float) -> list[Sample]:
         """One batch of whole groups; waits for it."""

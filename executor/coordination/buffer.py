@@ -132,6 +132,18 @@ class Buffer:
 
     def take(self) -> tuple[BufferEntry, ...] | None:
         """A batch for the trainer, oldest versions first; None: not yet, ask again after the next event."""
+        split = self._split()
+        if split is None:
+            return None
+        chosen, self._ready = split
+        return tuple(chosen)
+
+    def whole(self) -> bool:
+        """Whether the trainer can take a batch."""
+        return self._split() is not None
+
+    def _split(self) -> tuple[list[BufferEntry], list[BufferEntry]] | None:
+        """The batch that `take` hands out, and what is left."""
         batch, waits = self.settings.batch, self.settings.waits
         if self.ready < batch or (waits and self.due()):
             return None
@@ -140,8 +152,7 @@ class Buffer:
         older_runs = any(version < chosen[-1].oldest for version in self._running.values())
         if waits and older_runs and not self._in_time([e.oldest for e in left]):
             return None
-        self._ready = left
-        return tuple(chosen)
+        return chosen, left
 
     def _in_time(self, left: Sequence[int]) -> bool:
         """Whether entries that are left, and those that run, can be trained on before they are too old."""
@@ -207,6 +218,11 @@ class Experience:
         with self._changed:
             self._buffer.skip(group)
             self._changed.notify_all()
+
+    def whole(self) -> bool:
+        """Whether `take` need not wait."""
+        with self._changed:
+            return self._buffer.whole()
 
     def take(self, limit_s: float) -> list[Sample]:
         """One batch of whole groups, in the order of their ids.

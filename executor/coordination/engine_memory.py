@@ -18,7 +18,7 @@ LOSES_WEIGHTS = 2
 class EngineMemory:
     """Moves of all replicas together; asked again, they do nothing."""
 
-    def __init__(self, job: Job, move: Callable[..., Readings], resend: Callable[[int], None]) -> None:
+    def __init__(self, job: Job, move: Callable[..., Readings], resend: Callable[[int], object]) -> None:
         """`move(method, *arguments, span=, step=)` acts on all replicas and says what each then holds,
         `resend(step)` sends the weights."""
         role, schedule = job.plan.placement.rollout, job.plan.placement.schedule

@@ -143,14 +143,19 @@ def check_asleep(plan: Plan, call: str, leaving: set[str], readings: Readings) -
 
 
 def _largest(plan: Plan, component: str) -> float:
-    rows = (r.bytes for r in plan.prediction.ledger if r.role == "rollout" and r.component == component)
+    wanted = "rollout", component, _pool(plan)
+    rows = (r.bytes for r in plan.prediction.ledger if (r.role, r.component, r.pool) == wanted)
     return max(rows, default=0.0)
+
+
+def _pool(plan: Plan) -> str:
+    """The rollout's."""
+    return plan.placement.rollout.pool if plan.placement.rollout is not None else ""
 
 
 def _trainers(plan: Plan) -> Iterator[float]:
     """Bytes of each phase on the rollout's pool in which its engine sleeps."""
-    ledger = plan.prediction.ledger
-    pool = next((row.pool for row in ledger if row.role == "rollout"), "")
+    ledger, pool = plan.prediction.ledger, _pool(plan)
     for phase in {row.phase for row in ledger}:
         rows = [row for row in ledger if row.phase == phase and row.pool == pool]
         if not any(row.role == "rollout" and row.component == "kv_cache" for row in rows):

@@ -8,6 +8,8 @@
     sampling/{generated,equal,surplus}_groups   dynamic sampling: all, those that taught nothing, those beyond
                                            the step (in synchronous schedules)
     sampling/late_{groups,tokens}          thrown away because they were too old
+    lend/{seconds,tokens,moved}            the trainer's GPUs generated: how long, how many tokens, and
+                                           responses that went on elsewhere afterwards
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 from executor.coordination.tracing import Reply, Tags
 from executor.coordination.worker import ProcessIdentity, TracedProcess, uncollected
@@ -35,7 +35,17 @@ IDLE_S = 0.02
 class ReplicaIdentity(ProcessIdentity):
     """Which replica this is."""
 
-    index: int
+    name: str
+    """In spans and counters."""
+
+
+class Returned(NamedTuple):
+    """What a replica gives back."""
+
+    requests: Sequence[GenerationRequest]
+    """With what there is of their responses."""
+    sampled: int
+    """Tokens that it has sampled since it was asked last."""
 
 
 @dataclass(slots=True)
@@ -52,7 +62,7 @@ class ReplicaFollower(TracedProcess):
     """The workers of a replica on a node that does not lead it; runs as a Ray actor."""
 
     def __init__(self, identity: ReplicaIdentity) -> None:
-        super().__init__(identity, f"replica {identity.index}")
+        super().__init__(identity, identity.name)
         self._gpu, self._fakes = identity.gpu, identity.fakes
         self._workers: Any = None
 
@@ -80,7 +90,7 @@ class Replica(TracedProcess):
     """Runs as a threaded Ray actor."""
 
     def __init__(self, identity: ReplicaIdentity) -> None:
-        super().__init__(identity, f"replica {identity.index}")
+        super().__init__(identity, identity.name)
         self._gpu = identity.gpu
         self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
@@ -119,7 +129,7 @@ class Replica(TracedProcess):
 
     def _build(self, spec: RolloutSpec) -> None:
         if self._fakes is not None:
-            self._engine = FakeRollout(self._fakes, self._device)
+            self._engine = FakeRollout(self._fakes, self._device, self._pool)
             self._converse(spec, ByteText())
             return
         from executor.engines.training import check_device
@@ -159,6 +169,20 @@ class Replica(TracedProcess):
             self._raise()
             done, self._finished = self._finished, []
         return Reply(value=done, recorded=self._tracer.take(), memory=self._reading)
+
+    def give_back(self, most: int | None = None) -> Reply:
+        """`Returned`: what goes on in another replica, all that is unfinished or at most so many."""
+        return self._command(lambda: self._given_back(most))
+
+    def _given_back(self, most: int | None) -> Returned:
+        conversations = self._conversations
+        assert conversations is not None, "the engine is built first"
+        with self._changed:
+            incoming, self._incoming = self._incoming, []
+        conversations.add(incoming)  # these are the youngest
+        requests = conversations.leave(most)
+        sampled, conversations.sampled = conversations.sampled, 0
+        return Returned(requests, sampled)
 
     def connect(self, links: Sequence[Link]) -> Reply:
         """Join weight channels: the link of each of the engine's workers."""

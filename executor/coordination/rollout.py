@@ -1,9 +1,7 @@
-"""The driver's handle on all replicas of the rollout engine: requests balanced, results gathered."""
+"""The driver's handle on the processes of the replicas of a rollout engine."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,22 +10,15 @@ from typing import Any
 import ray
 
 from executor.coordination.cluster import Reservation
-from executor.coordination.failures import PartFailed, collect
+from executor.coordination.failures import collect
 from executor.coordination.replica import Replica, ReplicaFollower, ReplicaIdentity
 from executor.coordination.tracing import Reply
 from executor.coordination.worker_group import process_of
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineNode, RolloutSpec
 from executor.ranks import Place, by_node, replica_places
-from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
 
-LONG_POLL_S = 2.0
-"""Most that one poll waits."""
-POLL_GRACE_S = 60.0
-"""A replica that answers a poll so much later than it should hangs; a long scheduler step is shorter."""
-IDLE_S = 0.05
-"""A poll with nothing outstanding waits so long."""
 Record = Callable[[str, Reply], None]
 THREADS = 8
 """Calls that a replica can have at once: polls, submissions, commands."""
@@ -45,24 +36,17 @@ class ReplicaPool:
     """Engine worker processes of one replica."""
     record: Record
     """Where spans and memory of a part's replies go."""
-    arrived: Callable[[Sequence[Completion]], None]
-    """Told of every response at once."""
-    outstanding: dict[int, int] = field(default_factory=dict)
-    """Id of a request -> replica."""
+    name: str = "rollout replica"
+    """What each is called, before its number."""
     readings: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """What each part held after its last call, and at most during it."""
     ending: bool = False
     """Its processes end on purpose."""
-    _waited: list[dict[int, Completion | None]] = field(default_factory=list)
-    """Completions so far of the requests of each `generate` that runs."""
-    _done: list[Completion] = field(default_factory=list)
-    """Completions that wait for a `poll`."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def parts(self) -> list[str]:
         """Names of the replicas, for people."""
-        return [f"rollout replica {i}" for i in range(len(self.actors))]
+        return [f"{self.name} {i}" for i in range(len(self.actors))]
 
     @property
     def processes(self) -> dict[str, Any]:
@@ -120,81 +104,6 @@ class ReplicaPool:
                 self.readings[part] = reply.memory or {}
         return [r.value if isinstance(r, Reply) else r for r in replies]
 
-    def submit(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> None:
-        """Give every request to the replica with least outstanding work."""
-        shares: list[list[GenerationRequest]] = [[] for _ in self.actors]
-        with self._lock:
-            loads = self._loads()
-            for request in requests:
-                lightest = loads.index(min(loads))
-                shares[lightest].append(request)
-                loads[lightest] += 1
-                self.outstanding[request.id] = lightest
-        refs = [a.submit.remote(share, step) for a, share in zip(self.actors, shares, strict=True) if share]
-        parts = [p for p, share in zip(self.parts, shares, strict=True) if share]
-        collect(refs, parts, "rollout submit", limit_s)
-
-    def poll(self, limit_s: float) -> list[Completion]:
-        """Completions of submitted requests; waits up to `limit_s` for the first."""
-        self._fetch(limit_s, all_of_them=False)
-        with self._lock:
-            done, self._done = self._done, []
-        return done
-
-    def generate(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> list[Completion]:
-        """All completions, in the order of their requests; others may be submitted and polled beside it.
-
-        Raises:
-            PartFailed: a replica failed, or not all were done after `limit_s`.
-        """
-        mine: dict[int, Completion | None] = {r.id: None for r in requests}
-        with self._lock:
-            self._waited.append(mine)
-        self.submit(requests, step, limit_s)
-        deadline = time.monotonic() + limit_s
-        while unfinished := [id for id, completion in mine.items() if completion is None]:
-            if time.monotonic() > deadline:
-                slow = self.parts[self.outstanding.get(unfinished[0], 0)]
-                raise PartFailed(
-                    slow, "timed out", f"{len(unfinished)} responses unfinished after {limit_s:g} s"
-                )
-            self._fetch(LONG_POLL_S, all_of_them=True)
-        with self._lock:
-            self._waited.remove(mine)
-        return [completion for completion in mine.values() if completion is not None]
-
-    def _loads(self) -> list[int]:
-        """Outstanding requests of every replica."""
-        held = list(self.outstanding.values())
-        return [held.count(i) for i in range(len(self.actors))]
-
-    def _fetch(self, limit_s: float, *, all_of_them: bool) -> None:
-        """Bring what is finished here, to whoever waits for it."""
-        with self._lock:
-            loads = self._loads()
-        busy = [i for i, load in enumerate(loads) if load]
-        wait = min(limit_s, LONG_POLL_S)
-        if not busy:
-            time.sleep(min(wait, IDLE_S))
-            return
-        refs = [self.actors[i].poll.remote(loads[i] if all_of_them else 1, wait) for i in busy]
-        replies = collect(refs, [self.parts[i] for i in busy], "rollout poll", wait + POLL_GRACE_S)
-        for i, reply in zip(busy, replies, strict=True):
-            self.record(self.parts[i], reply)
-        with self._lock:
-            completions = [completion for reply in replies for completion in reply.value]
-            self.arrived(completions)
-            for completion in completions:
-                self._deliver(completion)
-
-    def _deliver(self, completion: Completion) -> None:
-        del self.outstanding[completion.id]
-        for mine in self._waited:
-            if completion.id in mine:
-                mine[completion.id] = completion
-                return
-        self._done.append(completion)
-
     def close(self, limit_s: float = 30.0) -> None:
         """Shut the engines down in order, then end their processes."""
         self.ending = True
@@ -219,7 +128,7 @@ def spawn(
     scratch: Path,
     fakes: Fakes | None,
     record: Record,
-    arrived: Callable[[Sequence[Completion]], None],
+    name: str = "rollout replica",
 ) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
@@ -228,7 +137,7 @@ def spawn(
         [
             _start(Replica if node == 0 else ReplicaFollower, here, reservation, share, environment).remote(
                 ReplicaIdentity(
-                    index=index,
+                    name=f"{name.removeprefix('rollout ')} {index}",
                     slots=reservation.slots(here[0], environment),
                     # the leader tells the memory of all
                     **process_of(role.pool, places if node == 0 else here, reservation, scratch, fakes),
@@ -244,7 +153,7 @@ def spawn(
         followers=[processes[1:] for processes in replicas],
         receivers_each=role.layout.replica_gpus,
         record=record,
-        arrived=arrived,
+        name=name,
     )
 
 

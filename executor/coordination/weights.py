@@ -31,9 +31,11 @@ Record = Callable[[WorkerGroup, Sequence[Reply]], None]
 class WeightRoute:
     """The weight path of a plan, open between a trainer group and a rollout pool."""
 
-    def __init__(self, job: Job, trainer: WorkerGroup, scratch: Path) -> None:
+    def __init__(self, job: Job, trainer: WorkerGroup, scratch: Path, call: str = "actor.sync") -> None:
+        """`call`: what its transfers are in spans; the trainer tells its routes apart by it."""
         self._job = job
         self._trainer = trainer
+        self._call = call
         self._folder = scratch / "weights"
         self._limit = job.limits.sync
         self._channels: dict[int, ChannelSpec] = {}
@@ -46,7 +48,7 @@ class WeightRoute:
         if rollout is not None:
             groups = transfer_groups(self._job.plan, gpu=self._job.gpu)
         self._channels = self._specs({group.sender: len(group.receivers) for group in groups})
-        self._trainer.call("open_channels", self._channels, limit_s=self._limit)
+        self._trainer.call("open_channels", self._call, self._channels, limit_s=self._limit)
         if rollout is not None:
             links: list[dict[int, Link]] = [{} for _ in rollout.actors]
             for group in groups:
@@ -58,7 +60,7 @@ class WeightRoute:
     def close(self) -> None:
         """Drop the sending ends; what they put on disk goes with them."""
         if self._channels:
-            self._trainer.call("close_channels", limit_s=self._limit)
+            self._trainer.call("close_channels", self._call, limit_s=self._limit)
         self._channels = {}
 
     def _specs(self, receivers: Mapping[int, int]) -> dict[int, ChannelSpec]:
@@ -98,12 +100,12 @@ class WeightRoute:
         Raises:
             PartFailed: an end failed, or the two checksums differ.
         """
-        tags = Tags(name="actor.sync", kind="sync", step=step, version=version)
+        tags = Tags(name=self._call, kind=self._call.rpartition(".")[2], step=step, version=version)
         if rollout is None:  # the weights become a model folder, which stays until the next one has read it
             self.open(None)
         pool = ThreadPoolExecutor(max_workers=2)
         limit = self._limit * 2 if rollout else self._limit
-        sending = pool.submit(self._trainer.call, "send", "actor", version, tags, limit_s=limit)
+        sending = pool.submit(self._trainer.call, "send", "actor", self._call, version, tags, limit_s=limit)
         receiving = pool.submit(self._receive, rollout, version, tags, limit)
         pool.shutdown(wait=False)
         both: list[Future[Any]] = [sending, receiving]

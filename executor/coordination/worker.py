@@ -130,8 +130,8 @@ class Worker(TracedProcess):
         self._specs: dict[str, EngineSpec] = {}
         self._away: dict[str, Path] = {}
         """Destroyed role -> where its state lies."""
-        self._channels: Mapping[int, ChannelSpec] = {}
-        self._sender: Any = None
+        self._routes: dict[str, tuple[Mapping[int, ChannelSpec], Any]] = {}
+        """Weight route -> its channels by sending rank, and this rank's end."""
         self._background: Any = None
         """What still writes the last checkpoint."""
 
@@ -226,38 +226,40 @@ class Worker(TracedProcess):
 
     # --- weights and checkpoints ------------------------------------------------------------------
 
-    def open_channels(self, channels: Mapping[int, ChannelSpec]) -> None:
-        """Ranks with a channel make its sending end and its key-value store."""
-        self.close_channels()
-        self._channels = channels
+    def open_channels(self, route: str, channels: Mapping[int, ChannelSpec]) -> None:
+        """Ranks with a channel of a route make its sending end and its key-value store."""
+        self.close_channels(route)
+        sender = None
         if self._fakes is None:
             from executor.engines import training
 
-            self._sender = training.sender(channels, self._identity.rank)
+            sender = training.sender(channels, self._identity.rank)
+        self._routes[route] = channels, sender
 
-    def close_channels(self) -> None:
+    def close_channels(self, route: str) -> None:
         """Drop the sending end."""
-        if self._sender is not None:
-            self._sender.close()
-        self._sender = None
+        _, sender = self._routes.pop(route, (None, None))
+        if sender is not None:
+            sender.close()
 
-    def send(self, role: str, version: int, tags: Tags) -> Reply:
-        """Gather the weights of `role` and send them; a collective."""
+    def send(self, role: str, route: str, version: int, tags: Tags) -> Reply:
+        """Gather the weights of `role` and send them along a route; a collective."""
         with self._call(role, tags) as notes:
-            transfer = self._send(self._engines[role], version)
+            transfer = self._send(self._engines[role], route, version)
             if transfer is not None:
                 notes["bytes"] = float(transfer.bytes)
         return self._reply(transfer)
 
-    def _send(self, engine: Any, version: int) -> Transfer | None:
+    def _send(self, engine: Any, route: str, version: int) -> Transfer | None:
         if self._fakes is not None:
             engine.sync()
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
         from executor.weight_transfer.packing import GatheredWeights
 
-        spec = next(iter(self._channels.values()))
+        channels, sender = self._routes[route]
+        spec = next(iter(channels.values()))
         # vLLM joins all ranks at every buffer of CUDA IPC, also those whose GPU has no rollout worker
-        senders = range(self._identity.ranks) if spec.native == "ipc" else tuple(self._channels)
+        senders = range(self._identity.ranks) if spec.native == "ipc" else tuple(channels)
 
         def gather() -> Iterator[Any]:
             if spec.adapters_only:
@@ -266,10 +268,10 @@ class Worker(TracedProcess):
             return buckets
 
         weights = GatheredWeights(gather, on_host=spec.transport in ("host", "disk") or spec.changes_only)
-        if self._sender is None:
+        if sender is None:
             weights.exhaust()
             return None
-        sent: Transfer | None = self._sender.send(weights, version)
+        sent: Transfer | None = sender.send(weights, version)
         return sent
 
     def save(self, role: str, folder: str, background: bool = False) -> Reply:
@@ -306,7 +308,8 @@ class Worker(TracedProcess):
 
     def close(self) -> None:
         """End every engine and sender."""
-        self.close_channels()
+        for route in list(self._routes):
+            self.close_channels(route)
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

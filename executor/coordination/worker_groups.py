@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
-from executor.coordination import others, rollout, weights
+from executor.coordination import lending, others, rollout, weights
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.engine_memory import EngineMemory
@@ -27,12 +27,13 @@ from executor.coordination.failures import PartFailed, collect
 from executor.coordination.gpu_faults import Readings
 from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
+from executor.coordination.router import RequestRouter
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
 from executor.coordination.worker_group import WorkerGroup, clock_of, join, spawn_all
 from executor.engines import mesh
-from executor.ranks import TENANTS, group_specs
+from executor.ranks import TENANTS, group_specs, lent
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
@@ -66,8 +67,10 @@ class WorkerGroups:
         self._offsets: dict[str, ClockOffset] = {}
         self._groups: dict[str, WorkerGroup] = {}
         self._residency = Residency(job, scratch, self._move)
-        self._engine = EngineMemory(job, self._move_engine, self._resend)
+        self._engine = EngineMemory(job, self._move_rollout, self._resend)
         self.rollout: ReplicaPool | None = None
+        self._requests: RequestRouter | None = None
+        self._lending: lending.Lending | None = None
         self.route: weights.WeightRoute | None = None
         self.watch = Watch(self._actors, self.stop)
         self._stopped = False
@@ -86,6 +89,8 @@ class WorkerGroups:
         self._groups = spawn_all(specs, self._reservation, self._environment, self._scratch, self.job.fakes)
         if self.job.plan.workload.generates:
             self._spawn_rollout()
+        if self.job.plan.placement.schedule.lend:
+            self._lending = self._lent()
         self.watch.start()
         if self.job.fakes is None:
             told(others.measure(self._actors(), self._limits.start))
@@ -95,6 +100,8 @@ class WorkerGroups:
         if self.rollout is not None:
             self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
+        if self._lending is not None:
+            self._lending.open()
         self.watch.note(self._scratch / PROCESSES, self._limits.longest_call)
 
     def _prepare(self) -> None:
@@ -104,19 +111,24 @@ class WorkerGroups:
             own = [spec for spec in specs if spec.role in group.spec.roles]
             for actor in group.actors:
                 actor.prepare.remote(own)
-        if self.rollout is not None:
-            self.rollout.prepare()
+        for pool in self._replica_pools:
+            pool.prepare()
+
+    @property
+    def _replica_pools(self) -> list[ReplicaPool]:
+        """Those that are there."""
+        own = [self.rollout] if self.rollout is not None else []
+        return own if self._lending is None else [*own, self._lending.pool]
 
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
-        rollout = self.rollout
         actors = {
             part: actor
             for group in self._groups.values()
             for part, actor in zip(group.parts, group.actors, strict=True)
         }
-        if rollout is not None and not rollout.ending:
-            actors |= rollout.processes
+        for pool in self._replica_pools:
+            actors |= {} if pool.ending else pool.processes
         return {} if self._stopped else actors
 
     @property
@@ -137,6 +149,10 @@ class WorkerGroups:
             self._start_group(group)
         if self.rollout is not None and self.rollout.pool == pool:
             self._build_rollout()
+        if self._lending is not None and self._lending.pool.pool == pool:
+            spec = replace(rollout_spec(self._lending.job), interrupted=True)
+            self._lending.pool.build(spec, self._limits.start)
+            self._lending.memory.built()
 
     def _start_group(self, group: WorkerGroup) -> None:
         join(group, self._limits.start, self._limits.collective)
@@ -151,18 +167,41 @@ class WorkerGroups:
                 self._offsets[part] = offset(partial(clock_of, actor))
 
     def _spawn_rollout(self) -> None:
-        self.rollout = rollout.spawn(
-            self.job.plan,
+        self.rollout = self._replicas(self.job)
+        self._requests = RequestRouter(self.rollout, self._rules.ahead)
+
+    def _replicas(self, job: Job, **named: str) -> ReplicaPool:
+        """The processes of all replicas of a plan."""
+        pool = rollout.spawn(
+            job.plan,
             self._reservation,
             1 / TENANTS,
             self._environment,
             self._scratch,
-            self.job.fakes,
+            job.fakes,
             lambda part, reply: self._add(part, reply, SAME_CLOCK),
-            self._rules.ahead,
+            **named,
         )
         if self._stopped:
-            self.rollout.kill()
+            pool.kill()
+        return pool
+
+    def _lent(self) -> lending.Lending:
+        """The replicas on the trainer's GPUs."""
+        assert self.rollout is not None
+        assert self._requests is not None
+        job = replace(self.job, plan=lent(self.job.plan))
+        pool = self._replicas(job, name="lent replica")
+        route = weights.WeightRoute(job, self.trainer, self._scratch / "lent", lending.WAKE)
+        memory = EngineMemory(job, partial(self._move_engine, pool), partial(self._send, route, pool))
+        return lending.Lending(
+            job=job,
+            pool=pool,
+            requests=self._requests,
+            memory=memory,
+            route=route,
+            own=len(self.rollout.actors),
+        )
 
     def _build_rollout(self, model: str | None = None) -> None:
         assert self.rollout is not None
@@ -178,8 +217,8 @@ class WorkerGroups:
             for group in self._groups.values():
                 for actor in group.actors:
                     ray.kill(actor)
-            if self.rollout is not None:
-                self.rollout.kill()
+            for pool in self._replica_pools:
+                pool.kill()
 
     def cause(self, error: Exception) -> Exception:
         """Why an error came: a dead part where there is one, else the error itself."""
@@ -198,13 +237,15 @@ class WorkerGroups:
         self.watch.stop()
         if not self._stopped:
             with contextlib.suppress(Exception):
-                if self.rollout is not None:
-                    self.rollout.close()
+                for pool in self._replica_pools:
+                    pool.close()
                 actors = [a for group in self._groups.values() for a in group.actors]
                 ray.wait([a.close.remote() for a in actors], num_returns=len(actors), timeout=10)
         self.stop()
         if self.route is not None:
             self.route.clean()
+        if self._lending is not None:
+            self._lending.route.clean()
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -214,8 +255,8 @@ class WorkerGroups:
         assert role is not None
         with self._pools[role.pool]:
             self._wake(role, step)
-            assert self.rollout is not None
-            done = self.rollout.generate(requests, step, self._limits.call("actor.generate"))
+            assert self._requests is not None
+            done = self._requests.generate(requests, step, self._limits.call("actor.generate"))
             self._rest(role, step)
         return done
 
@@ -234,19 +275,45 @@ class WorkerGroups:
                 self.rollout = None
         self._engine.rest(step)
 
-    def _move_engine(self, method: str, *arguments: Any, span: str = "", step: int = 0) -> Readings:
-        """One move of the rollout engine's memory, on every replica; what each then holds."""
+    def _move_rollout(self, *arguments: Any, **options: Any) -> Readings:
         assert self.rollout is not None
+        return self._move_engine(self.rollout, *arguments, **options)
+
+    def _move_engine(
+        self, pool: ReplicaPool, method: str, *arguments: Any, span: str = "", step: int = 0
+    ) -> Readings:
+        """One move of a rollout engine's memory, on every replica; what each then holds."""
         tags = (self._tags(span, span.rpartition(".")[2], step),) if span else ()
-        self.rollout.call(method, *arguments, *tags, limit_s=self._limits.call(span))
-        return self.rollout.readings
+        pool.call(method, *arguments, *tags, limit_s=self._limits.call(span))
+        return pool.readings
 
     def _resend(self, step: int) -> None:
         """The weights that the rollout engine lost in its sleep, over a channel of their own."""
         assert self.route is not None
         self.route.open(self.rollout)
+        self._send(self.route, self.rollout, step)
+
+    def _send(self, route: weights.WeightRoute, pool: ReplicaPool | None, step: int) -> Transfer:
+        """The actor's weights along a route."""
         with self._residency.present("actor", "actor.sync", step):
-            self.route.send(self.rollout, self.version, step, self._record)
+            return route.send(pool, self.version, step, self._record)
+
+    def lend(self, step: int) -> None:
+        """The trainer waits for samples from now on: its GPUs generate too, where that pays."""
+        with self._lent_pool() as lent:
+            lent.lend(step, self._limits.longest_call)
+
+    def reclaim(self, step: int) -> dict[str, float]:
+        """The trainer goes on, its GPUs are its own again; what they generated, as metrics."""
+        with self._lent_pool() as lent:
+            return lent.reclaim(step, self._limits.longest_call)
+
+    @contextlib.contextmanager
+    def _lent_pool(self) -> Iterator[lending.Lending]:
+        """The trainer's GPUs, while none of its calls runs there."""
+        assert self._lending is not None, "only a plan with schedule.lend lends"
+        with self._pools[self.trainer.spec.pool]:
+            yield self._lending
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests of a rollout that goes on by itself."""
@@ -254,13 +321,13 @@ class WorkerGroups:
         assert role is not None
         with self._pools[role.pool]:
             self._wake(role, step)
-        assert self.rollout is not None
-        self.rollout.submit(requests, step, self._limits.longest_call)
+        assert self._requests is not None
+        self._requests.submit(requests, step, self._limits.longest_call)
 
     def poll(self, limit_s: float) -> list[Completion]:
         """Completions of submitted requests; waits up to `limit_s` for the first."""
-        assert self.rollout is not None
-        return self.rollout.poll(limit_s)
+        assert self._requests is not None
+        return self._requests.poll(limit_s)
 
     def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
         """Results of one scoring call, in the order of the samples."""
@@ -341,8 +408,7 @@ class WorkerGroups:
             if placement.rollout.residency == "recreated":  # it goes, and reads files when it comes again
                 self._rest(placement.rollout, step)
             self._engine.for_sync(step)
-            with self._residency.present("actor", "actor.sync", step):
-                return self.route.send(self.rollout, self.version, step, self._record)
+            return self._send(self.route, self.rollout, step)
 
     # --- checkpoints and records ------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +46,11 @@ class Fakes:
     ledger: tuple[LedgerEntry, ...] = ()
     """Memory ledger of the plan."""
 
-    def sizes(self, role: str) -> dict[str, dict[str, float]]:
-        """Phase -> component -> bytes of a role."""
+    def sizes(self, role: str, pool: str | None = None) -> dict[str, dict[str, float]]:
+        """Phase -> component -> bytes of a role, in one pool where the role lies in two."""
         table: dict[str, dict[str, float]] = {}
         for entry in self.ledger:
-            if entry.role == role:
+            if entry.role == role and pool in (None, entry.pool):
                 table.setdefault(entry.phase, {})[entry.component] = entry.bytes
         return table
 
@@ -187,9 +187,9 @@ class FakeTraining:
 class FakeRollout:
     """A rollout engine that answers with zeros in `STEPS` steps of equal length."""
 
-    def __init__(self, fakes: Fakes, device: FakeDevice) -> None:
+    def __init__(self, fakes: Fakes, device: FakeDevice, pool: str | None = None) -> None:
         self._step_s = fakes.seconds.get("actor.generate", 0.0) / STEPS
-        self._device, self._sizes = device, fakes.sizes(ROLLOUT)
+        self._device, self._sizes = device, fakes.sizes(ROLLOUT, pool)
         self._kept = max((sizes.get(KEPT_ASLEEP, 0.0) for sizes in self._sizes.values()), default=0.0)
         self._waiting: list[tuple[GenerationRequest, int]] = []
         self._version = 0
@@ -214,8 +214,8 @@ class FakeRollout:
         self._waiting = [(r, left) for r, left in aged if left > 0]
         return [self._completion(r) for r, left in aged if left == 0]
 
-    def _completion(self, request: GenerationRequest) -> Completion:
-        tokens = max(1, request.max_tokens // 2)
+    def _completion(self, request: GenerationRequest, least: int = 1) -> Completion:
+        tokens = max(least, request.max_tokens // 2)
         return Completion(
             id=request.id,
             tokens=np.zeros(tokens, np.int64),
@@ -229,11 +229,11 @@ class FakeRollout:
         """Requests left."""
         return len(self._waiting)
 
-    def abort(self) -> list[int]:
-        """Drop all."""
-        dropped = [r.id for r, _ in self._waiting]
-        self._waiting = []
-        return dropped
+    def abort(self, ids: Sequence[int]) -> list[Completion]:
+        """Nothing is there of them yet."""
+        dropped = [r for r, _ in self._waiting if r.id in ids]
+        self._waiting = [(r, left) for r, left in self._waiting if r.id not in ids]
+        return [self._completion(replace(r, max_tokens=0), least=0) for r in dropped]
 
     def receive(self, version: int) -> Transfer:
         """Take the version over."""

@@ -196,8 +196,8 @@ class RolloutEngine(Protocol):
     def unfinished(self) -> int:
         """Requests that are queued or running."""
 
-    def abort(self) -> list[int]:
-        """Drop every unfinished request; their ids."""
+    def abort(self, ids: Sequence[int]) -> list[Completion]:
+        """Stop those of these requests that are unfinished here; what there is of each."""
 
     def connect(self, links: Sequence[Link]) -> None:
         """Prepare to receive: the link of each of this engine's workers, in order; the last ones count."""

@@ -54,6 +54,25 @@ class _Conversation:
         self.versions.append(versions)
         self.sampled.append(np.full(len(tokens), sampled))
 
+    def resumed(self) -> GenerationRequest:
+        """What the engine is asked for: what another replica has sampled becomes a part of the prompt."""
+        begun = self.request.begun
+        if begun is None:
+            return self.request
+        self.say(begun.tokens, begun.logprobs, begun.versions, sampled=True)
+        return replace(
+            self.request,
+            prompt=np.concatenate([self.prompt, begun.tokens]),
+            max_tokens=self.request.max_tokens - self.length,
+            seed=(self.request.seed + self.length) % SEED_MODULUS,
+            begun=None,
+        )
+
+    def going_on(self) -> GenerationRequest:
+        """The request with what there is of its response."""
+        so_far = self.completion(False, None)
+        return replace(self.request, begun=so_far if self.length else None)
+
     def completion(self, conversation: bool, fault: Fault | None) -> Completion:
         """The whole response."""
         none = np.zeros(0)
@@ -91,6 +110,8 @@ class Conversations:
         self._engine, self._environments, self._text = engine, environments, text
         self._turns, self._max_length = turns, max_length
         self._open: dict[int, _Conversation] = {}
+        self.sampled = 0
+        """Tokens that the engine has sampled."""
         self._answering: float | None = None
         self._answered: list[tuple[float, float]] = []
 
@@ -108,9 +129,9 @@ class Conversations:
         """Begin."""
         alone = []
         for request in requests:
-            self._open[request.id] = _Conversation(request, request.prompt)
+            talk = self._open[request.id] = _Conversation(request, request.prompt)
             if self._environments is None or request.task is None:
-                alone.append(request)
+                alone.append(talk.resumed())
             else:
                 self._environments.ask(request.id, "reset", request.task)
         if alone:
@@ -128,6 +149,28 @@ class Conversations:
         self._note()
         return done
 
+    def leave(self, most: int | None = None) -> list[GenerationRequest]:
+        """Takes unfinished responses out, to go on in another replica: requests, with what there is of each.
+
+        All of them; or `most` of those without an environment, the youngest. One with an environment, whose
+        state stays in this process, begins again.
+        """
+        asking = {id for id, talk in self._open.items() if self._asks(talk.request)}
+        ids = list(self._open) if most is None else [id for id in self._open if id not in asking]
+        talks = {id: self._open.pop(id) for id in ids[-(most or len(ids)) :]}
+        for partial in self._engine.abort(list(talks)):
+            self.sampled += len(partial.tokens)
+            talks[partial.id].say(partial.tokens, partial.logprobs, partial.versions, sampled=True)
+        for id in asking & talks.keys():
+            assert self._environments is not None
+            self._environments.ask(id, "close")
+        self._note()
+        return [talk.request if id in asking else talk.going_on() for id, talk in talks.items()]
+
+    def _asks(self, request: GenerationRequest) -> bool:
+        """Whether an environment answers."""
+        return self._environments is not None and request.task is not None
+
     def taken(self) -> list[tuple[float, float]]:
         """From when to when environments were at work since the last call, on the clock of `time.time`."""
         answered, self._answered = self._answered, []
@@ -141,6 +184,7 @@ class Conversations:
     def _spoke(self, turn: Completion) -> Completion | None:
         """A turn of the policy: its environment is asked, or the response is whole."""
         talk = self._open[turn.id]
+        self.sampled += len(turn.tokens)
         talk.say(turn.tokens, turn.logprobs, turn.versions, sampled=True)
         talk.turns, talk.finish = talk.turns + 1, turn.finish
         if self._environments is None or talk.request.task is None:
@@ -153,7 +197,8 @@ class Conversations:
 
     def _heard(self, answer: Answered) -> Completion | None:
         """The environment's answer: the next turn begins, or the response is whole."""
-        talk = self._open[answer.conversation]
+        if (talk := self._open.get(answer.conversation)) is None:  # it has left
+            return None
         talk.seconds += answer.seconds
         if answer.fault is not None:
             return self._whole(talk, answer.fault)

@@ -180,7 +180,7 @@ def _decode(engine: Any, config: str, layout: RolloutLayout, small: bool) -> Ite
             begun = time.perf_counter()
             engine.step()
             steps.append((running, time.perf_counter() - begun))
-        engine.abort()
+        engine.abort(range(count))
         decoding = steps[2:]  # the first reads the prompts
         running = round(median(number for number, _ in decoding))
         priced = float(decode_step(device, spec, layout, running, 40.0).seconds)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from executor.coordination.engine_memory import LOSES_WEIGHTS
+from executor.coordination.replica import Returned
 from executor.coordination.tracing import Reply
 from executor.rewards.operations import RuleCounts
 from executor.samples import Completion, Floats, GenerationRequest, Sample, Scored, Tokens, Transfer
@@ -215,8 +218,26 @@ class Replica:
             parts.append((tokens[: self._cluster.world.rng.integers(len(tokens))], self._version))
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
-        """Queue."""
+        """Queue, behind what another replica has sampled."""
         self._waiting += requests
+        for request in requests:
+            if (begun := request.begun) is not None:
+                starts = [0, *np.flatnonzero(np.diff(begun.versions)) + 1]
+                parts = zip(np.split(begun.tokens, starts[1:]), begun.versions[starts], strict=True)
+                self._begun[request.id] = [(tokens, int(version)) for tokens, version in parts]
+
+    def give_back(self, most: int | None = None) -> Reply:
+        """What is unfinished, or so much of it, the youngest."""
+        count = len(self._waiting) if most is None else min(most, len(self._waiting))
+        kept, back = self._waiting[: len(self._waiting) - count], self._waiting[len(self._waiting) - count :]
+        self._waiting = back
+        self._decode()
+        self._waiting = kept
+        return Reply(value=Returned([self._going_on(request) for request in back], count))
+
+    def _going_on(self, request: GenerationRequest) -> GenerationRequest:
+        parts = [part for part in self._begun.pop(request.id) if len(part[0])]
+        return replace(request, begun=self._response(request, parts) if parts else None)
 
     def poll(self, at_least: int, limit_s: float) -> Reply:
         """Some that are done, in any order."""
@@ -231,6 +252,9 @@ class Replica:
     def _completion(self, request: GenerationRequest) -> Completion:
         parts = self._begun.pop(request.id, [])
         parts.append((self._tokens(request, sum(len(part) for part, _ in parts)), self._version))
+        return self._response(request, parts)
+
+    def _response(self, request: GenerationRequest, parts: Sequence[tuple[Tokens, int]]) -> Completion:
         tokens = np.concatenate([part for part, _ in parts])
         versions = np.concatenate([np.full(len(part), version, np.int32) for part, version in parts])
         of_weights = {v: logprobs(self._weights(v), tokens) for v in {*versions.tolist()}}
@@ -244,7 +268,9 @@ class Replica:
         )
 
     def _weights(self, version: int) -> str:
-        return self._state if version == self._version else self._cluster.states[version]
+        if version == self._version and not self._state:
+            self._cluster.world.wrong = f"a replica that lost weights {version} in its sleep samples"
+        return self._state if version == self._version and self._state else self._cluster.states[version]
 
     def _tokens(self, request: GenerationRequest, known: int) -> Tokens:
         """The rest of a response of which so many tokens are there."""
@@ -252,11 +278,18 @@ class Replica:
         drawn = np.random.default_rng(int(digest(self._state, request.id, request.seed, *more)[:16], 16))
         return drawn.integers(0, 256, int(drawn.integers(1, max(1, request.max_tokens - known) + 1)))
 
-    def sleep(self, *_: Any) -> Reply:
-        """Nothing is given back."""
+    def sleep(self, level: int, tags: Any) -> Reply:
+        """Its weights are lost; nothing runs here."""
+        if self._waiting:
+            self._cluster.world.wrong = f"put to sleep with {len(self._waiting)} requests"
+        self._state = "" if level == LOSES_WEIGHTS else self._state
         return Reply(value=None)
 
-    wake = release_kv_cache = sleep
+    def wake(self, *_: Any) -> Reply:
+        """Nothing comes back."""
+        return Reply(value=None)
+
+    release_kv_cache = wake
 
     def close(self) -> None:
         """Nothing is open."""

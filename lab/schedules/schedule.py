@@ -130,6 +130,7 @@ CASES = ("grpo", "ppo", "dapo")
 ASYNCHRONOUS: Mapping[str, Mapping[str, Any]] = {
     "waits for running requests": {"staleness": 1},
     "partial rollouts": {"staleness": 2, "partial_rollout": True},
+    "the trainer's slots lent": {"staleness": 1, "partial_rollout": True, "lend": True},
     "weights in flight": {"staleness": 1, "partial_rollout": True, "overlapped_sync": True},
 }
 """Name of a case -> schedule of its plan."""

@@ -30,6 +30,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "apart": True,
         "schedule": {"staleness": 2, "partial_rollout": True},
     },
+    "lend": {
+        "weight_path": "broadcast",
+        "apart": True,
+        "schedule": {"staleness": 1, "partial_rollout": True, "lend": True},
+    },
 }
 """What makes each architecture; roles are filled in by `plan`."""
 

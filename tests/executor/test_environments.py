@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,19 +54,25 @@ class Script:
     def unfinished(self) -> int:
         return len(self.waiting)
 
+    def abort(self, ids: Sequence[int]) -> list[Completion]:
+        """Each has two tokens."""
+        leaving = [r for r in self.waiting if r.id in ids]
+        self.waiting = [r for r in self.waiting if r.id not in ids]
+        return [self._completion(replace(r, max_tokens=2)) for r in leaving]
+
     def step(self) -> list[Completion]:
-        request = self.waiting.pop(0)
+        return [self._completion(self.waiting.pop(0))]
+
+    def _completion(self, request: GenerationRequest) -> Completion:
         tokens = TEXT.encode(self.said[request.id].pop(0))[: request.max_tokens]
         count = len(tokens)
-        return [
-            Completion(
-                id=request.id,
-                tokens=tokens,
-                logprobs=np.full(count, -0.5, np.float32),
-                versions=np.full(count, 7, np.int32),
-                finish="length" if count == request.max_tokens else "stop",
-            )
-        ]
+        return Completion(
+            id=request.id,
+            tokens=tokens,
+            logprobs=np.full(count, -0.5, np.float32),
+            versions=np.full(count, 7, np.int32),
+            finish="length" if count == request.max_tokens else "stop",
+        )
 
 
 def request(number: int, prompt: str = "p", max_tokens: int = 100) -> GenerationRequest:
@@ -129,6 +136,41 @@ def test_a_response_without_an_environment_is_one_turn() -> None:
     conversations.add([request(0)])
     [done] = conversations.step()
     assert (bytes(done.tokens.tolist()), done.conversation, conversations.unfinished) == (b"abc", None, 0)
+
+
+def test_a_response_that_leaves_goes_on_behind_what_there_is_of_it() -> None:
+    first, second = Script({0: ["ab"], 1: ["xy"]}), Script({0: ["cd"], 1: ["z"]})
+    here, there = Conversations(first), Conversations(second)  # type: ignore[arg-type]
+    here.add([request(0), request(1, max_tokens=3)])
+    moved = here.leave()
+    assert (here.unfinished, first.unfinished, here.sampled) == (0, 0, 4)
+    there.add(moved)
+    assert [bytes(r.prompt.tolist()) for r in second.asked] == [b"pab", b"pxy"]
+    assert [r.max_tokens for r in second.asked] == [98, 1]
+    assert second.asked[0].seed != moved[0].seed, "the rest is drawn from a stream of its own"
+    [cut] = there.leave(1)
+    assert cut.id == 1, "the youngest"
+    assert cut.begun is not None
+    assert bytes(cut.begun.tokens.tolist()) == b"xyz"
+    [done] = there.step()
+    assert (bytes(done.tokens.tolist()), len(done.logprobs), done.finish) == (b"abcd", 4, "stop")
+    assert (done.prompt, done.conversation, there.sampled) == (None, None, 3)
+
+
+def test_a_conversation_that_leaves_begins_again_and_one_of_several_stays() -> None:
+    environments = EnvironmentProcess(EnvironmentSettings(kind=ECHO))
+    try:
+        engine = Script({0: ["one"]})
+        here = Conversations(engine, environments, TEXT, turns=3, max_length=120)  # type: ignore[arg-type]
+        asked = request(0)
+        here.add([asked])
+        assert here.leave(1) == [], "its environment is here"
+        assert here.leave() == [asked]
+        while environments.busy:
+            assert here.step() == [], "what its environment still says is nobody's"
+        assert here.unfinished == 0
+    finally:
+        environments.close()
 
 
 def test_faults_end_their_conversation_alone() -> None:

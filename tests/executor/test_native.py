@@ -173,9 +173,9 @@ def test_a_rank_without_a_worker_on_its_gpu_fills_buffers_too_where_vllm_joins_a
 
     spec = channel(transport=transport, device=device)
     rank: Any = SimpleNamespace(
-        _fakes=None, _channels={0: spec}, _identity=SimpleNamespace(ranks=3), _sender=None
+        _fakes=None, _routes={"actor.sync": ({0: spec}, None)}, _identity=SimpleNamespace(ranks=3)
     )
-    Worker._send(rank, Engine(), 1)
+    Worker._send(rank, Engine(), "actor.sync", 1)
     assert asked == list(range(full))
 
 

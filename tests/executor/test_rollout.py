@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.coordination import rollout
+from executor.coordination import router
+from executor.coordination.replica import Returned
 from executor.coordination.rollout import ReplicaPool
+from executor.coordination.router import RequestRouter
 from executor.coordination.tracing import Reply
 from executor.samples import Completion, GenerationRequest
 
@@ -23,13 +25,20 @@ class _Replica:
     """Answers at once; completions come one a poll."""
 
     def __init__(self) -> None:
-        self.queue: list[int] = []
-        self.submit = _Method(lambda requests, step: self.queue.extend(r.id for r in requests))
+        self.queue: list[GenerationRequest] = []
+        self.submit = _Method(lambda requests, step: self.queue.extend(requests))
         self.poll = _Method(self._poll)
+        self.give_back = _Method(self._give_back)
 
     def _poll(self, at_least: int, wait: float) -> Reply:
         taken, self.queue = self.queue[:1], self.queue[1:]
-        return Reply(value=[_completion(i) for i in taken])
+        return Reply(value=[_completion(r.id) for r in taken])
+
+    def _give_back(self, most: int | None) -> Reply:
+        count = len(self.queue) if most is None else most
+        kept, back = self.queue[: len(self.queue) - count], self.queue[len(self.queue) - count :]
+        self.queue = kept
+        return Reply(value=Returned(back, 10 * len(back)))
 
 
 def _completion(number: int) -> Completion:
@@ -43,22 +52,26 @@ def _request(number: int) -> GenerationRequest:
     return GenerationRequest(id=number, prompt=np.ones(1, np.int64), max_tokens=1)
 
 
-@pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
-    monkeypatch.setattr(rollout, "collect", lambda refs, parts, what, limit_s: list(refs))
+def _pool(count: int, name: str) -> ReplicaPool:
     return ReplicaPool(
         pool="all",
-        actors=[_Replica(), _Replica()],
-        followers=[[], []],
+        actors=[_Replica() for _ in range(count)],
+        followers=[[]] * count,
         receivers_each=1,
         record=lambda part, reply: None,
-        arrived=lambda completion: None,
+        name=name,
     )
 
 
-def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: ReplicaPool) -> None:
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
+    monkeypatch.setattr(router, "collect", lambda refs, parts, what, limit_s: list(refs))
+    return _pool(2, "rollout replica")
+
+
+def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(own: ReplicaPool) -> None:
     heard: list[int] = []
-    pool.arrived = lambda completions: heard.extend(c.id for c in completions)
+    pool = RequestRouter(own, lambda completions: heard.extend(c.id for c in completions))
     pool.submit([_request(i) for i in range(40)], 0, 1.0)
     polled: list[int] = []
     feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))
@@ -71,10 +84,41 @@ def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: 
     assert pool.outstanding == {}
 
 
-def test_requests_go_to_the_replica_with_least_outstanding_work(pool: ReplicaPool) -> None:
-    pool.submit([_request(i) for i in range(5)], 0, 1.0)
-    assert [len(actor.queue) for actor in pool.actors] == [3, 2]
+def test_requests_go_to_the_replica_with_least_outstanding_work(own: ReplicaPool) -> None:
+    RequestRouter(own, lambda _: None).submit([_request(i) for i in range(5)], 0, 1.0)
+    assert [len(actor.queue) for actor in own.actors] == [3, 2]
 
 
-def test_poll_with_nothing_outstanding_returns_nothing(pool: ReplicaPool) -> None:
-    assert pool.poll(5.0) == []
+def test_poll_with_nothing_outstanding_returns_nothing(own: ReplicaPool) -> None:
+    assert RequestRouter(own, lambda _: None).poll(5.0) == []
+
+
+def test_replicas_that_join_take_their_share_and_leave_what_is_unfinished(own: ReplicaPool) -> None:
+    lent, asked = _pool(1, "lent replica"), RequestRouter(own, lambda _: None)
+    asked.submit([_request(i) for i in range(10)], 0, 1.0)
+    asked.join(lent, 0, 1.0)
+    assert [[r.id for r in actor.queue] for actor in (*own.actors, *lent.actors)] == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+        [8, 9],
+    ]
+    asked.submit([_request(10), _request(11)], 0, 1.0)
+    assert [r.id for r in lent.actors[0].queue] == [8, 9, 10, 11], "the least outstanding work"
+    first = {c.id for c in asked.poll(0.01)}
+    assert first == {0, 1, 8}
+    back = asked.leave(lent, 0, 1.0)
+    assert ([r.id for r in back.requests], back.sampled) == ([9, 10, 11], 30)
+    asked.submit([_request(12)], 0, 1.0)
+    assert lent.actors[0].queue == [], "what has left takes nothing more"
+    others = [c.id for _ in range(10) for c in asked.poll(0.01)]
+    assert sorted(others) == [i for i in range(13) if i not in first]
+    assert asked.outstanding == {}
+
+
+def test_a_replica_that_leaves_hands_over_what_it_had_finished(own: ReplicaPool) -> None:
+    lent, asked = _pool(1, "lent replica"), RequestRouter(own, lambda _: None)
+    asked.join(lent, 0, 1.0)
+    asked.submit([_request(i) for i in range(3)], 0, 1.0)
+    lent.actors[0].give_back = _Method(lambda most: Reply(value=Returned([], 5)))  # it is done with it
+    asked.leave(lent, 0, 1.0)
+    assert {c.id for c in asked.poll(0.01)} == {0, 1, 2}

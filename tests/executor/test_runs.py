@@ -22,8 +22,8 @@ LAYOUTS = {
 """More than one training rank; one elsewhere, because every process takes its time to start."""
 
 
-WITH_TIME = {("naive", "ppo"), ("smart", "ppo"), ("async", "ppo")}
-"""What a critic adds is the same there as in the two that always run."""
+WITH_TIME = {("naive", "ppo"), ("smart", "ppo"), ("async", "ppo"), ("lend", "ppo"), ("lend", "grpo")}
+"""What a critic adds is the same there as in the two that always run; `test_lending.py` lends."""
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,11 @@ def test_failures_are_named_and_only_a_half_loaded_engine_is_lost(facts: Any) ->
     assert seen["survives"] < EXACT
     assert seen["too_long"] == "request-too-long"
     assert (seen["aborted"], seen["unfinished"]) == ([0, 1, 2], 0)
+    assert min(seen["moved"]["begun"]) > 0
+    assert max(seen["moved"]["begun"]) > 3
+    assert seen["moved"]["disagreement"] < EXACT
+    assert seen["moved"]["lengths"]
+    assert seen["moved"]["versions"]
     assert seen["incomplete"] == "weight-sync-incomplete"
     assert seen["broken"] == "engine-broken"
 

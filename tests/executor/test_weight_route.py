@@ -40,10 +40,10 @@ class _Rank:
         self.channels: dict[int, ChannelSpec] = {}
         self.address = _Method(lambda: (f"node-{rank // GPUS}", 1000 + rank))
         self.open_channels = _Method(self._open)
-        self.close_channels = _Method(lambda: Reply(value=None))
-        self.send = _Method(lambda role, version, tags: Reply(value=self._sent(version)))
+        self.close_channels = _Method(lambda route: Reply(value=None))
+        self.send = _Method(lambda role, route, version, tags: Reply(value=self._sent(version)))
 
-    def _open(self, channels: dict[int, ChannelSpec]) -> Reply:
+    def _open(self, route: str, channels: dict[int, ChannelSpec]) -> Reply:
         self.channels = channels
         return Reply(value=None)
 
@@ -100,7 +100,6 @@ def opened(
             followers=[[] for _ in replicas],
             receivers_each=role.layout.replica_gpus,
             record=lambda part, reply: None,
-            arrived=lambda completion: None,
         )
         route = weights.WeightRoute(job, WorkerGroup(spec=spec, actors=ranks), tmp_path)
         route.open(pool)

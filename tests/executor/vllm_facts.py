@@ -22,6 +22,7 @@ import torch
 from vllm_rig import MAX_LEN, channel, disagreement, engine_at, model_at, perturb, requests, sync, weights_of
 
 from executor.engines.vllm.engine import VllmEngine
+from executor.environments.conversations import Conversations
 from executor.samples import Completion, GenerationRequest
 from executor.tasks import tiny
 from executor.weight_transfer import shared_memory
@@ -228,8 +229,9 @@ def failures(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     facts["absent"] = code_of(lambda: engine.receive(9))
     facts["survives"] = disagreement(model, requests(3), engine.generate(requests(3)))
     facts["too_long"] = code_of(lambda: engine.add(requests(1, max_tokens=MAX_LEN)))
-    facts["aborted"] = (engine.add(requests(3)), engine.step(), engine.abort())[2]
+    facts["aborted"] = [c.id for c in (engine.add(requests(3)), engine.step(), engine.abort([0, 1, 2]))[2]]
     facts["unfinished"] = engine.unfinished
+    facts["moved"] = moved(engine, model)
     sender = Sender(channel(engine, "host", folder))
     short = [[named for bucket in weights_of(model) for named in bucket if "k_proj" not in named[0]]]
     with ThreadPoolExecutor(1) as pool:
@@ -239,6 +241,31 @@ def failures(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     sender.close()
     facts["broken"] = code_of(lambda: engine.generate(requests(1)))
     return facts
+
+
+def moved(engine: VllmEngine, model: Any) -> dict[str, Any]:
+    """Responses that leave twice and go on, behind what there is of them, and the model's log-probs of them."""
+    asked, begun = requests(temperature=1.0, top_p=1.0), list[int]()
+    waiting: Sequence[GenerationRequest] = asked
+    done: list[Completion] = []
+    for steps in (3, 4):
+        one = Conversations(engine)
+        one.add(waiting)
+        done += [c for _ in range(steps) for c in one.step()]
+        waiting = one.leave()
+        begun += [len(r.begun.tokens) for r in waiting if r.begun is not None]
+    last = Conversations(engine)
+    last.add(waiting)
+    while last.unfinished:
+        done += last.step()
+    done.sort(key=lambda c: c.id)
+    lengths = [(len(c.tokens), r.max_tokens, c.finish) for r, c in zip(asked, done, strict=True)]
+    return {
+        "begun": begun,
+        "disagreement": disagreement(model, asked, done),
+        "lengths": all(n == most if finish == "length" else n <= most for n, most, finish in lengths),
+        "versions": sorted({int(v) for c in done for v in c.versions}) == [engine.version],
+    }
 
 
 def code_of(call: Callable[[], Any]) -> str:

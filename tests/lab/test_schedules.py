@@ -8,9 +8,25 @@ from typing import Any
 import pytest
 
 from executor.coordination import manifest
+from executor.coordination.engine_memory import EngineMemory
+from executor.coordination.replica import Returned
+from executor.coordination.router import RequestRouter
 from lab.schedules.schedule import ASYNCHRONOUS, schedule
 
-COUNT, COUNT_ASYNCHRONOUS = 50, 20
+COUNT, COUNT_ASYNCHRONOUS = 50, 24
+_GIVEN_BACK, _WOKEN = RequestRouter._given_back, EngineMemory.for_generation
+
+
+def _lost(requests: RequestRouter, *asked: Any) -> Returned:
+    """Without the first."""
+    back = _GIVEN_BACK(requests, *asked)
+    return back._replace(requests=back.requests[1:])
+
+
+def _unsent(memory: EngineMemory, step: int) -> None:
+    """As if a sleep had kept the weights."""
+    memory._lost = False
+    _WOKEN(memory, step)
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, 10))
@@ -30,11 +46,21 @@ def test_asynchronous_schedules_train_each_group_once_on_tokens_that_are_young_e
 @pytest.mark.parametrize(
     ("seed", "broken", "by", "found"),
     [
-        (28, "executor.coordination.buffer.Buffer._in_time", lambda *_: True, "thrown away"),
-        (28, "executor.algorithms.iteration.Position.__contains__", lambda *_: False, "groups were trained"),
+        (172, "executor.coordination.buffer.Buffer._in_time", lambda *_: True, "thrown away"),
+        (21, "executor.algorithms.iteration.Position.__contains__", lambda *_: False, "groups were trained"),
         (0, "executor.coordination.buffer.Buffer.oldest_allowed", -9, "oldest allowed"),
+        (8, "executor.coordination.router.RequestRouter._given_back", _lost, "run-failed"),
+        (4, "executor.coordination.engine_memory.EngineMemory.for_generation", _unsent, "lost weights"),
+        (8, "executor.coordination.router.RequestRouter.leave", lambda *_: Returned([], 0), "lost weights"),
     ],
-    ids=["old groups find no place", "what was trained comes again", "any token is young enough"],
+    ids=[
+        "old groups find no place",
+        "what was trained comes again",
+        "any token is young enough",
+        "a request that moves is lost",
+        "lent slots wake without weights",
+        "lent slots keep their requests",
+    ],
 )
 def test_a_planted_fault_of_an_asynchronous_run_is_found(
     seed: int, broken: str, by: Any, found: str, monkeypatch: pytest.MonkeyPatch

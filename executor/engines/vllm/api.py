@@ -195,11 +195,14 @@ def unlink_shared_memory() -> None:
         path.unlink(missing_ok=True)
 
 
-def tokens_so_far(llm: Any) -> dict[str, int]:
-    """Response tokens of every unfinished request by the id it was added under."""
+def sampled_so_far(llm: Any) -> dict[str, tuple[Sequence[int], Sequence[float]]]:
+    """Response tokens of every unfinished request and their log-probs, by the id it was added under."""
     states = llm.llm_engine.output_processor.request_states.values()
     return {
-        getattr(state, "external_req_id", None) or state.request_id: (state.detokenizer.num_output_tokens())
+        getattr(state, "external_req_id", None) or state.request_id: (
+            state.detokenizer.output_token_ids,
+            state.logprobs_processor.logprobs.logprobs,
+        )
         for state in states
     }
 

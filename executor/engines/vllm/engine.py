@@ -84,13 +84,16 @@ class VllmEngine:
         """Requests that are queued or running."""
         return len(self._requests)
 
-    def abort(self) -> list[int]:
-        """Drop every unfinished request; their ids."""
-        dropped = list(self._requests)
-        self._llm.llm_engine.abort_request([str(id) for id in dropped])
-        self._requests.clear()
-        self._changes.clear()
-        return dropped
+    def abort(self, ids: Sequence[int]) -> list[Completion]:
+        """Stop those of these requests that are unfinished here; what there is of each."""
+        so_far = self._api.sampled_so_far(self._llm)
+        here = [id for id in ids if id in self._requests]
+        self._llm.llm_engine.abort_request([str(id) for id in here])
+        return [
+            self._response(id, tokens, logprobs, "length")
+            for id in here
+            for tokens, logprobs in [so_far[str(id)]]
+        ]
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Completions of the requests in their order; for checks and tests (nothing else may run)."""
@@ -209,21 +212,26 @@ class VllmEngine:
     def _changed(self, version: int) -> None:
         """Tokens from here on are of this version."""
         self.version = version
-        for name, count in self._api.tokens_so_far(self._llm).items():
-            self._changes[int(name)].append((count, version))
+        for name, (tokens, _) in self._api.sampled_so_far(self._llm).items():
+            self._changes[int(name)].append((len(tokens), version))
 
     def _completion(self, output: Any) -> Completion:
         result = output.outputs[0]
-        request = self._requests.pop(int(output.request_id))
-        tokens = np.asarray(result.token_ids, dtype=np.int64)
         finish: Finish = "stop" if result.finish_reason == "stop" else "length"
+        return self._response(int(output.request_id), result.token_ids, result.logprobs.logprobs, finish)
+
+    def _response(
+        self, id: int, tokens: Sequence[int], logprobs: Sequence[float], finish: Finish
+    ) -> Completion:
+        """What was sampled of a request that leaves; `logprobs` of the sampled tokens alone."""
+        del self._requests[id]
         versions = np.empty(len(tokens), dtype=np.int32)
-        for start, version in self._changes.pop(request.id):
+        for start, version in self._changes.pop(id):
             versions[start:] = version
         return Completion(
-            id=request.id,
-            tokens=tokens,
-            logprobs=np.asarray(result.logprobs.logprobs, dtype=np.float32),  # of the sampled tokens alone
+            id=id,
+            tokens=np.asarray(tokens, dtype=np.int64),
+            logprobs=np.asarray(logprobs, dtype=np.float32),
             versions=versions,
             finish=finish,
         )

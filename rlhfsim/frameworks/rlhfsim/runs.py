@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import FEATURES, LENDS, Known, Runs, known_by
+from rlhfsim.frameworks.runs import FEATURES, Known, Runs, known_by
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
@@ -25,7 +25,6 @@ _NOT_RUN = {
     "rollout attention data parallelism",
     "offload to NVMe",
     "reference swapped in place of the actor",
-    LENDS,
     "partial optimizer offload",  # DeepSpeed's ratio moves whole sub-groups, of 1e9 elements
     "FP8 training",
     "LoRA on a 4-bit base",
