@@ -50,8 +50,8 @@ def check(job: Job) -> None:
     for code, message, remedy in _reasons(job):
         raise RlhfsimError(code, message, help=remedy)
     for spec in engine_specs(job).values():
-        if spec.backend == "fsdp2":
-            limits.check(spec)
+        for one in spec.each if spec.backend == "fsdp2" else ():
+            limits.check(one)
 
 
 def check_model(folder: str) -> None:
@@ -136,17 +136,24 @@ def check_reference(job: Job) -> None:
     """What is distilled has a teacher, and a reference reads the policy's tokens.
 
     Raises:
-        RlhfsimError: no teacher is named, or a reference has other tokens.
+        RlhfsimError: a teacher is not named, or a reference has other tokens.
     """
-    folder = job.settings.reference_model
+    folders, planned = [f for f in job.settings.references if f is not None], job.plan.workload.references
     named = job.plan.workload.distils and job.plan.workload.reference != "same"
-    if folder is None and named and job.fakes is None:
+    if job.fakes is None and folders and len(folders) != len(planned):
+        raise RlhfsimError(
+            "teachers-differ",
+            f"the plan has {len(planned)} references ({', '.join(planned)}), "
+            f"reference_model names {len(folders)}",
+            help="name as many folders, in the plan's order, with commas between them",
+        )
+    if not folders and named and job.fakes is None:
         raise RlhfsimError(
             "teacher-missing",
             f"the plan's teacher is {job.plan.workload.reference}, but the settings name no reference_model",
             help="set reference_model to the teacher's folder",
         )
-    if folder is not None and job.fakes is None:
+    for folder in folders if job.fakes is None else ():
         _check_tokens(job, "reference", folder)
 
 

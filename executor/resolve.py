@@ -122,7 +122,7 @@ def located(plan: Plan, settings: Settings) -> Settings:
         model=model if Path(model).is_dir() else settings.model,
         critic_model=_whole(settings.critic_model),
         reward_model=_whole(settings.reward_model),
-        reference_model=_whole(settings.reference_model),
+        reference_model=settings.reference_model and ",".join(map(str, map(_whole, settings.references))),
         data=replace(settings.data, path=_whole(settings.data.path)),
         evaluation=replace(evaluation, data=own),
     )
@@ -163,10 +163,13 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
     settings, workload = job.settings, job.plan.workload
     critic = settings.critic_optimizer or settings.optimizer
     optimizer = {"actor": settings.optimizer, "critic": critic}.get(role)
-    folder = getattr(settings, f"{role}_model", None)
+    folder, *others = (
+        settings.references if role == "reference" else [getattr(settings, f"{role}_model", None)]
+    )
     return EngineSpec(
         role=role,
         model=folder or job.model,
+        others=tuple(other for other in others if other is not None),
         head=HEADS["reward" if role == "actor" and workload.algorithm == "reward_model" else role],
         backend=job.plan.placement.backend,
         layout=placed.layout,

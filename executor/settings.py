@@ -389,7 +389,8 @@ class Settings:
     reward_model: str | None = None
     """Folder with a trained scalar head; None: the policy's."""
     reference_model: str | None = None
-    """Folder of the reference, in distillation of the teacher; None: the policy's weights."""
+    """Folder of the reference, in distillation of the teacher or of several with commas between; None: the
+    policy's weights."""
     reward_head: Literal["trained", "drawn"] = "trained"
     """drawn: from the seed where the folder has none, to try the machinery: its rewards are noise."""
     reward_model_weight: Weight = 1.0
@@ -419,3 +420,9 @@ class Settings:
     """None: a response is one turn. Where the plan's workload has an environment, this is it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Extra environment variables of every worker."""
+
+    @property
+    def references(self) -> tuple[str | None, ...]:
+        """Folders of the reference, one unless teachers share its samples."""
+        named = self.reference_model
+        return (None,) if named is None else tuple(folder.strip() for folder in named.split(","))

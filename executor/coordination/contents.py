@@ -23,7 +23,7 @@ MODEL_FILES = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 def contents(job: Job, sources: Sequence[ProblemSource]) -> dict[str, str]:
     """Part of the inputs -> hash of what it names."""
     settings = job.settings
-    named = [settings.critic_model, settings.reward_model, settings.reference_model]
+    named = [settings.critic_model, settings.reward_model, *settings.references]
     folders = [job.model, *(folder or "" for folder in named)]
     rules = (*job.rules, *(settings.evaluation.rewards or ()))
     targets = [rule.target for rule in rules if rule.target]

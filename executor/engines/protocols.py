@@ -8,7 +8,7 @@ groups different ones; results of data-parallel rank i are those of its own samp
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -35,6 +35,8 @@ class EngineSpec:
     """actor, critic, reference, reward."""
     model: str
     """Folder with config.json, weights (safetensors) and tokenizer."""
+    others: tuple[str, ...] = ()
+    """Further models of the role: teachers that share its samples."""
     head: Head = "causal"
     backend: Backend = "deepspeed"
     """Library that shards and trains."""
@@ -59,6 +61,11 @@ class EngineSpec:
     """Optimizer steps of the whole run, for the learning-rate schedule."""
     seed: int = 0
     """Seed of heads that the checkpoint lacks, and of dropout."""
+
+    @property
+    def each(self) -> list[EngineSpec]:
+        """The same of every model alone."""
+        return [replace(self, model=model, others=()) for model in (self.model, *self.others)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

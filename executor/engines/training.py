@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
+from executor.engines.teachers import Teachers
 from executor.machine.nvidia import LEAST_DRIVER
 from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
@@ -128,9 +129,10 @@ def engine_class(spec: EngineSpec) -> Callable[[EngineSpec], TrainingEngine | Sc
             return TransformersEngine
 
 
-def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
+def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine | Teachers:
     """The engine of `spec`; a collective of all its ranks."""
-    return engine_class(spec)(spec)
+    engines = [engine_class(one)(one) for one in spec.each]
+    return Teachers(engines) if spec.others else engines[0]
 
 
 def sender(channels: Mapping[int, ChannelSpec], rank: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import ports
 import pytest
@@ -58,8 +59,27 @@ def test_every_architecture_runs(
 def test_a_student_comes_closer_to_its_teacher(tiny_model: Path, tmp_path: Path, ray_address: str) -> None:
     teacher = tiny.build(tmp_path / "teacher", layers=1, hidden=64, seed=7)
     work = {"reference": str(teacher / "config.json"), "reward": {}, "prompts": 32}
-    made = runs.plan("hybrid", "distillation", tiny_model, workload=work)
-    told = runs.settings(tiny_model, iterations=4, reference_model=str(teacher))
+    _distilled(work, str(teacher), tiny_model, tmp_path, ray_address)
+
+
+@pytest.mark.long  # 30 s of CPU
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_student_comes_closer_to_two_teachers(
+    zero: int, tiny_model: Path, tmp_path: Path, ray_address: str
+) -> None:
+    one = tiny.build(tmp_path / "one", layers=1, hidden=64, seed=7)
+    two = tiny.build(tmp_path / "two", layers=2, hidden=64, seed=8)
+    work = {"reference": f"{one}/config.json,{two}/config.json", "reward": {}, "prompts": 32}
+    layout = {"dp": 2, "zero": zero}
+    _distilled(work, f"{one},{two}", tiny_model, tmp_path, ray_address, layout=layout)
+
+
+def _distilled(
+    work: dict[str, Any], teacher: str, tiny_model: Path, tmp_path: Path, ray_address: str, **plan: Any
+) -> None:
+    """A run in which the distance to the teachers falls."""
+    made = runs.plan("hybrid", "distillation", tiny_model, workload=work, **plan)
+    told = runs.settings(tiny_model, iterations=4, reference_model=teacher)
     outcome, heard = runs.run(made, told, tmp_path / "run", ray_address)
     assert {s.name for s in read_trace(outcome.files.trace).spans} >= {"reference.logprob", "actor.train"}
     first, *_, last = (row["kl/mean"] for row in heard.rows)

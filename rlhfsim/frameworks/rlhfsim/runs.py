@@ -15,7 +15,6 @@ _NOT_RUN = {
     "EAGLE-3 heads trained with the policy",
     "router replay",
     "largest logits of a teacher",
-    "several teachers",
     "prefill apart from decode",
     "MXFP4 rollout",
     "BF16 layers in an FP8 rollout",
