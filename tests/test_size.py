@@ -33,7 +33,7 @@ BUDGET = {
     "rlhfsim/simulation": 25200,
     "rlhfsim/specs": 41080,
     "rlhfsim/step": 15090,
-    "rlhfsim/training": 12800,
+    "rlhfsim/training": 12890,
     "rlhfsim/validation": 27360,
     "rlhfsim/weight_sync": 9580,
     "rlhfsim/what_if": 87360,

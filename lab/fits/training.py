@@ -38,7 +38,7 @@ FREE: tuple[Free, ...] = (
     *(Free(name=f"fp8_speed_{stack}", value=1.0, low=0.88, high=1.12) for stack in STACKS),
     Free(name="eager_traffic", value=2.0, low=1.2, high=3.0),
     Free(name="host_layer_time", value=0.3e-3, low=0.1e-3, high=0.8e-3, unit="ms", scale=1e-3, begin=0.8e-3),
-    Free(name="host_moe_time", value=2e-3, low=0.8e-3, high=5e-3, unit="ms", scale=1e-3, begin=5e-3),
+    Free(name="host_moe_time", value=6e-3, low=4e-3, high=9e-3, unit="ms", scale=1e-3),
     Free(name="grouped_gemm_efficiency", value=0.8, low=0.6, high=0.95, most=1.0),
     Free(name="overlap_ep", value=0.2, low=0.05, high=0.6, most=0.95),
     Free(name="overlap_dp", value=0.8, low=0.5, high=0.95, most=1.0),

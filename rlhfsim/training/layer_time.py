@@ -232,7 +232,8 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: L
     """Bytes through HBM of everything that is not a GEMM or the attention core, forward.
 
         norms and residuals 5 h T' a block, rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
-        MoE: permute and unpermute 4 k h T' and the activation on k rows
+        MoE: permute and unpermute 4 k h T' and the activation on k rows; plain all-to-all sorts what
+        arrives by expert and back, as much again (`MoEAlltoAllTokenDispatcher` of Megatron-Core 0.15)
         recurrent: convolution, gates and norm pass three times over what goes in, 3 (2 a d + 2 g n) T
         context parallelism: the sum of partial outputs 3 a d_v T a step of the ring after the first
     in elements of 2 B; eager kernels pass about twice. Quantisation to FP8 is inside the
@@ -251,9 +252,25 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: L
         inside = work.fused_experts and matrix.experts > 1
         if matrix.name in ("mlp_up", "expert_up") and not inside:
             elements += (1.5 if model.gated else 2.0) * matrix.n * rows
+        if model.mlp_bias and matrix.experts > 1 and not inside:
+            elements += _biased(matrix, work) * matrix.n * rows
     if kind.ffn == "experts" and model.moe:
-        elements += 4 * model.moe.top_k * work.etp * model.expert_width * work.held
+        sorts = 2 if work.dispatcher == "alltoall" and work.ep > 1 else 1
+        elements += 4 * sorts * model.moe.top_k * work.etp * model.expert_width * work.held
     return BF16 * elements
+
+
+def _biased(matrix: Matrix, work: Work) -> float:
+    """Elements, of 2 B, that biases of routed experts pass through memory for each that the product writes.
+
+    A third of what both directions pass, counted kernel by kernel in `TEGroupedMLP` of Megatron-Core (0.15):
+    up, limits of the activation and their concatenation 8 B forward, 10 B backward; down, product of bias and
+    router weight, sum, concatenation and cast, 28 and 40 B in FP32, which flexible dispatchers make of the
+    weights, 12 and 16 B in BF16 behind plain all-to-all.
+    """
+    if matrix.name != "expert_down":
+        return 3.0
+    return 4.7 if work.dispatcher == "alltoall" else 11.3
 
 
 def _tensor_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:

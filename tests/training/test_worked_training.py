@@ -238,6 +238,23 @@ def test_experts_permute_their_copies_through_memory() -> None:
     assert _traffic(MOE, fused, EXPERTS) == pytest.approx(2 * 4000 * (plain + copies))
     two = replace(fused, etp=2)
     assert _traffic(MOE, two, EXPERTS) == pytest.approx(2 * 4000 * (plain + 2 * copies))
+    plain_exchange = _traffic(MOE, replace(work, ep=2, dispatcher="alltoall"), EXPERTS)
+    other_exchange = _traffic(MOE, replace(work, ep=2, dispatcher="deepep"), EXPERTS)
+    assert plain_exchange - other_exchange == pytest.approx(2 * 4000 * copies)
+
+
+@pytest.mark.parametrize(("dispatcher", "down"), [("alltoall", 4.7), ("deepep", 11.3), (None, 11.3)])
+def test_biases_of_experts_pass_through_memory_one_by_one(dispatcher, down: float) -> None:
+    """GPT-OSS: three elements for each that goes up, more for each that comes down; fused kernels add them inside."""
+    model, work = preset("gpt-oss-20b"), Work(tokens=4096.0, length=4096.0, ep=4, dispatcher=dispatcher)
+    kind = next(k for k in model.kinds if k.ffn == "experts")
+    matrices = {x.name: x for x in layer_time.layers.layer_matrices(model, 1, 4, 1, kind=kind)}
+    up, back = matrices["expert_up"], matrices["expert_down"]
+    with_bias = _traffic(model, work, kind) - _traffic(replace(model, mlp_bias=False), work, kind)
+    rows = layer_time._rows(up, work)
+    assert with_bias == pytest.approx(2 * rows * (3 * up.n + down * back.n))
+    fused = replace(work, fused_experts=True)
+    assert _traffic(model, fused, kind) == _traffic(replace(model, mlp_bias=False), fused, kind)
 
 
 def test_collectives_of_tensor_parallelism(device: Device) -> None:
