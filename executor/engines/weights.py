@@ -73,7 +73,10 @@ def buckets(
         parameters = [named[name] for name in names]
         with gathered(parameters, dtype) as tensors:
             full = [whole(*pair).contiguous() for pair in zip(parameters, tensors, strict=True)]
-            yield list(zip(names, full, strict=True)) if here else []
+            group = list(zip(names, full, strict=True)) if here else []
+            yield group
+        for held in (group, full, tensors):  # readers have the list yet, beside the next bucket
+            held.clear()
 
 
 def _full(parameter: DTensor, dtype: torch.dtype | None) -> Tensor:

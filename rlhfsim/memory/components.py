@@ -20,6 +20,7 @@ from rlhfsim.memory.kv_cache import EngineBytes
 from rlhfsim.memory.risk import Item, moments
 from rlhfsim.memory.role_bytes import Extra, RoleBytes, RoleKind, RoleMemory, kept_states
 from rlhfsim.memory.states import Stage, States
+from rlhfsim.memory.transfer import Arrival
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -73,11 +74,15 @@ class SyncBytes:
     """What a weight path adds on a GPU while a plan that uses it runs."""
 
     buffers: float
-    """During the transfer."""
+    """During the transfer, at a trainer; without `arrivals` also at an engine on GPUs of its own."""
     group: float
     """NCCL buffers of the group over training and rollout, all the time."""
     host: float = 0.0
     """Host memory per node of the actor: a copy of what was last sent, where only changes travel."""
+    gathered: float = 0.0
+    """Full tensors at a trainer that holds shards, beside its buffers."""
+    arrivals: tuple[Arrival, ...] = ()
+    """What an engine holds of what arrives."""
 
 
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
@@ -144,14 +149,14 @@ def role_components(
         sizes |= {name: extra[name] for name in Extra._fields}
     sizes |= {"framework": rows["framework"] * alive, "nccl": (rows["nccl"] + sync.group) * alive}
     if state == "sync" and not moving:
-        sizes["sync_buffers"] = np.full(rows.shape, sync.buffers)
+        sizes["sync_buffers"] = sync.buffers + sync.gathered * (rows["score"]["gathered"] > 0)
     return sizes
 
 
 def engine_components(
-    rows: Rows, state: EngineState, *, sync: SyncBytes = NO_SYNC, transfer: bool = False
+    rows: Rows, state: EngineState, *, sync: SyncBytes = NO_SYNC, syncs: bool = False, alone: bool = False
 ) -> Sizes:
-    """Bytes of engines (dtype `ENGINE`) in a state; `transfer`: they own the buffers of a running sync.
+    """Bytes of engines (dtype `ENGINE`) in a state; `syncs`: weights arrive; `alone`: no trainer is there.
 
     Asleep an engine keeps context, libraries, graphs and `retained`: pools that lie in its share while it is
     awake. One that is created again keeps nothing.
@@ -164,7 +169,9 @@ def engine_components(
     sizes: Sizes = {name: rows[name] * held.get(name, present) for name in RUNNING}
     sizes["retained"] = rows["retained"] * (present & ~awake)
     sizes["nccl"] = np.full(rows.shape, sync.group)
-    sizes["sync_buffers"] = np.full(rows.shape, sync.buffers if transfer else 0.0)
+    received = [np.full(rows.shape, sync.buffers * alone)] if not sync.arrivals else []
+    received += [arrived + module * rows["cut"] for arrived, module in sync.arrivals]
+    sizes["sync_buffers"] = np.max(received, axis=0) * syncs
     return sizes
 
 
@@ -238,10 +245,10 @@ def role_sums(
 def engine_sums(profile: Profile, rows: Rows, sync: SyncBytes, *, with_actor: bool) -> Mapping[str, Floats]:
     """State -> (option, stage, 3) of the engine, `sync` included; `rows` (option,) of `ENGINE`.
 
-    `with_actor`: the actor of the same pool owns the transfer buffers.
+    `with_actor`: the actor of the same pool owns the buffers that are sent.
     """
     states: tuple[EngineState, ...] = ("idle", "ready", "running")
     held: dict[str, Sizes] = {s: engine_components(rows, s, sync=sync) for s in states}
-    held["sync"] = engine_components(rows, "ready", sync=sync, transfer=not with_actor)
+    held["sync"] = engine_components(rows, "ready", sync=sync, syncs=True, alone=not with_actor)
     sums = {s: _summed(profile, "rollout", ENGINE_COMPONENTS, sizes) for s, sizes in held.items()}
     return {s: np.repeat(one[:, None, :], STAGES, axis=1) for s, one in sums.items()}

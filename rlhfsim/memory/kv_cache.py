@@ -213,6 +213,8 @@ class EngineBytes(NamedTuple):
     """Bytes by which weights and reserves exceed the engine's share of memory; 0 if it starts."""
     sleep: int
     recreated: bool
+    cut: float
+    """Share of a module's elements that lies on this GPU."""
 
     @property
     def host(self) -> float:
@@ -257,4 +259,5 @@ def engine_bytes(
         shortfall=max(0.0, -left),
         sleep=role.sleep_level,
         recreated=role.residency == "recreated",
+        cut=1 / layout.tp,
     )

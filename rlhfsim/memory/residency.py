@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlhfsim.frameworks.runs import engine_of
+from rlhfsim.frameworks.runs import OWN, engine_of
 from rlhfsim.memory.components import (
     ENGINE,
     NO_SYNC,
@@ -31,6 +31,7 @@ from rlhfsim.memory.components import (
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_memory, software_of
 from rlhfsim.memory.states import Stage, lora_params
+from rlhfsim.memory.transfer import transfer_bytes
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
@@ -116,22 +117,37 @@ def _stages(placement: Placement, pool: str) -> tuple[Stage, ...]:
 
 
 def sync_bytes(
-    model: ModelSpec, path: WeightPath, backend: Backend, lora: Lora | None, profile: Profile
+    model: ModelSpec,
+    path: WeightPath,
+    backend: Backend,
+    lora: Lora | None,
+    profile: Profile,
+    *,
+    framework: str | None = None,
+    shared: bool = False,
 ) -> SyncBytes:
-    """What a weight path adds: a bucket, or the largest tensor where that is larger; and its NCCL group."""
+    """What a weight path adds: buffers, what arrives, and its NCCL group.
+
+    `shared`: actor and rollout are on the same GPUs. Of other frameworks than ours a bucket, or
+    the largest tensor where that is larger, on either side.
+    """
     rules = WEIGHT_PATHS[path]
     if not rules.copies:
         return NO_SYNC
-    width = 2.0 if backend != "fsdp2" else 4.0
-    largest = width * max(model.params_embedding, model.params_expert)
-    buffers = max(profile["sync_bucket_bytes"], largest)
-    if rules.adapters_only and lora:
-        buffers = 2.0 * lora_params(model, lora.rank)
-    return SyncBytes(
-        buffers=buffers,
-        group=profile["nccl_bytes"] if rules.communicator else 0.0,
-        host=BYTES_PER_ELEMENT["bf16"] * model.num_params if rules.changes_only else 0.0,
-    )
+    group = profile["nccl_bytes"] if rules.communicator else 0.0
+    host = BYTES_PER_ELEMENT["bf16"] * model.num_params if rules.changes_only else 0.0
+    adapters = 2.0 * lora_params(model, lora.rank) if rules.adapters_only and lora else None
+    transport = rules.transports.get("same GPU" if shared else "same node")
+    if framework != OWN or transport is None:
+        width = 2.0 if backend != "fsdp2" else 4.0
+        largest = width * max(model.params_embedding, model.params_expert)
+        buffers = max(profile["sync_bucket_bytes"], largest) if adapters is None else adapters
+        return SyncBytes(buffers=buffers, group=group, host=host)
+    if adapters is not None:  # merged on the host, from which modules are made
+        arrivals = transfer_bytes(model, "host", 0.0).arrivals
+        return SyncBytes(buffers=adapters, group=group, arrivals=arrivals)
+    held = transfer_bytes(model, "host" if rules.changes_only else transport, profile["sync_bucket_bytes"])
+    return SyncBytes(buffers=held.sent, group=group, host=host, gathered=held.group, arrivals=held.arrivals)
 
 
 def pool_bytes(
@@ -154,7 +170,15 @@ def pool_bytes(
         held = engine_in_plan(models, placement, workload, profile)
         engine = np.array([held] * len(stages), dtype=ENGINE)
         host, processes = host + held.host, processes + 1
-    sync = sync_bytes(models.actor, placement.weight_path, placement.backend, workload.lora, profile)
+    sync = sync_bytes(
+        models.actor,
+        placement.weight_path,
+        placement.backend,
+        workload.lora,
+        profile,
+        framework=cluster.framework,
+        shared=placement.rollout is not None and placement.rollout.pool == placement.actor.pool,
+    )
     host += sync.host if placement.actor.pool == pool else 0.0
     reference = placement.reference
     swapped = "reference" in roles and reference is not None and reference.residency == "swapped"
@@ -274,8 +298,10 @@ def entries(held: PoolBytes, moment: Moment) -> list[tuple[MemoryEntry, ...]]:
         for role, rows in held.roles.items()
     }
     if held.engine is not None:
-        transfer = moment.state == "sync" and not moment.moving and "actor" not in held.roles
-        named["rollout"] = engine_components(held.engine, moment.engine, sync=held.sync, transfer=transfer)
+        syncs, alone = moment.state == "sync" and not moment.moving, "actor" not in held.roles
+        named["rollout"] = engine_components(
+            held.engine, moment.engine, sync=held.sync, syncs=syncs, alone=alone
+        )
     sizes = [(role, name, size.tolist()) for role in named for name, size in named[role].items()]
     return [
         tuple(entry(held.profile, role, name, size[i]) for role, name, size in sizes if size[i] > 0)

@@ -319,8 +319,16 @@ class Subproblems:
             return NO_SYNC
         profile = self.request.cluster.node_groups[partition.hardware[index]].profile
         lora = self.request.workload.lora
-        path = "ipc" if partition.schedule.lend and "actor" in group else partition.path
-        return sync_bytes(self.models.actor, path, self.request.backend, lora, profile)
+        lent = partition.schedule.lend and "actor" in group
+        return sync_bytes(
+            self.models.actor,
+            "ipc" if lent else partition.path,
+            self.request.backend,
+            lora,
+            profile,
+            framework=self.request.cluster.framework,
+            shared=lent or all(role in group for role in ENDS),
+        )
 
     def _lean_table(
         self, key: PriceKey, sync: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool

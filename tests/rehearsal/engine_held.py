@@ -29,6 +29,7 @@ from executor.engines.vllm.engine import VllmEngine
 from executor.resolve import Job, rollout_spec
 from executor.samples import GenerationRequest
 from executor.weight_transfer.packing import GatheredWeights, Named
+from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -72,7 +73,7 @@ def made(architecture: str, model: Path) -> tuple[Plan, Ledger]:
         "prompt_len": {"kind": "fixed", "value": held.PROMPT},
         "response_len": {"kind": "fixed", "value": held.RESPONSE},
     }
-    cluster = Cluster(node_groups=(group,))
+    cluster = Cluster(node_groups=(group,), framework=OWN)
     plan = runs.plan(
         architecture, "grpo", model, workload=work, placement={"rollout": rollout}, cluster=cluster
     )
@@ -170,8 +171,10 @@ class Engine:
         torch.accelerator.reset_peak_memory_stats()
         self.asked.send(spec)
         assert self.asked.recv() == "ready"
+        before = torch.accelerator.memory_allocated()
         self.engine.receive(1)
-        self.read["actor.sync"] = torch.ops.rehearsal.pooled() - self.before
+        self.read["actor.sync"] = torch.accelerator.max_memory_allocated() - self.before
+        self.read["actor.sync receiver"] = self.read["actor.sync"] + self.before - before
         self.read["actor.sync sender"] = self.asked.recv()
         gc.collect()
         self._note("actor.sync.unload")
@@ -194,11 +197,11 @@ class Engine:
                 yield _row(phase.name, self.read[phase.name] - kept, parts)
             if phase.name == "actor.generate":
                 yield _row("activations", self.read["activations"], {BOUND: sizes[BOUND]}) | {"bound": True}
-        [sent] = [e for e in self._at("actor.sync") if e.role == "actor" and e.component == "sync_buffers"]
-        yield _row("actor.sync sender", self.read["actor.sync sender"], {sent.component: sent.bytes})
-
-    def _at(self, name: str) -> list[Any]:
-        return [entry for phase in self.planned.phases if phase.name == name for entry in phase.entries]
+        for role, end in (("rollout", "receiver"), ("actor", "sender")):
+            phases = [phase for phase in self.planned.phases if phase.name == "actor.sync"]
+            entries = [e for phase in phases for e in phase.entries if e.role == role]
+            held = sum(e.bytes for e in entries if e.component == "sync_buffers")
+            yield _row(f"actor.sync {end}", self.read[f"actor.sync {end}"], {"sync_buffers": held})
 
 
 def _row(phase: str, measured: float, parts: dict[str, float]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed  # noqa: F401  # before a model is made, which hides the device from it
@@ -32,8 +34,10 @@ from executor.engines.transformers import heads
 from executor.resolve import Job, engine_specs, served_by
 from executor.samples import Sample
 from executor.tasks import tiny
+from executor.weight_transfer.packing import GatheredWeights
 from rlhfsim.memory import logits, states
 from rlhfsim.memory.ledger import Ledger, LedgerPhase, ledger
+from rlhfsim.memory.transfer import transfer_bytes
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
@@ -94,6 +98,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 BUCKET, LIVE, PREFETCH, CHUNK = 500_000, 1_000_000, 50_000, 2**20
 """Elements of DeepSpeed's buckets and of what ZeRO-3 gathers, bytes of logits at one time: scaled down as well."""
+
+
+SENT = {"sft zero1", "dpo zero3", "sft fsdp2 zero3"}
+"""Cases whose actor sends its weights as well, to nobody: in buckets of `SYNC_BUCKET` bytes, by each way of vLLM."""
+SYNC_BUCKET = 2 * 2**20
 
 
 def scale_down() -> None:
@@ -210,6 +219,36 @@ class Step:
             reading = reply.memory | {"pooled": torch.ops.rehearsal.pooled()}
             self._note(call.name, reading, "pooled" if self.plan.placement.backend == "fsdp2" else "peak")
 
+    def sent(self) -> Iterator[dict[str, Any]]:
+        """What a sync adds at the trainer: vLLM's buffers, and full tensors that it gathers for them."""
+        model = models_of(self.plan.workload).actor
+        sharded = self.plan.placement.actor.layout.zero == 3
+        for transport in ("ipc", "broadcast"):
+            held = transfer_bytes(model, transport, float(SYNC_BUCKET))
+            parts = {"sync_buffers": held.sent + held.group * sharded}
+            row = {"phase": f"actor.sync by {transport}", "measured": self._sends(transport), "parts": parts}
+            yield row | {"planned": sum(parts.values())}
+
+    @torch.no_grad()
+    def _sends(self, transport: str) -> float:
+        from vllm.distributed.weight_transfer import packed_tensor
+
+        from executor.engines.vllm.transfer import BucketSource
+
+        engine, source = self.worker._engines["actor"], BucketSource()
+        source.weights = GatheredWeights(lambda: engine.buckets(SYNC_BUCKET, range(WORLD)))
+        size = source.buffer(SYNC_BUCKET)
+        gc.collect()
+        before = torch.accelerator.memory_allocated()
+        torch.accelerator.reset_peak_memory_stats()
+        if transport == "ipc":
+            for _ in packed_tensor.packed_ipc_producer(iter(source), "", itemgetter(1), size):
+                pass
+        else:
+            nobody = SimpleNamespace(broadcast=lambda *_, **__: None)
+            packed_tensor.packed_nccl_broadcast_producer(iter(source), nobody, 0, itemgetter(1), size)
+        return float(torch.accelerator.max_memory_allocated() - before)
+
     def _loss(self, role: str) -> Any:
         algorithm = self.job.settings.algorithm
         if role == "critic":
@@ -246,7 +285,7 @@ def main(rank: int, port: int, folder: Path, names: list[str]) -> None:
         step = Step(rank, CASES[name], folder / "model", folder / f"away-{rank}")
         for _ in range(STEPS):
             step.run()
-        found[name] = list(step.rows())
+        found[name] = [*step.rows(), *(step.sent() if name in SENT else ())]
         step.worker.close()
         if rank == 0:
             (folder / "held.json").write_text(json.dumps(found, indent=1))

@@ -38,7 +38,9 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
     software = software_of(placement.software, request.cluster.framework, backend)
     sync = NO_SYNC
     if {"actor", "rollout"} & set(group):
-        sync = sync_bytes(case.models.actor, path, backend, work.lora, profile)
+        shared = placement.rollout is not None and placement.rollout.pool == placement.actor.pool
+        who = {"framework": request.cluster.framework, "shared": shared}
+        sync = sync_bytes(case.models.actor, path, backend, work.lora, profile, **who)
     total: Any = 0.0
     for role in group:
         if role == "rollout":

@@ -65,9 +65,10 @@ class BucketSource(WeightSource):
                 device.keep_for_stream(tensor)
                 yield name, tensor
 
-    def largest(self) -> int:
-        """Bytes of the largest tensor."""
-        return max((m.dtype.itemsize * torch.Size(m.shape).numel() for m in self.metadata()), default=0)
+    def buffer(self, bucket: int) -> int:
+        """Bytes of a buffer: `bucket`, or of all tensors where they are fewer; of the largest at least."""
+        sizes = [m.dtype.itemsize * torch.Size(m.shape).numel() for m in self.metadata()]
+        return max([0, min(bucket, sum(sizes)), *sizes])
 
 
 class StoreClient:
@@ -163,7 +164,7 @@ class NativeSender:
 
     def _init_info(self) -> IPCTrainerInitInfo | NCCLTrainerInitInfo:
         """A sending rank is the first one of its channel; a packed buffer holds the largest tensor."""
-        size = max(self.spec.bucket_bytes, self.source.largest())
+        size = self.source.buffer(self.spec.bucket_bytes)
         if self.spec.native == "ipc":
             return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=self.rank)
         with socket.socket() as free:
