@@ -63,7 +63,7 @@ def test_the_calls_of_a_runner_up_add_up_to_its_step(written: Plan) -> None:
 
 def test_the_choice_asks_the_same_question_again(request_: Request, written: Plan) -> None:
     again = asked_again(written, cluster_of(written))
-    assert replace(again, cluster=request_.cluster) == request_
+    assert replace(again, cluster=request_.cluster) == replace(request_, backend_by="option")
 
 
 def test_the_choice_changes_no_hash_and_nothing_else(answer: Design, written: Plan) -> None:
