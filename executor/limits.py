@@ -1,8 +1,9 @@
 """How long each wait may take: from the plan's prediction where the settings do not say.
 
     call         5 x its predicted P90, at least 2 min and at most 4 h
-    start        bytes of all weights at 200 MB/s, and 5 min for engines, at most 4 h
-    checkpoint   as the start: bytes of all states at 200 MB/s, and 5 min, at most 4 h
+    sync         as a call; where responses that run must end first, that of the generation more
+    start        bytes of all weights at 200 MB/s, and 10 min for engines, at most 4 h
+    checkpoint   as the start: bytes of all states at 200 MB/s, and 10 min, at most 4 h
     collective   the longest of these and 1 min: whoever waits for the call speaks first, with its name
 
 A collective of a process group can wait as long as the call in which a slow rank works.
@@ -19,7 +20,9 @@ from rlhfsim.units import HOUR, MB, MINUTE
 
 FACTOR = 5.0
 """Times the predicted P90."""
-SHORTEST_CALL_S, ENGINES_S, LONGEST_S = 2 * MINUTE, 5 * MINUTE, 4 * HOUR
+SHORTEST_CALL_S, LONGEST_S = 2 * MINUTE, 4 * HOUR
+ENGINES_S = 10 * MINUTE
+"""VLLM_ENGINE_READY_TIMEOUT_S of vLLM 0.32."""
 BYTES_PER_S = 200 * MB
 """Bandwidth of slow shared storage, every role read once."""
 WEIGHT_BYTES, STATE_BYTES = 2.0, 16.0
@@ -51,8 +54,11 @@ class TimeLimits:
 
     @property
     def sync(self) -> float:
-        """Limit of one weight sync."""
-        return self.settings.sync_s or self.call("actor.sync")
+        """Limit of one weight sync, in which an engine that is not interrupted ends its responses first."""
+        schedule, limit = self.plan.placement.schedule, self.call("actor.sync")
+        if schedule.asynchronous and not (schedule.partial_rollout or schedule.overlapped_sync):
+            limit += self.call("actor.generate")
+        return self.settings.sync_s or min(LONGEST_S, limit)
 
     @property
     def start(self) -> float:

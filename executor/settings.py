@@ -366,7 +366,7 @@ class Limits:
     """Waits and retries: nothing waits for ever. None: from the plan's prediction, see executor/limits.py."""
 
     start_s: Seconds | None = None
-    """Until a process is up and its engine built. None: 5 min, and the weights at 200 MB/s."""
+    """Until a process is up and its engine built. None: 10 min, and the weights at 200 MB/s."""
     call_s: Seconds | None = None
     """One call of a step. None: 5 times its predicted P90, at least 2 min, at most 4 h."""
     sync_s: Seconds | None = None

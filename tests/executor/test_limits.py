@@ -38,11 +38,24 @@ def test_a_call_may_take_five_times_its_predicted_p90_within_two_minutes_and_fou
 def test_a_start_and_a_checkpoint_take_as_long_as_their_bytes(plan: Plan) -> None:
     large = replace(plan, models=tuple(replace(m, params=70 * BILLION) for m in plan.models))
     small, big = TimeLimits(plan, Limits()), TimeLimits(large, Limits())
-    assert 300 <= small.start < 301
-    assert 300 <= small.checkpoint < 301
+    assert 600 <= small.start < 601
+    assert 600 <= small.checkpoint < 601
     read = 2 * 70e9 * len(plan.models) / 200e6
-    assert big.start == pytest.approx(300 + read)
-    assert big.checkpoint == pytest.approx(300 + 16 * 70e9 / 200e6)
+    assert big.start == pytest.approx(600 + read)
+    assert big.checkpoint == pytest.approx(600 + 16 * 70e9 / 200e6)
+
+
+def test_a_sync_waits_for_the_responses_that_its_engine_ends_first(plan: Plan) -> None:
+    """One step off policy, the next batch generates when the trainer has new weights."""
+    long = slow(plan, actor_generate=600.0, actor_sync=1.0)
+
+    def sync_s(**schedule: object) -> float:
+        placement = replace(long.placement, schedule=replace(long.placement.schedule, **schedule))
+        return TimeLimits(replace(long, placement=placement), Limits()).sync
+
+    assert sync_s(staleness=1) == 5 * 600.0 + 120.0
+    assert sync_s() == sync_s(staleness=4, partial_rollout=True) == 120.0
+    assert sync_s(staleness=1, overlapped_sync=True) == 120.0
 
 
 def test_a_collective_ends_after_the_call_that_waits_for_it(plan: Plan) -> None:

@@ -259,6 +259,26 @@ def test_gpus_run_all_sequences_in_one_kernel_with_int32_bounds(monkeypatch: pyt
     )
 
 
+def test_values_narrower_than_keys_are_filled_up_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """deepseek_v3's are; PyTorch's kernel takes one head size (flash_api.cpp, mha_varlen_fwd)."""
+    from torch.nn.attention import varlen
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        assert v.shape == k.shape
+        return v.clone()
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    key, value = torch.zeros(1, 4, 9, 24), torch.rand(1, 4, 9, 16)
+    output = attention._varlen(key, key, value, (4, 5), None)
+    assert torch.equal(output, value.transpose(1, 2))
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(20, torch.bfloat16), (264, torch.half), (64, torch.float)])
+def test_heads_that_the_kernel_refuses_are_not_given_to_it(width: int, dtype: torch.dtype) -> None:
+    assert not attention._in_one_kernel(torch.zeros(1, 2, 3, width, dtype=dtype))
+    assert attention._in_one_kernel(torch.zeros(1, 2, 3, 64, dtype=torch.bfloat16))
+
+
 def test_the_last_token_of_each_sequence_is_scored() -> None:
     for packed in (False, True):
         batch = micro_batch(SAMPLES, packed=packed, select="last")

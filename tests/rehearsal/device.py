@@ -10,6 +10,7 @@ CUDA graphs, CUDA IPC, vLLM's kernels, kernels that run late (only copies do).
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import runpy
@@ -228,6 +229,12 @@ def _attention() -> None:
     KEPT.append(flash.register())
 
 
+COLLECTIVES = (
+    *("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce"),
+    *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "gather"),
+)
+
+
 def _groups(torch: Any) -> None:
     """Groups of NCCL are gloo's, whose tensors `device.cpp` hands over as host memory."""
     if not torch.distributed.is_available():
@@ -240,10 +247,34 @@ def _groups(torch: Any) -> None:
 
     def helper(size: Any, rank: Any, ranks: Any, backend: Any, *rest: Any, **given: Any) -> Any:
         both = "cpu:gloo,cuda:gloo" if str(backend) in ("nccl", "gloo") else backend
-        return start(size, rank, ranks, both, *rest, **given)
+        group, *others = start(size, rank, ranks, both, *rest, **given)
+        if str(backend) == "gloo":
+            on_host.append(group)
+        return group, *others
 
+    on_host: list[Any] = []
     c10d.init_process_group = torch.distributed.init_process_group = init_process_group
     c10d._new_process_group_helper = helper
+    for name in COLLECTIVES:
+        setattr(torch.distributed, name, _on_the_device(torch, getattr(c10d, name), on_host))
+
+
+def _on_the_device(torch: Any, call: Any, on_host: list[Any]) -> Any:
+    """A collective that takes tensors of the device alone, as NCCL does, but in groups `on_host`."""
+
+    @functools.wraps(call)
+    def checked(*args: Any, **given: Any) -> Any:
+        values = [*args, *given.values()]
+        lists = [value if isinstance(value, list | tuple) else [value] for value in values]
+        host = any(
+            isinstance(one, torch.Tensor) and one.device.type == "cpu" for each in lists for one in each
+        )
+        ours = torch.distributed.get_backend() != "gloo" and not any(value in on_host for value in values)
+        if host and ours:
+            raise RuntimeError("No backend type associated with device type cpu")
+        return call(*args, **given)
+
+    return checked
 
 
 if __name__ == "__main__":

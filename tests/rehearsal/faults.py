@@ -17,6 +17,7 @@ from executor.coordination.gpu_faults import fault_of, stop_of
 from executor.coordination.out_of_memory import out_of_memory
 from executor.engines import checkpoints, device, states, training
 from executor.engines.memory import Meter
+from executor.engines.transformers import attention as varlen
 from executor.engines.transformers.engine import TransformersEngine
 from executor.microbench import attention, gemm, machine, memory, optimizer, train
 from executor.microbench.setup import ProbeSetup
@@ -167,6 +168,22 @@ def probes() -> dict[str, int]:
     return found | {"gpus": described.gpus, "gpu_memory": int(described.gpu_memory)}
 
 
+def latent_attention() -> dict[str, Any]:
+    """How far a pack's attention and its gradients are from those of each sequence, values narrower than keys."""
+    found = {}
+    for kind, width, narrow in (("latent", 24, 16), ("odd", 20, 20)):
+        torch.manual_seed(0)
+        sides = [torch.randn(1, h, 9, w) for h, w in ((4, width), (2, width), (2, narrow))]
+        for where, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
+            mine = [side.to(torch.bfloat16).to(where, dtype).requires_grad_() for side in sides]
+            output, _ = varlen.attend(torch.nn.Identity(), *mine, None, lengths=(4, 5), scaling=0.2)
+            output.float().square().sum().backward()
+            found[where] = [t.detach().float().cpu() for t in (output, *(one.grad for one in mine))]
+        pairs = zip(found["cuda"], found["cpu"], strict=True)
+        found[kind] = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return {kind: found[kind] for kind in ("latent", "odd")}
+
+
 def transformer() -> dict[str, Any]:
     """A worker's own view, and the second device that there is not."""
     try:
@@ -179,7 +196,7 @@ def transformer() -> dict[str, Any]:
 
 CHECKS: tuple[Callable[[], Any], ...] = (
     *(fragments, late, no_pinned_memory, readings, streams),
-    *(random_numbers, digests, probes, transformer),
+    *(random_numbers, digests, probes, transformer, latent_attention),
 )
 
 if __name__ == "__main__":

@@ -123,6 +123,24 @@ def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
     return tensor[start:end].transpose(0, 1)[None]
 
 
+def _refuse(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """What mha_varlen_fwd checks of its tensors."""
+    (_, heads, width), groups = query.shape, key.shape[1]
+    checks = {
+        "FlashAttention only support fp16 and bf16 data type": query.dtype in (torch.float16, torch.bfloat16),
+        "FlashAttention forward only supports head dimension at most 256": width <= 256,
+        "head_size must be a multiple of 8, this is ensured by padding!": width % 8 == 0,
+        "Number of heads in key/value must divide number of heads in query": heads % groups == 0,
+        "k must have shape (total_k, num_heads_k, head_size_og)": key.shape[1:] == (groups, width),
+        "v must have shape (total_k, num_heads_k, head_size_og)": value.shape == key.shape,
+        "Input tensor must have contiguous last dimension": {t.stride(-1) for t in (query, key, value)}
+        == {1},
+    }
+    for words, kept in checks.items():
+        if not kept:
+            raise RuntimeError(words)
+
+
 def _packed(
     query: Tensor,
     key: Tensor,
@@ -133,6 +151,7 @@ def _packed(
     **__: Any,
 ) -> tuple[Any, ...]:
     """(T, H, D) each; a window to the right of 0 is causal."""
+    _refuse(query, key, value)
     out = torch.empty_like(query)
     lse = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
     q, k, v, on_host, sums = map(_host, (query, key, value, out, lse))

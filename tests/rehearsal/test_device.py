@@ -141,6 +141,13 @@ def test_random_numbers_checksums_and_micro_benchmarks_are_the_device_s(faults: 
     assert faults["transformer"]["ordinal"] == "CUDA error: invalid device ordinal"
 
 
+@pytest.mark.parametrize("kind", ["latent", "odd"])
+def test_packs_whose_heads_flash_attention_refuses_as_they_are_are_attended(
+    faults: dict[str, Any], kind: str
+) -> None:
+    assert faults["latent_attention"][kind] < 0.02, "bf16"
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("launched")

@@ -156,12 +156,16 @@ def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], 
 
     from executor.engines.deepspeed.process_groups import of_pipeline
 
-    layout = replace(spec.layout, tp=1)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     config = ds_config(
-        layout, spec.optimizer, spec.precision, cuda=device.available(), gradients=spec.gradients
+        replace(spec.layout, tp=1),
+        spec.optimizer,
+        spec.precision,
+        cuda=device.available(),
+        trained=sum(parameter.numel() for parameter in trained),
+        gradients=spec.gradients,
     )
     config |= {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with of_pipeline(module.mpu()):
         started: Any = deepspeed.initialize(
             model=module, optimizer=adam(spec, trained), config=config, dist_init_required=False

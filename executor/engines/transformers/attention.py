@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from executor.engines import device
 from rlhfsim.errors import RlhfsimError
@@ -28,6 +28,8 @@ MORE = ("sliding_window", "attn_logit_softcapping", "attention_chunk_size", "att
 SINKS = ("gpt_oss",)
 """Types whose heads have a learnt score beside those of tokens; PyTorch's scaled dot product knows neither
 that nor a cap."""
+WIDEST = 256
+"""Largest head size of FlashAttention."""
 
 
 def implementation(config: Any, dtype: torch.dtype) -> str:
@@ -113,7 +115,7 @@ def attend(
             "which attention over packed sequences does not do",
             help="set packing: false in the workload, or install flash-attn",
         )
-    if len(lengths) > 1 and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if len(lengths) > 1 and query.is_cuda and _in_one_kernel(query):
         return _varlen(query, key, value, lengths, scaling), None
     sizes = lengths or (query.shape[2],)
     outputs = [
@@ -125,14 +127,24 @@ def attend(
     return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0].contiguous()), None
 
 
+def _in_one_kernel(query: Tensor) -> bool:
+    """Whether FlashAttention takes such heads (PyTorch, flash_api.cpp, `mha_varlen_fwd`)."""
+    half, width = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
+    return half and width % 8 == 0 and width <= WIDEST
+
+
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scaling: float | None
 ) -> Tensor:
-    """Output (1, L, H, D) of PyTorch's kernel over all sequences at once."""
+    """Output (1, L, H, D) of PyTorch's kernel over all sequences at once.
+
+    It takes values as wide as keys: those of latent attention, which are narrower, are filled up with zeros.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
-    ends, longest = _ends(lengths, query.device), max(lengths)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    ends, longest, width = _ends(lengths, query.device), max(lengths), value.shape[-1]
+    wide = pad(value, (0, query.shape[-1] - width)) if width < query.shape[-1] else value
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, wide))
     output = varlen_attn(
         q,
         k,
@@ -146,7 +158,7 @@ def _varlen(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)
-    return output[None]
+    return output[None, ..., :width]
 
 
 def _more(config: Any) -> list[str]:
