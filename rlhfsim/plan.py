@@ -20,6 +20,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_atomically
 from rlhfsim.provenance import content_hash
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Fabric, Price
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.placement.weight_paths import Topology, topology
@@ -62,6 +63,8 @@ class PlannedHardware:
     gpus_per_node: Count
     fabric: Fabric | None = None
     """What joins the nodes, where it was given."""
+    wan: WanLink | None = None
+    """The link to the nodes that train, where these are in another region."""
     price: Price | None = None
     """Rent of one GPU that the plan was priced with; None: not known, or not said."""
     market: str | None = None
@@ -392,7 +395,7 @@ def _as_now(data: dict[str, Any]) -> dict[str, Any]:
 
 def is_edited(data: Mapping[str, Any]) -> bool:
     """Whether workload, placement or hardware in a plan's data are not those that it was priced with."""
-    names = ("profile_hash", "gpus", "gpus_per_node", "fabric")
+    names = ("profile_hash", "gpus", "gpus_per_node", "fabric", "wan")
     hardware = [[pool[key] for key in names if pool.get(key) is not None] for pool in data["hardware"]]
     return content_hash(data["workload"], data["placement"], hardware) != str(data["input_hash"])
 

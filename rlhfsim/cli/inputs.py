@@ -35,6 +35,7 @@ from rlhfsim.specs.hardware.clusters import ClusterText
 from rlhfsim.specs.hardware.hardware import Cluster, Fabric
 from rlhfsim.specs.hardware.prices import MARKETS
 from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
@@ -118,6 +119,7 @@ def rent_option(help: str = "USD per GPU-hour, or the listed price that counts: 
 
 def _cluster(*, required: bool) -> Callable[[F], F]:
     gpus = typed(PoolGpus)
+    far = "That pool is in another region: rtt=60ms,bandwidth=10Gbit/s,loss=0.01%,streams=16; or goodput."
     known = "GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."
     return together(
         option(
@@ -127,6 +129,7 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
         option("--gpus-per-node", gpus, "GPUs per node; default: the usual node of the GPU."),
         option("--rollout-gpus", gpus, "GPUs of a second pool, for the rollout only."),
         option("--rollout-gpu", GPU, "Another GPU for that second pool."),
+        option("--rollout-wan", Words("KEY=VALUE,..."), far),
         oversubscription_option,
         option("--fabric", OneOf("fabric", get_args(Fabric)), "What joins the nodes: infiniband, roce, efa."),
         rent_option(),
@@ -210,7 +213,18 @@ def build_cluster(given: Mapping[str, Any]) -> Cluster:
         "price",
     )
     with on_command_line():
-        return parse_cluster(**{name: given[name] for name in names})
+        cluster = parse_cluster(**{name: given[name] for name in names})
+        text = given["rollout_wan"]
+        return cluster if text is None else cluster.behind(wan_option(text, "--rollout-wan"))
+
+
+def wan_option(text: str, option: str) -> WanLink:
+    """A link between two regions from `rtt=60ms,bandwidth=10Gbit/s,loss=0.01%`.
+
+    Raises:
+        RlhfsimError: an unknown name, a bad value, or a rate that is said twice or not at all.
+    """
+    return from_pairs(WanLink, parse_pairs(text, option), option)
 
 
 def build_workload(given: Mapping[str, Any]) -> Workload:

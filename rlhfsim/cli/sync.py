@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
 from rlhfsim.cli import completion
+from rlhfsim.cli.inputs import wan_option
 from rlhfsim.cli.params import (
     COMMAND_LINE,
     OneOf,
@@ -40,6 +42,7 @@ EPILOG = """\b
 Examples:
   rlhfsim sync --model 70b --from tp=8,dp=2 --to tp=8
   rlhfsim sync --model qwen3-235b-a22b --from tp=4,pp=4,dp=4,ep=16 --to tp=8,dp=4 --gpu h200
+  rlhfsim sync --model 70b --from tp=8,dp=2 --to tp=8 --wan rtt=60ms,bandwidth=10Gbit/s,loss=0.01%
   rlhfsim sync --run
 """
 
@@ -63,6 +66,7 @@ Examples:
 @flag("--same-pool", "Training and rollout share the GPUs (default: separate pools).")
 @option("--lora", DEGREE, "The policy trains adapters of this rank only.", metavar="RANK")
 @flag("--no-rdma", "The network has no RDMA.")
+@option("--wan", Words("KEY=VALUE,..."), "Rollout in another region: rtt=60ms,bandwidth=10Gbit/s,loss=0.01%.")
 @flag("--run run_it", "Run and time every local path on this machine instead.")
 @option("--repeats", click.IntRange(1, 1000), "With --run: transfers of each path.", default=5)
 @flag("--json as_json", f"Print the same content as JSON ({view.SCHEMA}).")
@@ -111,14 +115,20 @@ def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str
     used = train.gpus + (0 if given["same_pool"] else rollout.gpus)
     whole = -(-used // per_node) * per_node  # both pools: they may share a node, or a rack's scale-up domain
     group = NodeGroup(profile=profile, gpus=whole, gpus_per_node=per_node)
+    far = None if given["wan"] is None else wan_option(given["wan"], "--wan")
+    if far is not None and given["same_pool"]:
+        raise bad_option(
+            "--wan with --same-pool: GPUs that both use are in one region", "leave one of them out"
+        )
     software = {"framework": given["framework"], "backend": given["backend"]} if given["framework"] else {}
     device = device_of(group, **software)
+    target = device if far is None else device_of(replace(group, wan=far), **software)
     return route(
         model,
         train,
         rollout,
         source=device,
-        target=device,
+        target=target,
         backend=given["backend"],
         same_pool=given["same_pool"],
         lora=Lora(rank=given["lora"]) if given["lora"] else None,

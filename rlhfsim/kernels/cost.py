@@ -15,6 +15,7 @@ Resource = Literal[
     "hbm",
     "nvlink",
     "network",
+    "wan",
     "pcie",
     "storage",
     "host",
@@ -26,9 +27,9 @@ Resource = Literal[
     "tail",
     "overhead",
 ]
-"""environment, rewards: workers that answer turns or score by rules; controller: the process that drives the
-step; custom: the user's own parts of the algorithm in that process; bubble: pipeline ramp; tail: GPUs waiting
-for the longest response; overhead: launch and framework."""
+"""wan: the link to a second region; environment, rewards: workers that answer turns or score by rules;
+controller: the process that drives the step; custom: the user's own parts of the algorithm in that process;
+bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
 
 
 class Part(NamedTuple):

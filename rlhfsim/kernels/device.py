@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.specs.hardware.hardware import Fabric, Profile
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.quantities import Coefficient
 
 
@@ -72,6 +73,8 @@ class Device:
     """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
     fabric: Fabric | None = None
     """What joins the nodes; None: not said."""
+    wan: WanLink | None = None
+    """The link to the nodes that train, where these are in another region."""
     _values: dict[str, float] = field(init=False, repr=False)
     _spreads: Spreads = field(init=False, repr=False)
     _inverses: Spreads = field(init=False, repr=False)

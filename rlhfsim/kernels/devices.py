@@ -11,6 +11,7 @@ from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.hardware.hardware import Cluster, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.placement.backends import Backend
 
 
@@ -34,7 +35,10 @@ def device_of(
     """
     known = DeviceKey(pool.profile)
     fabric = pool.fabric or pool.profile.fabric
-    return _device(known, domain_of(pool), pool.gpus_per_node, oversubscription, fabric, framework, backend)
+    link = pool.wan
+    return _device(
+        known, domain_of(pool), pool.gpus_per_node, oversubscription, fabric, framework, backend, link
+    )
 
 
 @lru_cache(maxsize=256)
@@ -97,6 +101,7 @@ def _device(
     fabric: Fabric | None,
     framework: str | None,
     backend: Backend | None,
+    wan: WanLink | None,
 ) -> Device:
     profile = with_software(key.profile, framework, backend)
     return Device(
@@ -106,6 +111,7 @@ def _device(
         gpus_per_node=gpus_per_node,
         network_bandwidth=profile.nic.value / oversubscription,
         fabric=fabric,
+        wan=wan,
     )
 
 

@@ -63,7 +63,7 @@ def basis(plan: Plan) -> Basis:
 def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | None:
     """The cluster of a plan; None where a profile is missing."""
     groups = tuple(
-        node_group(p, h.gpus, gpus_per_node=h.gpus_per_node)
+        node_group(p, h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric, wan=h.wan)
         for p, h in zip(profiles, plan.hardware, strict=True)
         if p
     )

@@ -11,6 +11,7 @@ from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.present.answers.tree import Code, TypedTable, pairs
 from rlhfsim.search.requirements import CONFIDENCE
 from rlhfsim.specs.hardware.prices import DEFAULT, market_of
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -67,9 +68,16 @@ def _cluster(plan: Plan, asked: AskedBound) -> dict[str, object]:
         "gpus-per-node": first.gpus_per_node,
         "rollout-gpus": second.gpus if second else None,
         "rollout-gpu": second.profile if second else None,
+        "rollout-wan": _link(second.wan) if second and second.wan else None,
         "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
         "price": _short(asked.price) or _unless(market, DEFAULT),
     }
+
+
+def _link(link: WanLink) -> str:
+    """`rtt=0.06s,bandwidth=1250000000,loss=0.001,streams=16`, without what is the default."""
+    known = {field.name: (getattr(link, field.name), field.default) for field in fields(WanLink)}
+    return ",".join(f"{name}={value:.12g}" for name, (value, usual) in known.items() if value != usual)
 
 
 def _short(value: float | None) -> str | None:

@@ -8,10 +8,13 @@ from dataclasses import asdict
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
+from rlhfsim.kernels.devices import device_of
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import profile_under
+from rlhfsim.present.regions import reached
 from rlhfsim.present.words import listed, plural
 from rlhfsim.rollout.decode import ENGINE_NAMES
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.context import longest, stretched
 from rlhfsim.specs.model.roles import SAME
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -68,6 +71,7 @@ def assumed(plan: Plan, *, ranges: bool = True) -> Iterator[str]:
     yield from _dispatcher(plan, ranges=ranges)
     if WEIGHT_PATHS[plan.placement.weight_path].changes_only:
         yield _changed(plan)
+    yield from _between_regions(plan)
     if plan.placement.rollout is not None and plan.framework is not None:
         runs, named = framework(plan.framework), plan.placement.rollout.layout.engine
         engine = next((title for title, name in ENGINE_NAMES.items() if name == named), runs.engine)
@@ -84,6 +88,15 @@ def _changed(plan: Plan) -> str:
     share = profile.coefficient("sync_delta_density")
     value, low, high = (f"{x:.2g} %" for x in (100 * share.value, 100 * share.low, 100 * share.high))
     return f"{value} of the weights change in a step ({low} to {high}): only those are sent"
+
+
+def _between_regions(plan: Plan) -> Iterator[str]:
+    """What a transfer reaches on the link to the rollout's region."""
+    rollout = plan.placement.rollout
+    profile = rollout and profile_under(plan, rollout.pool)
+    link = rollout and plan.hardware[plan.placement.pool(rollout.pool).hardware].wan
+    if profile and link:
+        yield reached(link, device_of(NodeGroup(profile=profile, gpus=1, gpus_per_node=1)))
 
 
 def _dispatcher(plan: Plan, *, ranges: bool) -> Iterator[str]:

@@ -43,6 +43,9 @@ RESOURCES = {
         "GPUs of one node exchange data",
     ),
     "network": ResourceWords("network", "the fabric between nodes", "the network", "nodes exchange data"),
+    "wan": ResourceWords(
+        "WAN", "the link to the other region", "the WAN", "weights cross to the other region"
+    ),
     "pcie": ResourceWords("PCIe", "the link between GPU and host", "PCIe", "data moves between GPU and host"),
     "storage": ResourceWords("storage", "disks", "disks", "data is read or written"),
     "host": ResourceWords("host", "CPU and host memory", "the host", "CPUs and host memory work"),

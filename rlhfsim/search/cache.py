@@ -87,7 +87,9 @@ class SearchCache:
     def of(self, request: Request, models: Models) -> SharedTables:
         """Those that a request may read and fill."""
         work, cluster = request.workload, request.cluster
-        groups = tuple((DeviceKey(p.profile), p.gpus, p.gpus_per_node, p.fabric) for p in cluster.node_groups)
+        groups = tuple(
+            (DeviceKey(p.profile), p.gpus, p.gpus_per_node, p.fabric, p.wan) for p in cluster.node_groups
+        )
         fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
         competing = (
             models,

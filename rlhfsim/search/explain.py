@@ -20,6 +20,7 @@ WORDS = {
     "hbm": "GPU memory bandwidth",
     "nvlink": "the fabric inside a node",
     "pcie": "PCIe",
+    "wan": "the link to the other region",
     "overhead": "launches and framework",
     "bubble": "pipeline bubbles",
     "tail": "waiting for the longest responses",

@@ -54,7 +54,10 @@ def plan_of(
         input_hash=content_hash(
             workload,
             placement,
-            [(h.profile_hash, h.gpus, h.gpus_per_node, *filter(None, [h.fabric])) for h in hardware],
+            [
+                (h.profile_hash, h.gpus, h.gpus_per_node, *filter(None, [h.fabric, h.wan and asdict(h.wan)]))
+                for h in hardware
+            ],
         ),
     )
     return widened(plan, [pool.profile for pool in cluster.node_groups])
@@ -69,6 +72,7 @@ def _hardware(group: NodeGroup, price: float | None) -> PlannedHardware:
         gpus=group.gpus,
         gpus_per_node=group.gpus_per_node,
         fabric=group.fabric,
+        wan=group.wan,
         price=rent,
         market=market_of(group.profile.name, rent),
     )

@@ -248,6 +248,8 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
             shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
             if shape.role_placement in request.forbid or not _on_allowed_hardware(request, shape):
                 continue
+            if not _in_their_region(request, shape):
+                continue
             if request.runs is not None and request.runs.lacks_pools(
                 groups, request.workload, request.backend
             ):
@@ -293,6 +295,15 @@ def _on_allowed_hardware(request: Request, shape: Partition) -> bool:
     at = {role: kind for g, kind in zip(shape.groups, shape.hardware, strict=True) for role in g}
     bound = [x for x in request.limits if x.field == "hardware" and x.role in at]
     return all(limit.holds(at[limit.role]) for limit in bound)
+
+
+def _in_their_region(request: Request, shape: Partition) -> bool:
+    """Whether nothing but the rollout is behind a link to another region."""
+    kinds = request.cluster.node_groups
+    return all(
+        kinds[kind].wan is None or group == ("rollout",)
+        for group, kind in zip(shape.groups, shape.hardware, strict=True)
+    )
 
 
 def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath, ...]:

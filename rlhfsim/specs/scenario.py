@@ -114,6 +114,13 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
         )
     placement.check_pools([group.gpus for group in cluster.node_groups])
     for name, taken in placement.roles.items():
+        pool = placement.pool(taken.pool)
+        if name != "rollout" and cluster.node_groups[pool.hardware].wan is not None:
+            raise RlhfsimError(
+                "trains-in-second-region",
+                f"{name} is in pool {pool.name!r}, in another region, where only the rollout may be",
+                help=f"give {name} a pool on the first nodes, and so an engine that shares its GPUs",
+            )
         model = models.actor if name == "rollout" else getattr(models, name)
         if model is None:
             raise RlhfsimError(

@@ -138,7 +138,7 @@ def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """
     cluster = Cluster(
         node_groups=tuple(
-            NodeGroup(profile=p, gpus=h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric)
+            NodeGroup(profile=p, gpus=h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric, wan=h.wan)
             for p, h in zip(profiles, plan.hardware, strict=True)
         ),
         framework=plan.framework,

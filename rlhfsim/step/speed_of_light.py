@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rlhfsim.kernels.device import Device
@@ -107,4 +108,10 @@ def _sync(setting: CallSetting) -> float | None:
     inside = setting.cluster.gpus <= device.domain and not together
     if inside:
         across = wanted * size / (held * device.profile.scale_up.bandwidth.value)
+    link = None if together or WEIGHT_PATHS[path].changes_only else device.wan
+    if link is not None:
+        sent = weights_of(setting.models.actor).params * mean_bytes(
+            weights_of(setting.models.actor), rollout.layout
+        )
+        across = max(across, sent / (link.goodput or link.bandwidth or math.inf))
     return max(across, size / rollout.layout.replica_gpus / device.profile.hbm.value)

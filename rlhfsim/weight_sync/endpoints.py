@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.states import lora_params
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -211,8 +212,15 @@ class Route:
         return (self.weights.dense_tensors + fused) / self.rollout.pp
 
     @property
+    def wan(self) -> WanLink | None:
+        """The link between the regions of the two ends; None: they are in one."""
+        return None if self.same_pool else self.target.wan
+
+    @property
     def one_domain(self) -> bool:
         """Both pools together fit in one scale-up domain."""
+        if self.wan is not None:
+            return False
         apart = self.train.gpus + self.rollout.gpus
         return apart <= min(self.source.domain, self.target.domain)
 

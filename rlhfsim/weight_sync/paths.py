@@ -23,6 +23,7 @@ from rlhfsim.weight_sync.stages import (
     Priced,
     bucket,
     calls,
+    crossing,
     gather,
     gathered,
     joined,
@@ -286,7 +287,7 @@ def delta_disk(ends: Route) -> Priced:
     return Priced(
         cost=serial([start(ends), _compare(ends)])
         + pipelined([_changes(ends, size), write], count)
-        + pipelined([read, copy, load(ends)], count),
+        + pipelined([*crossing(ends, size), read, copy, load(ends)], count),
         bytes_moved=size * (1 + nodes),
         train_bytes=2 * bucket(ends),
         rollout_bytes=bucket(ends),

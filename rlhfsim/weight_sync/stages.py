@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import Rate, Stage, gather_rate, handled, hbm, moved, network, scale_up, slower
+from rlhfsim.kernels.wan import ramp, round_trips, wan_rate
 from rlhfsim.units import GB
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
 
@@ -147,8 +149,12 @@ def staging(ends: Route) -> Stage:
 
 
 def start(ends: Route) -> Stage:
-    """Barrier, fan-out of the request, last acknowledgement: once per sync."""
-    return Stage(name="start", parts=(handled(1, ends.target, "sync_start_latency"),))
+    """Barrier, fan-out of the request, last acknowledgement: once per sync; a WAN transfer gathers speed."""
+    parts = (
+        handled(1, ends.target, "sync_start_latency"),
+        *([ramp(ends.wan, ends.target)] if ends.wan else []),
+    )
+    return Stage(name="start", parts=parts)
 
 
 def group(ends: Route) -> Stage:
@@ -157,15 +163,16 @@ def group(ends: Route) -> Stage:
 
 
 def calls(ends: Route, count: float) -> Stage:
-    """`count` remote calls that nothing overlaps."""
-    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"),))
+    """`count` remote calls that nothing overlaps; to another region each is a round trip."""
+    far = [round_trips(ends.wan, count)] if ends.wan else []
+    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"), *far))
 
 
 def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
     """Bytes from one root to every rollout GPU; receivers pass them on, so their number is free.
 
     Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
-    root's node have joined the communicator).
+    root's node have joined the communicator); to another region the WAN, which one copy crosses.
     """
     return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
 
@@ -175,7 +182,13 @@ def wire_rate(ends: Route, nics: float = 1.0) -> Rate:
     fast = slower(scale_up(ends.source), scale_up(ends.target))
     if ends.one_domain:
         return fast
-    return slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
+    near = slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
+    return slower(near, wan_rate(ends.wan, ends.target)) if ends.wan else near
+
+
+def crossing(ends: Route, size: float) -> Sequence[Stage]:
+    """The WAN under a shared folder: one copy crosses, and the nodes there read it."""
+    return [Stage(name="wan", parts=(moved(size, wan_rate(ends.wan, ends.target)),))] if ends.wan else []
 
 
 def bucket(ends: Route) -> float:

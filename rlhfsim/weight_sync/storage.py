@@ -21,6 +21,7 @@ from rlhfsim.weight_sync.stages import (
     Priced,
     bucket,
     calls,
+    crossing,
     gather,
     group,
     joined,
@@ -47,7 +48,9 @@ def disk(ends: Route, *, shared: bool) -> Priced:
     ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
     count = num_buckets(ends, ends.sent)
     cost = (
-        serial([start(ends)]) + pipelined([ready, save], count) + pipelined([fetch, copy, load(ends)], count)
+        serial([start(ends)])
+        + pipelined([ready, save], count)
+        + pipelined([*crossing(ends, ends.sent), fetch, copy, load(ends)], count)
     )
     reads = ends.sent * node_share * _nodes(ends.rollout.gpus, ends.target)
     return Priced(

@@ -156,16 +156,24 @@ def _equal_layouts(ends: Route) -> str | None:
 
 
 def _rdma(ends: Route) -> str | None:
-    return _apart(ends) or (None if ends.rdma or ends.one_domain else "the network has no RDMA")
+    return (
+        _apart(ends)
+        or _across_regions(ends)
+        or (None if ends.rdma or ends.one_domain else "the network has no RDMA")
+    )
+
+
+def _across_regions(ends: Route) -> str | None:
+    return "it needs RDMA or a disk of the node, which end with the region" if ends.wan else None
 
 
 def _local_disk(ends: Route) -> str | None:
     across = not ends.same_pool and not ends.one_domain
-    return "another node's NVMe cannot be read" if across else None
+    return _across_regions(ends) or ("another node's NVMe cannot be read" if across else None)
 
 
 def _host(ends: Route) -> str | None:
-    return None if ends.same_pool or ends.rdma else "the network has no RDMA"
+    return _across_regions(ends) or (None if ends.same_pool or ends.rdma else "the network has no RDMA")
 
 
 def _changes_apart(ends: Route) -> str | None:

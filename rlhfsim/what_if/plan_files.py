@@ -52,7 +52,11 @@ def cluster_of(plan: Plan) -> Cluster:
     """
     pools = tuple(
         node_group(
-            at_price(load_profile(h.profile), h.price), h.gpus, gpus_per_node=h.gpus_per_node, fabric=h.fabric
+            at_price(load_profile(h.profile), h.price),
+            h.gpus,
+            gpus_per_node=h.gpus_per_node,
+            fabric=h.fabric,
+            wan=h.wan,
         )
         for h in plan.hardware
     )

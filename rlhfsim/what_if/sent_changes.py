@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.search.candidates import judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
@@ -35,11 +36,10 @@ class SentChanges:
 def sent_changes(plan: Plan, request: Request) -> SentChanges | None:
     """The fastest path of changes that the framework runs; None where it saves less than a tenth."""
     placement, runs = plan.placement, request.runs
-    exposed = placement.rollout is not None and not placement.schedule.overlapped_sync
     rules = WEIGHT_PATHS[placement.weight_path]
     planned = sum(phase.seconds for phase in plan.prediction.phases if phase.name == SYNC)
     step = plan.prediction.step_s
-    if not exposed or rules.pools == "one" or rules.changes_only or planned < WORTH * step:
+    if placement.rollout is None or rules.pools == "one" or rules.changes_only or planned < WORTH * step:
         return None
     if plan.workload.lora is not None:
         return None
@@ -55,7 +55,12 @@ def sent_changes(plan: Plan, request: Request) -> SentChanges | None:
     if not usable:
         return None
     path = min(usable, key=lambda name: usable[name])
-    saved = (planned - usable[path]) / step
+    if placement.schedule.overlapped_sync:  # it only delays what waits for it
+        sent = replace(placement, weight_path=path)
+        found = judged(replace(request, workload=plan.workload), setting.models, sent)
+        saved = 1 - found.seconds / step if found else 0.0
+    else:
+        saved = (planned - usable[path]) / step
     if saved < WORTH:
         return None
     return SentChanges(path=path, seconds=usable[path], planned_s=planned, saved=saved)

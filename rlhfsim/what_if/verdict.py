@@ -173,6 +173,10 @@ def measured_frameworks() -> tuple[Runs, ...]:
     return tuple(sorted(runs, key=lambda x: -len(compared(x.name))))
 
 
+NEAR = ("naive", "smart", "hybrid", "lend")
+"""Architectures of which the rollout has GPUs that train."""
+
+
 def production(request: Request) -> Iterator[Request]:
     """The question put to every production framework whose runs were compared."""
     for runs in measured_frameworks():
@@ -218,6 +222,8 @@ def _why_empty(request: Request, *, suggest: bool) -> str:
     rules = WEIGHT_PATHS[path] if path else None
     if rules and rules.adapters_only and request.workload.lora is None:
         return f"weight path {path} moves adapters only: add --allow lora"
+    if request.architecture in NEAR and any(group.wan for group in request.cluster.node_groups):
+        return f"{request.architecture} shares GPUs, and the rollout is in another region: ask for async"
     takers = _takers(request) if suggest else []
     if request.runs is not None and takers:
         return f"{request.runs.title} runs no such plan; these do: {', '.join(takers)}"

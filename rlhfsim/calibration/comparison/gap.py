@@ -31,6 +31,7 @@ CAUSE_OF = {
     "hbm": "hbm",
     "nvlink": "network",
     "network": "network",
+    "wan": "network",
     "pcie": "overhead",
     "storage": "overhead",
     "host": "overhead",

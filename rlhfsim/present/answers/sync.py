@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from rlhfsim.kernels.wan import wan_rate
 from rlhfsim.present.answers.kinds import BYTES, LIST, QUANTITIES, RATE, SECONDS, YES
 from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
+from rlhfsim.present.regions import link_words, reached
 from rlhfsim.present.tables import Fit
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -24,9 +27,12 @@ def sync_page(
 ) -> Page:
     """The answer of every path: figures, then conditions; unavailable paths are dim."""
     pool = "one shared pool" if route.same_pool else "separate pools"
+    link = route.wan
+    pool = f"separate regions ({link_words(link)})" if link else pool
     fastest = min((c for c in costs if c.available and c.name not in _PARTIAL), key=lambda c: c.cost.seconds)
     seconds = SECONDS.shown(fastest.cost.seconds)
     size, ends = costs[0].model_bytes, f"{route.train.label} -> {route.rollout.label}"
+    between = [reached(link, route.target)] if link else []
     figures = table_of(
         "Paths",
         costs,
@@ -49,7 +55,10 @@ def sync_page(
         Column(None, lambda c: list(c.cost.rests_on), key="rests_on"),
         name="paths",
         style=_style,
-        notes=("rate: bytes of the model per second; trainer, rollout, host: extra memory while it runs",),
+        notes=(
+            "rate: bytes of the model per second; trainer, rollout, host: extra memory while it runs",
+            *between,
+        ),
     )
     conditions = table_of(
         "Conditions",
@@ -75,6 +84,7 @@ def sync_page(
             "gpus_per_node": gpus_per_node,
             "backend": route.backend,
             "same_pool": route.same_pool,
+            "wan": None if link is None else asdict(link) | {"reached": wan_rate(link, route.target).value},
         },
     )
 

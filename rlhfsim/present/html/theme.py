@@ -48,6 +48,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "hbm": ("blue", ""),
     "nvlink": ("sky", "/"),
     "network": ("green", "/"),
+    "wan": ("green", "x"),
     "pcie": ("orange", "\\"),
     "storage": ("yellow", "\\"),
     "host": ("purple", "."),

@@ -36,6 +36,7 @@ COLOURS = {
     "hbm": "cyan",
     "nvlink": "blue",
     "network": "magenta",
+    "wan": "magenta",
     "pcie": "yellow",
     "storage": "yellow",
     "host": "yellow",

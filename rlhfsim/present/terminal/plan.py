@@ -14,6 +14,7 @@ from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import words
 from rlhfsim.present.basis import cluster_of, evidence, profile_under, profiles_of
 from rlhfsim.present.known import known
+from rlhfsim.present.regions import link_words
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
@@ -86,7 +87,8 @@ def hardware_text(plan: Plan) -> str:
         shape = f"{words.plural(nodes, 'node')} of {h.gpus_per_node}" if nodes else ""
         shape += f"{' and ' if nodes else ''}one of {rest}" if rest else ""
         shape = "one node" if nodes + bool(rest) == 1 else shape
-        kinds.append(f"{h.gpus:,} x {title} ({shape})")
+        far = f" in another region ({link_words(h.wan)})" if h.wan else ""
+        kinds.append(f"{h.gpus:,} x {title} ({shape}){far}")
     thin = f", fabric {plan.oversubscription:g}:1" if plan.oversubscription > 1 else ""
     return " and ".join(kinds) + thin
 

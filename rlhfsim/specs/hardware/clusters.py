@@ -3,9 +3,11 @@
     node_groups:
       - {gpu: h100, gpus: 64}
       - {gpu: h20, gpus: 32, nic: 200 Gbit/s, price: 2.10 USD/h, storage: 5 GB/s}
+      - {gpu: h100, gpus: 32, wan: {bandwidth: 10 Gbit/s, rtt: 60 ms, loss: 0.01 %}}
     oversubscription: 2
 
-The first pool trains. `gpu` is a profile name, an alias or a path.
+The first pool trains; one behind `wan` is in another region and generates. `gpu` is a profile name, an alias
+or a path.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pydantic import Field
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import Source, checked, convert
 from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
 
@@ -36,6 +39,8 @@ class NodeGroupText:
     """Per GPU, one direction; replaces the profile's."""
     fabric: Fabric | None = None
     """What joins the nodes: infiniband, roce or efa; replaces the profile's."""
+    wan: WanLink | None = None
+    """The link to the first nodes, where these are in another region."""
     price: UsdPerHour | None = None
     """Per GPU; replaces the profile's."""
     storage: Annotated[BytesPerSecond, Positive] | None = None
@@ -74,7 +79,10 @@ def cluster_from(
         _node_group(group, source, (*path, "node_groups", i), load)
         for i, group in enumerate(text.node_groups)
     )
-    return Cluster(node_groups=groups, oversubscription=text.oversubscription)
+    try:
+        return Cluster(node_groups=groups, oversubscription=text.oversubscription)
+    except RlhfsimError as error:
+        raise error.at(source.place((*path, "node_groups", 0))) from error
 
 
 def _node_group(
@@ -88,6 +96,7 @@ def _node_group(
             gpus_per_node=text.gpus_per_node,
             nic=text.nic,
             fabric=text.fabric,
+            wan=text.wan,
             price=text.price,
         )
     except RlhfsimError as error:

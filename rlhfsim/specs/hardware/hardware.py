@@ -11,6 +11,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.kernel_tables import CurvesText
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import (
     Bandwidth,
@@ -198,6 +199,8 @@ class NodeGroup:
     gpus_per_node: Count
     fabric: Fabric | None = None
     """What joins these nodes; None: what the profile says."""
+    wan: WanLink | None = None
+    """The link to the nodes that train, where these are in another region: they generate only."""
 
     @property
     def nodes(self) -> int:
@@ -231,10 +234,28 @@ class Cluster:
                 help=f"1 is a full fabric, 4 a quarter of it; at most {MAX_OVERSUBSCRIPTION:g}",
             )
 
+        if self.node_group.wan is not None:
+            raise RlhfsimError(
+                "wan-to-itself",
+                "the first nodes train, so the link to another region is not theirs",
+                help="give wan to the nodes that generate, behind the first",
+            )
+
     @property
     def gpus(self) -> int:
         """All GPUs."""
         return sum(pool.gpus for pool in self.node_groups)
+
+    def behind(self, link: WanLink) -> Cluster:
+        """The same cluster with its last nodes in a second region."""
+        if len(self.node_groups) == 1:
+            raise RlhfsimError(
+                "missing-value",
+                "a link to a second region, and no GPUs there",
+                help="give the GPUs that generate there: --rollout-gpus 32",
+            )
+        *near, far = self.node_groups
+        return replace(self, node_groups=(*near, replace(far, wan=link)))
 
     @property
     def vendors(self) -> frozenset[str]:

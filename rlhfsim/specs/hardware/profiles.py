@@ -23,6 +23,7 @@ from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Fabric, NodeGroup, Price, Profile
 from rlhfsim.specs.hardware.prices import given, market_price, price_of
 from rlhfsim.specs.hardware.profile_files import COMMON, aliases, find_profile, folders, profile_names
+from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
 
@@ -284,9 +285,10 @@ def node_group(
     gpus_per_node: int | None = None,
     nic: float | None = None,
     fabric: Fabric | None = None,
+    wan: WanLink | None = None,
     price: float | str | None = None,
 ) -> NodeGroup:
-    """Nodes of one profile; `nic`, `fabric` and `price` replace the profile's."""
+    """Nodes of one profile; `nic`, `fabric` and `price` replace its own, `wan` leads to another region."""
     profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
     per_node = profile.node.gpus if gpus_per_node is None else gpus_per_node
     _positive("gpus_per_node", per_node)
@@ -304,7 +306,7 @@ def node_group(
             help=f"give gpus: {nodes * per_node}, or leave one of the two out",
         )
     priced = _priced(profile, nic, price)
-    return NodeGroup(profile=priced, gpus=count, gpus_per_node=per_node, fabric=fabric)
+    return NodeGroup(profile=priced, gpus=count, gpus_per_node=per_node, fabric=fabric, wan=wan)
 
 
 def _priced(profile: Profile, nic: float | None, price: float | str | None) -> Profile:

@@ -94,7 +94,7 @@ def model_hash() -> str:
 def search_key(request: Request) -> str:
     """Hash of everything that a search depends on; prices are not among it."""
     cluster, workload = request.cluster, request.workload
-    pools = [(profile_hash(p.profile), p.gpus, p.gpus_per_node, p.fabric) for p in cluster.node_groups]
+    pools = [(profile_hash(p.profile), p.gpus, p.gpus_per_node, p.fabric, p.wan) for p in cluster.node_groups]
     models = models_of(workload)
     return content_hash(
         model_hash(),
