@@ -75,8 +75,13 @@ class Ledger:
     stale: float
 
 
-def predicted(cap: int, seed: int = 0, rules: type[RolloutPool] = RolloutPool) -> Ledger:
-    """The ledger of 25 updates with this response cap."""
+def predicted(
+    cap: int, seed: int = 0, rules: type[RolloutPool] = RolloutPool, *, alike: float = 0.0
+) -> Ledger:
+    """The ledger of 25 updates with this response cap.
+
+    `alike`: correlation of the logarithms of the lengths of one prompt's samples, which is not published.
+    """
     sync = SYNCING * CORE_S[4096] / UPDATES
     learn = (1 - WAITING[4096] - SYNCING) * CORE_S[4096] / UPDATES
     costs = replace(QWEN_7B, fixed=PACE * QWEN_7B.fixed, each=PACE * QWEN_7B.each, read=PACE * QWEN_7B.read)
@@ -100,7 +105,7 @@ def predicted(cap: int, seed: int = 0, rules: type[RolloutPool] = RolloutPool) -
     )
     pool = rules(
         replicas=[RolloutReplica(engine(work)) for _ in range(work.replicas)],
-        lengths=_lengths(cap, seed),
+        lengths=_lengths(cap, seed, alike),
         batch=GROUPS,
         staleness=1,
         partial=True,
@@ -111,12 +116,16 @@ def predicted(cap: int, seed: int = 0, rules: type[RolloutPool] = RolloutPool) -
     return Ledger(waiting=waiting, stale=pool.rejected_tokens / (pool.rejected_tokens + run.taken_tokens))
 
 
-def _lengths(cap: int, seed: int) -> BatchLengths:
+def _lengths(cap: int, seed: int, alike: float) -> BatchLengths:
     """Log-normal, cut at the cap."""
     (low, many), (high, few) = sorted(CUT.items())
     z_low, z_high = (float(norm.isf(share)) for share in (many, few))
     sigma = math.log(high / low) / (z_high - z_low)
     mu = math.log(low) - z_low * sigma
-    drawn = np.random.default_rng(seed).lognormal(mu, sigma, (200, GROUPS, SAMPLES))
+    shape, rng = (200, GROUPS, SAMPLES), np.random.default_rng(seed)
+    normal = math.sqrt(1 - alike) * rng.normal(size=shape) + math.sqrt(alike) * rng.normal(
+        size=(*shape[:2], 1)
+    )
+    drawn = np.exp(mu + sigma * normal)
     batches: list[list[list[float]]] = np.minimum(drawn, cap).tolist()
     return lambda k: batches[k]
