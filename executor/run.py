@@ -228,7 +228,11 @@ class Run:
             for learned in self._learned(loop, workers, steps):
                 row = (
                     metrics.iteration_metrics(
-                        learned, time.time() - last, recorder.fresh(), recorder.readings()
+                        learned,
+                        time.time() - last,
+                        recorder.fresh(),
+                        recorder.readings(),
+                        teachers=len(self.job.settings.references),
                     )
                     | self._planned_memory()
                 )

@@ -11,6 +11,7 @@
     lend/{seconds,tokens,moved}            the trainer's GPUs generated: how long, how many tokens, and
                                            responses that went on elsewhere afterwards
     sampling/{kept_share,reward_mean}      groups whose rewards differ; mean over all that was generated
+    kl/teacher_<n>                         the same mean over the samples of one of several teachers
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
     policy/not_finite_rank                 first rank whose own sums are not finite, where there is one
@@ -41,6 +42,7 @@ from numpy.typing import NDArray
 from executor.algorithms.iteration import Learned
 from executor.algorithms.kl import kl
 from executor.coordination.tracing import ENGINE_KINDS
+from executor.engines.teachers import teacher_of
 from executor.samples import Floats, Sample
 from rlhfsim.trace import Span, covered
 from rlhfsim.units import GB
@@ -52,9 +54,10 @@ PREFIXES = {"actor": "policy", "critic": "value"}
 """Role -> prefix of those of its metrics that carry none."""
 
 
-def sample_metrics(samples: Sequence[Sample], version: int) -> Row:
+def sample_metrics(samples: Sequence[Sample], version: int, teachers: int = 1) -> Row:
     """Rewards, lengths, KL, staleness and mismatch of the samples that `version` is about to learn from."""
     row = _rewards(samples) | _lengths(samples) | _environment(samples) | _staleness(samples, version)
+    row |= _kl_by_teacher(samples, teachers) if teachers > 1 else {}
     return row | _kl(samples) | _mismatch(samples, version) | _explained(samples)
 
 
@@ -109,6 +112,15 @@ def _kl(samples: Sequence[Sample]) -> Row:
         return {}
     each = [_k3(policy - reference) for policy, reference in pairs]
     return _named("kl", mean=np.concatenate(each).mean(), max=max(values.mean() for values in each))
+
+
+def _kl_by_teacher(samples: Sequence[Sample], teachers: int) -> Row:
+    """KL of the policy and each teacher over that teacher's own samples."""
+    shared: dict[int, list[Sample]] = {}
+    for sample in samples:
+        shared.setdefault(teacher_of(sample, teachers), []).append(sample)
+    means = {f"teacher_{number}": _kl(mine).get("kl/mean") for number, mine in sorted(shared.items())}
+    return _named("kl", **{name: mean for name, mean in means.items() if mean is not None})
 
 
 def _policy(sample: Sample) -> Floats | None:
@@ -237,10 +249,12 @@ def iteration_metrics(
     seconds: float,
     spans: Iterable[Span],
     readings: Iterable[tuple[str, Mapping[str, float]]] = (),
+    *,
+    teachers: int = 1,
 ) -> Row:
     """The row of an iteration that took `seconds`; what its samples say comes before what engines say."""
     row = engine_metrics("actor", learned.actor) | engine_metrics("critic", learned.critic)
-    row |= sample_metrics(learned.samples, learned.version) | throughput(learned.samples, seconds)
+    row |= sample_metrics(learned.samples, learned.version, teachers) | throughput(learned.samples, seconds)
     row |= learned.sampling
     spans = tuple(spans)
     row |= critical_share(spans, learned.step, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import runs
 import survival
 
+from executor import refusals
 from executor.coordination import checkpoints, lending
 from executor.coordination.lending import Lending
 from executor.coordination.replica import Returned
 from executor.launch import FinishedRun, LaunchOptions, launch
+from executor.resolve import Job
 from rlhfsim.plan import Plan
 from rlhfsim.trace import read_trace
 
@@ -89,6 +92,24 @@ def test_a_trainer_that_did_not_wait_learns_nothing(clock: _Clock) -> None:
     lent = _lending(clock)
     assert set(lent.reclaim(0, 1.0).values()) == {0.0}
     assert lent.alone_s is None
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(2, []), (3, ["lend-idle-gpus"])])
+def test_gpus_that_do_not_train_have_no_weights_to_wake_an_engine_with(
+    tiny_model: Path, gpus: int, refused: list[str]
+) -> None:
+    made = _plan(tiny_model)
+    train, *others = made.placement.pools
+    pools = (replace(train, gpus=gpus), *(replace(pool, start=gpus) for pool in others))
+    hardware = tuple(replace(h, gpus=h.gpus + 1, gpus_per_node=h.gpus + 1) for h in made.hardware)
+    wide = replace(made, hardware=hardware, placement=replace(made.placement, pools=pools))
+    job = Job(plan=wide, settings=runs.settings(tiny_model), model=str(tiny_model), gpu=False, max_prompt=8)
+    found = {code: (text, remedy) for code, text, remedy in refusals._reasons(job) if code.startswith("lend")}
+    assert list(found) == refused
+    if refused:
+        text, remedy = found["lend-idle-gpus"]
+        assert "lends 3 GPUs and trains on 2 of them" in text
+        assert remedy == "give pool 'train' 2 GPUs, or leave lend out"
 
 
 # --- real runs ----------------------------------------------------------------------------------------

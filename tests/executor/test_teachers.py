@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import runs
 
+from executor.coordination.metrics import sample_metrics
 from executor.engines.teachers import Teachers, teacher_of
 from executor.refusals import check_reference
 from executor.resolve import Job, engine_specs, located
@@ -50,6 +51,24 @@ def test_prompts_take_turns_unless_their_row_names_a_teacher() -> None:
     scored = Teachers(engines).logprobs(samples)
     assert [int(row[0]) for row in scored] == [0, 0, 1, 1, 1, 0]
     assert [engine.asked for engine in engines] == [[[0, 1, 5]], [[2, 3, 4]]]
+
+
+def test_the_kl_of_each_teacher_is_that_of_its_own_samples() -> None:
+    """k3 of a log-ratio of 1 is e^-1 + 1 - 1 = 0.37 nats; of 0 it is 0."""
+    ratios = [1.0, 1.0, 0.0, 0.0, 1.0]
+    samples = [
+        replace(
+            _sample(i, i // 2),
+            rollout_logprobs=np.full(3, ratio, np.float32),
+            reference_logprobs=np.zeros(3, np.float32),
+        )
+        for i, ratio in enumerate(ratios)
+    ]
+    row = sample_metrics(samples, 0, 2)
+    assert row["kl/teacher_0"] == pytest.approx(np.exp(-1))
+    assert row["kl/teacher_1"] == 0
+    assert row["kl/mean"] == pytest.approx(0.6 * np.exp(-1))
+    assert not [name for name in sample_metrics(samples, 0) if "teacher" in name]
 
 
 def test_a_rank_without_samples_of_a_teacher_asks_it_all_the_same() -> None:

@@ -18,6 +18,7 @@ from rlhfsim.simulation.result import Simulated
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Environment
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from tests.simulation.test_asynchronous import by_hand, engine, setting
@@ -58,6 +59,23 @@ def test_the_trainers_gpus_generate_while_it_would_wait(monkeypatch: pytest.Monk
     assert 0 < found.staleness.lent < 1
     alone = setting(replace(LENT, lend=False), rollout=1, train=1, prompts=4, lengths=Fixed(value=10))
     assert found.seconds < run(monkeypatch, alone, engine(), 2.0, 1.0, (1.0, 1.0), steps=6).seconds
+
+
+def test_a_conversation_that_leaves_lent_gpus_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of its environment stays behind, so its tokens are generated again; no slower than without."""
+    talk = Environment(turns=1, seconds_per_turn=1e-9, workers=1000)
+    steps = {}
+    for environment in (None, talk):
+        made = setting(LENT, rollout=1, train=1, prompts=4, lengths=Fixed(value=12))
+        made = replace(made, workload=replace(made.workload, environment=environment))
+        found = run(monkeypatch, made, engine(), 2.0, 1.0, (1.0, 1.0), steps=12)
+        steps[environment] = found.seconds
+    assert steps[None] < steps[talk]
+    alone = setting(replace(LENT, lend=False), rollout=1, train=1, prompts=4, lengths=Fixed(value=12))
+    alone = replace(alone, workload=replace(alone.workload, environment=talk))
+    assert steps[talk] <= run(monkeypatch, alone, engine(), 2.0, 1.0, (1.0, 1.0), steps=12).seconds * (
+        1 + 1e-9
+    )
 
 
 def test_nothing_is_lent_where_training_is_slower_or_switches_take_longer_than_the_wait(

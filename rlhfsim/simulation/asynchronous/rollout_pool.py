@@ -79,6 +79,8 @@ class RolloutPool:
     late: Late = "wait"
     lent: int = 0
     """Last replicas, which lie on the trainer's GPUs: asleep but from `lend` to `reclaim`."""
+    anew: bool = False
+    """What leaves them begins anew: the state of a conversation's environment stays in their processes."""
     started: int = 0
     """Groups that started and were not thrown away."""
     drawn: int = 0
@@ -134,13 +136,13 @@ class RolloutPool:
         self.pull_all()
 
     def reclaim(self, time: float) -> None:
-        """They sleep; what runs there goes on on the other replicas."""
+        """They sleep; what runs there goes on on the other replicas, or begins anew there."""
         self.settle(time)
         own = self.replicas[: len(self.replicas) - self.lent]
         for sample in [sample for replica in self.borrowed for sample in replica.leave()]:
             length, done, group = sample
             target = min(own, key=lambda replica: replica.load)
-            target.waiting.append((length, max(done, EPSILON), group))
+            target.waiting.append((length, EPSILON if self.anew else max(done, EPSILON), group))
         for replica in own:
             replica.admit()
         self.pull_all()

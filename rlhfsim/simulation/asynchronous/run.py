@@ -161,6 +161,7 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
         queue=schedule.queue,
         late=schedule.late,
         lent=lent,
+        anew=workload.environment is not None,
     )
 
 

@@ -240,7 +240,8 @@ class Async:
         """Work and tokens of the window, from its opening to now, in mean batches begun since it opened."""
         run, pool = self.run, self.pool
         done = len(run.ends) - run.warmup
-        if done < 0 or pool.late != "wait":  # what is trained on is then shorter than what begins
+        # what is trained on is shorter than what begins, where some is thrown away or begins anew
+        if done < 0 or pool.late != "wait" or (pool.lent and pool.anew):
             return
         pool.settle(self.env.now)
         work = math.fsum(self.floor.done(r.prefilled / r.pace, r.tokens, r.attended) for r in pool.replicas)
