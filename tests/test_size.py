@@ -40,7 +40,7 @@ BUDGET = {
     "executor": 23600,
     "executor/algorithms": 15340,
     "executor/coordination": 42400,
-    "executor/engines": 41180,
+    "executor/engines": 41220,
     "executor/environments": 5740,
     "executor/machine": 3200,
     "executor/microbench": 6600,

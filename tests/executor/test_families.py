@@ -34,6 +34,9 @@ def test_the_trainer_sends_the_names_and_values_of_a_checkpoint(family: str, tmp
     stored = load_file(families.build(family, tmp_path) / "model.safetensors")
     model = families.heads.load(str(tmp_path), "causal", "fp32").requires_grad_(False)
     sent = dict(pair for bucket in families.sent(model) for pair in bucket)
+    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    assert {tensor.untyped_storage().data_ptr() for tensor in sent.values()} <= own, "nothing is copied"
+    assert all(type(tensor) is torch.Tensor and tensor.is_contiguous() for tensor in sent.values())
     assert sent.keys() == stored.keys()
     assert all(torch.equal(sent[name], stored[name]) for name in stored)
 

@@ -24,11 +24,12 @@ import torch
 import vllm_rig
 
 from executor.coordination.engine_memory import EngineMemory
-from executor.engines import training
+from executor.engines import training, weights
+from executor.engines.transformers import heads
 from executor.engines.vllm.engine import VllmEngine
 from executor.resolve import Job, rollout_spec
 from executor.samples import GenerationRequest
-from executor.weight_transfer.packing import GatheredWeights, Named
+from executor.weight_transfer.packing import ROW_BYTES, GatheredWeights, Named
 from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
@@ -45,13 +46,39 @@ TENSORS = ("weights", "kv_cache", "sync_buffers")
 BOUND = "profile_peak"
 """Kept back for activations of the largest batch, which a short generation does not reach."""
 ASLEEP = "actor.generate.unload"
+CHECKSUM = 2 * 2 * ROW_BYTES
+"""Of a tensor smaller than a row: its bytes as words and the sums of no rows, then both in one (packing.py)."""
 CASES = {
     "hybrid": ("hybrid", "ipc"),
     "colocated": ("smart", "disk"),
     "naive": ("naive", "host"),
     "disaggregated": ("disaggregated", "broadcast"),
+    "hybrid of experts": ("hybrid", "ipc"),
+    "disaggregated of experts": ("disaggregated", "broadcast"),
 }
 """Case -> architecture, transport."""
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
+"""In place of the dense model's: a layer's experts are more than a bucket."""
+
+
+def with_experts(dense: Path, folder: Path) -> Path:
+    """The dense model's shape with experts, and its tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(json.loads((dense / "config.json").read_text()) | EXPERTS))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(dense).save_pretrained(folder)
+    return folder
 
 
 def made(architecture: str, model: Path) -> tuple[Plan, Ledger]:
@@ -85,13 +112,10 @@ def made(architecture: str, model: Path) -> tuple[Plan, Ledger]:
 
 def trainer(model: Path, address: str) -> None:
     """Send its weights whenever a channel arrives; answer with the bytes that this takes at most."""
-    from transformers import AutoModelForCausalLM
-
-    weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda")
+    loaded = heads.load(str(model), "causal", "bf16", device="cuda")
 
     def gather() -> Iterator[list[Named]]:
-        for name, parameter in weights.named_parameters():
-            yield [(name, parameter.detach())]
+        return loaded.stored.of(weights.buckets(heads.named_tensors(loaded), BUCKET, here=True))
 
     with Client(address) as asked:
         while (spec := asked.recv()) is not None:
@@ -200,8 +224,10 @@ class Engine:
         for role, end in (("rollout", "receiver"), ("actor", "sender")):
             phases = [phase for phase in self.planned.phases if phase.name == "actor.sync"]
             entries = [e for phase in phases for e in phase.entries if e.role == role]
-            held = sum(e.bytes for e in entries if e.component == "sync_buffers")
-            yield _row(f"actor.sync {end}", self.read[f"actor.sync {end}"], {"sync_buffers": held})
+            parts = {"sync_buffers": sum(e.bytes for e in entries if e.component == "sync_buffers")}
+            if end == "sender" and parts["sync_buffers"]:
+                parts["checksum"] = CHECKSUM
+            yield _row(f"actor.sync {end}", self.read[f"actor.sync {end}"], parts)
 
 
 def _row(phase: str, measured: float, parts: dict[str, float]) -> dict[str, Any]:
@@ -210,18 +236,21 @@ def _row(phase: str, measured: float, parts: dict[str, float]) -> dict[str, Any]
 
 def main(folder: Path, names: list[str]) -> None:
     """All cases, one engine after the other."""
-    model = held.model_at(folder / "model")
-    address, found = str(folder / "trainer"), {}
-    with Listener(address) as listener:
-        process = subprocess.Popen([sys.executable, __file__, "trainer", str(model), address])
-        asked = listener.accept()
-        for name in names:
-            engine = Engine(name, model, folder, asked)
-            engine.run()
-            found[name] = list(engine.rows())
-            (folder / "engine_held.json").write_text(json.dumps(found, indent=1))
-        asked.send(None)
-        process.wait(60)
+    dense, found = held.model_at(folder / "model"), {}
+    models = {False: dense, True: with_experts(dense, folder / "experts")}
+    for experts, model in models.items():
+        mine = [name for name in names if name.endswith("experts") == experts]
+        address = str(folder / f"trainer-{experts}")
+        with Listener(address) as listener:
+            process = subprocess.Popen([sys.executable, __file__, "trainer", str(model), address])
+            asked = listener.accept()
+            for name in mine:
+                engine = Engine(name, model, folder, asked)
+                engine.run()
+                found[name] = list(engine.rows())
+                (folder / "engine_held.json").write_text(json.dumps(found, indent=1))
+            asked.send(None)
+            process.wait(60)
 
 
 if __name__ == "__main__":

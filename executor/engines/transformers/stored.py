@@ -13,10 +13,17 @@ from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
+
+
+class _Uncopied(Tensor):
+    """A tensor whose parts stay views: transformers would copy gates and ups of all experts of a layer at once."""
+
+    def contiguous(self, *_: Any, **__: Any) -> _Uncopied:
+        return self
 
 
 class StoredForm:
@@ -45,8 +52,8 @@ class StoredForm:
         from transformers.core_model_loading import revert_weight_conversion
 
         model: Any = SimpleNamespace(_weight_conversions=self._conversions, config=self._config)
-        stored = revert_weight_conversion(model, dict(bucket))
-        return [(name, tensor.contiguous()) for name, tensor in stored.items()]
+        stored = revert_weight_conversion(model, {name: t.as_subclass(_Uncopied) for name, t in bucket})
+        return [(name, tensor.as_subclass(Tensor).contiguous()) for name, tensor in stored.items()]
 
     def _check(self) -> None:
         for one in self._conversions:
