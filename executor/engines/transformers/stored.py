@@ -20,7 +20,7 @@ from rlhfsim.errors import RlhfsimError
 
 
 class _Uncopied(Tensor):
-    """A tensor whose parts stay views: transformers would copy gates and ups of all experts of a layer at once."""
+    """A tensor whose parts stay views: transformers would copy gates and ups of all experts at once."""
 
     def contiguous(self, *_: Any, **__: Any) -> _Uncopied:
         return self
