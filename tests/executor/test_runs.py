@@ -84,3 +84,5 @@ def _distilled(
     assert {s.name for s in read_trace(outcome.files.trace).spans} >= {"reference.logprob", "actor.train"}
     first, *_, last = (row["kl/mean"] for row in heard.rows)
     assert last < 0.8 * first
+    each = {name for name in heard.rows[-1] if name.startswith("kl/teacher_")}
+    assert each == ({"kl/teacher_0", "kl/teacher_1"} if "," in teacher else set())
