@@ -146,7 +146,9 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         "Share of the groups whose rewards differ; the others are thrown away and generated anew (DAPO). "
         "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
     )
-    answered = "Answers between turns (agents): turns=4,seconds_per_turn=2s,workers=256."
+    answered = (
+        "Answers between turns (agents): turns=4,seconds_per_turn=2s,workers=256; sandboxes: cold_start=60s."
+    )
     own = "Seconds of your own loss, advantages, sampler, filter, logger a sample: filter=2ms,loss=0.1ms."
     ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
     return together(

@@ -20,7 +20,7 @@ from rlhfsim.specs.model.roles import SAME
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.specs.workload.workload import GROUPED
+from rlhfsim.specs.workload.workload import GROUPED, Environment
 from rlhfsim.units import format
 
 SIZE = re.compile(r"[\d.]+[bt](-a\d+b)?")
@@ -64,7 +64,7 @@ def assumed(plan: Plan, *, ranges: bool = True) -> Iterator[str]:
     if work.generates and (tools := work.environment) is not None:
         turns, each = tools.mean_turns or tools.turns, format(tools.seconds_per_turn, "s")
         answers = f"environments answer {turns:.3g} turns a response, {each} each"
-        yield f"{answers}, on {tools.workers:,} CPU workers"
+        yield f"{answers}, on {tools.workers:,} CPU workers{_sandboxes(tools)}"
     if isinstance(work.response_len, Fixed):
         yield f"every response has exactly {work.response_len.value:,.0f} tokens"
     yield from plan.assumed
@@ -78,6 +78,13 @@ def assumed(plan: Plan, *, ranges: bool = True) -> Iterator[str]:
         if engine != PRICED_ENGINE:
             own = "with its own attention, the rest as " if engine in ENGINE_NAMES else "as "
             yield f"{engine}, with which {runs.title} generates, is priced {own}{PRICED_ENGINE}"
+
+
+def _sandboxes(tools: Environment) -> str:
+    """How sandboxes start, and how many the fleet's memory holds."""
+    start, most = format(tools.cold_start, "s"), tools.sandboxes
+    made = f"; a sandbox starts in {start}, {tools.warm:,} are ready" if tools.cold_start else ""
+    return made + ("" if most is None else f"; memory for {most:,} sandboxes: so many responses at a time")
 
 
 def _changed(plan: Plan) -> str:

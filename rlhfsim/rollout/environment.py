@@ -55,22 +55,23 @@ class Turns:
         """Whether the workers suffice for all buffers at a time."""
         return sum(self.sequences) <= self.environment.workers
 
-    def answer(self, buffer: int) -> float:
-        """Seconds until the environment has answered every sequence of a buffer."""
-        rounds = math.ceil(self.sequences[buffer] / self.environment.workers)
-        return rounds * self.environment.seconds_per_turn
+    def answer(self, buffer: int, turn: int) -> float:
+        """Seconds until the environment has answered every sequence of a buffer; sandboxes are made first."""
+        workers, each = self.environment.workers, self.environment.seconds_per_turn
+        mine = self.sequences[buffer]
+        cold = self.environment.made(sum(self.sequences)) * mine / sum(self.sequences) if not turn else 0.0
+        return math.ceil(mine / workers) * each + math.ceil(cold / workers) * self.environment.cold_start
 
     def ends(self) -> tuple[float, ...]:
         """Seconds until each buffer has its last answer, from the start of generation."""
         turn = [cost.seconds / self.count for cost in self.buffers]
-        answer = [self.answer(b) for b in range(len(turn))]
         answered = [0.0] * len(turn)
         generated = busy = 0.0
-        for _ in range(self.count):
+        for number in range(self.count):
             for b, seconds in enumerate(turn):
                 generated = max(generated, answered[b]) + seconds
                 begin = generated if self.side_by_side else max(generated, busy)
-                answered[b] = busy = begin + answer[b]
+                answered[b] = busy = begin + self.answer(b, number)
         return tuple(answered)
 
 
@@ -111,11 +112,11 @@ def _finish(ends: Sequence[float], sequences: Sequence[int]) -> tuple[float, ...
 def answered_at_least(cost: Cost, workload: Workload) -> Cost:
     """Generation per batch of an engine that never drains: no faster than the workers answer.
 
-    T >= n T s / w          n sequences a batch
+    T >= n (T s + c) / w          n sequences a batch, c seconds in which a sandbox is made
     """
     environment = workload.environment
     if environment is None:
         return cost
-    work = workload.num_sequences * environment.seconds_each
+    work = workload.num_sequences * (environment.seconds_each + environment.cold_start)
     answered = Cost(parts=(part("environment", work / environment.workers, RESTS_ON),))
     return answered if answered.seconds > cost.seconds else cost

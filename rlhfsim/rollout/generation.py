@@ -21,7 +21,14 @@ from rlhfsim.rollout.decode import Engine, decode_step, own_name
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import beside, decoding, elsewhere, prompts
-from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_lengths, expected_schedule, schedule
+from rlhfsim.rollout.schedule import (
+    Requests,
+    SequenceSchedule,
+    expected_lengths,
+    expected_schedule,
+    most_running,
+    schedule,
+)
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import RESTS_ON, Waiting, delayed, waits
 from rlhfsim.specs.model.model import ModelSpec
@@ -127,7 +134,7 @@ def generate(
     if layout.prefill:
         return _apart(device, model, layout, requests, kv_tokens, lengths, engine, worker)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    limit = layout.max_num_seqs * layout.attention_dp
+    limit = most_running(layout, requests)
     if lengths is None:
         plan = expected_schedule(requests, layout.dp, limit, capacity, shared_prompts)
     else:

@@ -14,6 +14,7 @@ import numpy as np
 from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, one_wave, start_steps
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.placement.engine_numbers import VLLM
+from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
 from rlhfsim.specs.workload.workload import Environment
 
@@ -48,6 +49,14 @@ class Requests:
     def sequences(self) -> int:
         """prompts x samples."""
         return self.prompts * self.samples
+
+
+def most_running(layout: RolloutLayout, requests: Requests) -> int:
+    """Sequences that run at a time on a replica: the engine's limit, and the sandboxes that a fleet holds."""
+    engine, environment = layout.max_num_seqs * layout.attention_dp, requests.environment
+    if environment is None or environment.sandboxes is None:
+        return engine
+    return max(1, min(engine, environment.sandboxes // layout.dp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,6 +31,7 @@ from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
 from rlhfsim.rollout.prefill import prefill, prompts
+from rlhfsim.rollout.schedule import most_running
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -112,7 +113,7 @@ def steady_state(
 
 def _running(layout: RolloutLayout, requests: Requests, staleness: float, kv_slots: float) -> float:
     """Sequences of one replica: limits of the engine, of its KV cache and of admission."""
-    engine = float(layout.max_num_seqs * layout.attention_dp)
+    engine = float(most_running(layout, requests))
     batches = batches_at_once(staleness)
     response = stats(requests.response_lengths)
     alive = response.mean / mean_of_longest(requests.response_lengths, requests.samples)

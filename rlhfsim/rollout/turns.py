@@ -37,7 +37,8 @@ ROUNDS = 6
 def waits(environment: Environment, sequences: int, seed: int) -> Floats:
     """(n,) seconds that each sequence waits for all of its answers, drawn; their mean is the expected one.
 
-    Where `mean_turns` is given a response ends after each turn with odds of its own until `turns`.
+    Where `mean_turns` is given a response ends after each turn with odds of its own until `turns`. Those
+    that find no sandbox ready wait `cold_start` more, in which a worker makes theirs.
     """
     rng = np.random.default_rng([seed, sequences])
     turns = np.full(sequences, environment.turns)
@@ -47,6 +48,7 @@ def waits(environment: Environment, sequences: int, seed: int) -> Floats:
     each = rng.lognormal(-(environment.sigma**2) / 2, environment.sigma, int(turns.sum()))
     drawn = np.add.reduceat(each, np.concatenate([[0], np.cumsum(turns)[:-1]]))
     mean: Floats = drawn * (environment.seconds_each / drawn.mean())
+    mean[rng.permutation(sequences)[: environment.made(sequences)]] += environment.cold_start
     return mean
 
 

@@ -334,7 +334,8 @@ def _carried(request: Request, shape: Partition, path: WeightPath) -> bool:
 
 def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Schedule]:
     apart = ("rollout",) in shape.groups and len(shape.groups) > 1
-    buffered = (False, True) if request.workload.environment else (False,)
+    work = request.workload
+    buffered = (False, True) if work.environment and work.sandboxes_suffice else (False,)
     wanted, oldest = request.architecture, request.max_staleness
     if wanted not in STALE:
         for double in buffered:

@@ -265,7 +265,7 @@ class _Launch:
         if not turns.side_by_side:
             yield before
         begin = simulator.env.now
-        yield simulator.env.timeout(turns.answer(buffer))
+        yield simulator.env.timeout(turns.answer(buffer, turn))
         simulator.recorder.span(
             ANSWER, CPU_POOL, self.number, begin, simulator.env.now, "environment", group=f"buffer {buffer}"
         )

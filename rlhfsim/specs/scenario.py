@@ -212,6 +212,12 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             f"{switch} trains on samples of older weights, but staleness is 0",
             help="set schedule.staleness to 1 or more",
         )
+    if schedule.double_buffered and not workload.sandboxes_suffice:
+        raise RlhfsimError(
+            "lockstep-holds-all-sandboxes",
+            "in lockstep all sequences of a batch hold sandboxes, for which the fleet lacks memory",
+            help="give more fleet_memory, or set double_buffered: false",
+        )
     if schedule.late != "wait" and not schedule.continuous:
         raise RlhfsimError(
             "nothing-is-late",

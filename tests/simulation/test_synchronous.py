@@ -393,17 +393,20 @@ def test_the_first_half_batch_is_handed_on_when_it_has_its_last_answer() -> None
     st.integers(1, 300),
     st.floats(0, 5),
     st.lists(st.tuples(st.floats(0.1, 20), st.integers(1, 200)), min_size=1, max_size=2),
+    st.sampled_from([(0.0, 0), (7.0, 0), (7.0, 50)]),
 )
 def test_turns_take_as_long_as_their_closed_form(
-    count: int, workers: int, each: float, buffers: list[tuple[float, int]]
+    count: int, workers: int, each: float, buffers: list[tuple[float, int]], sandboxes: tuple[float, int]
 ) -> None:
     made = turns(count, workers, each, *sorted(buffers, reverse=True))
+    cold, warm = sandboxes
+    made = replace(made, environment=replace(made.environment, cold_start=cold, warm=warm))
     found = ran(in_turns(made))
     assert found.seconds == pytest.approx(max(made.ends()), rel=1e-9)
     # no shorter than the GPUs, the workers or one sequence alone
     generated = sum(cost for cost, _ in buffers)
     assert found.seconds >= generated * (1 - 1e-9)
-    alone = max(b.seconds + count * made.answer(i) for i, b in enumerate(made.buffers))
+    alone = max(b.seconds + count * made.answer(i, 1) for i, b in enumerate(made.buffers))
     assert found.seconds >= alone * (1 - 1e-9)
 
 

@@ -19,7 +19,7 @@ from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity, step_table
 from rlhfsim.rollout.prefill import prefill, prompts
-from rlhfsim.rollout.schedule import Requests
+from rlhfsim.rollout.schedule import Requests, most_running
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -135,7 +135,7 @@ def engine_of(
     own = prompt / requests.samples + VLLM.block_tokens / 2
     age = response.mean_square / (2 * response.mean)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    limit = layout.max_num_seqs * layout.attention_dp
+    limit = most_running(layout, requests)
     slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = prompts(device, model, layout, share, requests, prompt, engine=engine)

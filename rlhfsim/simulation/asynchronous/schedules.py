@@ -178,12 +178,12 @@ class Async:
         return self.run.simulator.setting.placement.actor.pool
 
     def _answered(self) -> Running:
-        """The environment's workers answer one batch after the other: n T s / w seconds each."""
+        """The environment's workers answer one batch after the other: n (T s + c) / w seconds each."""
         workload = self.run.simulator.setting.workload
         environment = workload.environment
         if environment is None:
             return
-        work = workload.num_sequences * environment.seconds_each
+        work = workload.num_sequences * (environment.seconds_each + environment.cold_start)
         self.answered += work / environment.workers
         yield self.env.timeout(max(0.0, self.answered - self.env.now))
 

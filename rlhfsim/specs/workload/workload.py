@@ -13,7 +13,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.specs.quantities import Seconds, Share
+from rlhfsim.specs.quantities import MAX_MAGNITUDE, Bytes, Seconds, Share
 from rlhfsim.specs.workload.lengths import Fixed, Lengths, stats
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
@@ -132,9 +132,24 @@ class Environment:
     """Share of a response's context that the prefix cache still has at its next turn."""
     lockstep: bool = False
     """A turn begins when all sequences of the batch are answered; else each goes on by itself."""
+    cold_start: Seconds = 0.0
+    """Time in which a worker makes the sandbox of a response that finds none ready."""
+    warm: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Sandboxes that are ready when a batch begins; they are made again while the GPUs train."""
+    sandbox_memory: Annotated[Bytes, Field(le=MAX_MAGNITUDE)] = 0.0
+    """Host memory of a sandbox, which a response holds from its first token to its last."""
+    fleet_memory: Annotated[Bytes, Field(gt=0, le=MAX_MAGNITUDE)] | None = None
+    """Host memory for sandboxes over the whole CPU fleet; None: enough for all."""
 
     def __post_init__(self) -> None:
-        """Check that the mean is below the most."""
+        """Check that the mean is below the most, and that what is warm has room."""
+        most = self.sandboxes
+        if most is not None and most < max(1, self.warm):
+            raise RlhfsimError(
+                "fleet-too-small",
+                f"the fleet's memory holds {most} sandboxes, and {max(1, self.warm)} must be there at once",
+                help="give more fleet_memory, or fewer warm",
+            )
         if self.mean_turns is not None and self.mean_turns > self.turns:
             raise RlhfsimError(
                 "mean-turns-above-most",
@@ -146,6 +161,17 @@ class Environment:
     def varies(self) -> bool:
         """Whether sequences differ in their turns or answers."""
         return not self.lockstep and (self.sigma > 0 or self.mean_turns is not None)
+
+    @property
+    def sandboxes(self) -> int | None:
+        """Most responses that run at a time for the fleet's memory; None: any number."""
+        if self.fleet_memory is None or not self.sandbox_memory:
+            return None
+        return int(self.fleet_memory / self.sandbox_memory)
+
+    def made(self, sequences: int) -> int:
+        """Responses of a batch whose sandbox is made when they begin."""
+        return max(0, sequences - self.warm) if self.cold_start else 0
 
     @property
     def turns_each(self) -> float:
@@ -300,6 +326,7 @@ class Workload(Hashed):
                 f"{self.gen_prompts:,} prompts of {self.samples:,} samples are generated at a time",
                 help=AT_MOST,
             )
+        self._check_sandboxes()
         if self.num_sequences % self.mini_batches:
             raise RlhfsimError(
                 "uneven-mini-batches",
@@ -375,6 +402,21 @@ class Workload(Hashed):
         if self.dynamic_sampling is None:
             return self.num_sequences
         return self.gen_batches * self.gen_prompts * self.samples
+
+    def _check_sandboxes(self) -> None:
+        """Refuse a lockstep that holds more sandboxes than there is memory for."""
+        if self.environment is not None and self.environment.lockstep and not self.sandboxes_suffice:
+            raise RlhfsimError(
+                "lockstep-holds-all-sandboxes",
+                "in lockstep all sequences of a batch hold sandboxes, for which the fleet lacks memory",
+                help="give more fleet_memory, or set lockstep: false",
+            )
+
+    @property
+    def sandboxes_suffice(self) -> bool:
+        """Whether the fleet's memory holds a sandbox for each sequence of a batch at once."""
+        most = None if self.environment is None else self.environment.sandboxes
+        return most is None or most >= self.gen_prompts * self.samples
 
     @property
     def rules_first(self) -> bool:
