@@ -31,7 +31,7 @@ from rlhfsim.memory.components import (
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_memory, software_of
 from rlhfsim.memory.states import Stage, lora_params
-from rlhfsim.memory.transfer import transfer_bytes
+from rlhfsim.memory.transfer import ON_ONE_GPU, Arrival, transfer_bytes
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
@@ -129,7 +129,7 @@ def sync_bytes(
     """What a weight path adds: buffers, what arrives, and its NCCL group.
 
     `shared`: actor and rollout are on the same GPUs. Of other frameworks than ours a bucket, or
-    the largest tensor where that is larger, on either side.
+    the largest tensor where that is larger, on either side; within a GPU as `ON_ONE_GPU` says.
     """
     rules = WEIGHT_PATHS[path]
     if not rules.copies:
@@ -142,7 +142,9 @@ def sync_bytes(
         width = 2.0 if backend != "fsdp2" else 4.0
         largest = width * max(model.params_embedding, model.params_expert)
         buffers = max(profile["sync_bucket_bytes"], largest) if adapters is None else adapters
-        return SyncBytes(buffers=buffers, group=group, host=host)
+        trainer, engine = ON_ONE_GPU.get(framework or "", (1, 0)) if shared and adapters is None else (1, 0)
+        cloned = (Arrival(engine * buffers, 0.0),) * (engine > 0)
+        return SyncBytes(buffers=trainer * buffers, group=group, host=host, arrivals=cloned)
     if adapters is not None:  # merged on the host, from which modules are made
         arrivals = transfer_bytes(model, "host", 0.0).arrivals
         return SyncBytes(buffers=adapters, group=group, arrivals=arrivals)

@@ -393,17 +393,15 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend, *, flat: bool 
     is copied from: their stream keeps a pool of its own, in which a layer is written while what the root's or
     the layer before wrote is kept. FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
     at one time. On one rank the running and the next layer stand there; without resharding after forward
-    (stage 2) all weights. Weights on the host pass through the same buffers.
+    (stage 2) all weights, beside what all-gathers wrote. Weights on the host pass through the same buffers.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard (frees a result
     once the next all-gather has its memory); FSDP1: _flat_param.py, _all_gather_flat_param, and
     _limiter_utils.py; DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, line 447.
     """
     if backend == "fsdp2":
-        running, written = part.root + part.layer, part.layer + np.maximum(part.root, part.layer)
-        if layout.zero < 3:
-            return BF16 * part.elements
-        if flat or layout.dp * layout.cp == 1:
-            return BF16 * np.minimum(part.elements, running + part.layer)
+        in_place = flat or layout.dp * layout.cp == 1 or not layout.zero
+        written = 0.0 if in_place else part.layer + np.maximum(part.root, part.layer)
+        running = part.root + part.layer * (1 + in_place) if layout.zero == 3 else part.elements
         return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements, written))
     if layout.zero == 3:
         ahead = np.minimum(part.layer, DEEPSPEED.prefetch + part.matrix)

@@ -1,6 +1,7 @@
 """What both ends of a weight sync hold on their GPUs where vLLM's transfer engines carry the weights.
 
-The trainer packs whole tensors into buckets. The engine keeps what arrived until all tensors of a module
+The trainer packs whole tensors into buckets; one with shards gathers the experts of a layer at once, for
+transformers 5 keeps them in two tensors. The engine keeps what arrived until all tensors of a module
 (QKV, gate and up, all experts of a layer) are there, makes the module of them and copies it into place.
 
 Sources: vLLM 0.32.0, distributed/weight_transfer/packed_tensor.py (CUDA IPC: one buffer at the trainer, whose
@@ -8,13 +9,13 @@ tensors the engine clones; NCCL: two at the trainer, each closed by the tensor t
 the engine a third, made before the oldest is given back) and model_executor/model_loader/reload/layerwise.py
 (`loaded_weights`, `materialize_layer`). Read on the rehearsal device: docs/gpu.md.
 
-Not known here: other frameworks' engines, copies of adapters, tensor-parallel gathers of a trainer.
+Not known here: of other frameworks more than `ON_ONE_GPU`; copies of adapters, tensor-parallel gathers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -27,6 +28,12 @@ from rlhfsim.specs.placement.weight_paths import Transport
 BF16 = 2.0
 SLOTS = 2
 """Buffers of a broadcast on either side (`DEFAULT_PACKED_NUM_BUFFERS`)."""
+ON_ONE_GPU: Mapping[str, tuple[int, int]] = {"verl": (1, 1), "slime": (2, 0)}
+"""Buckets at a trainer and at an engine that share a GPU, where they are not one and none: verl's engine
+clones what arrives (workers/rollout/vllm_rollout/bucketed_weight_transfer.py, 018aa20), slime's trainer makes
+a flat copy of its tensors (backends/megatron_utils/update_weight/update_weight_from_tensor.py, 04b6c8d)."""
+FUSED = 3
+"""Most tensors of a module (QKV) that is not a layer's experts."""
 Module = tuple[float, ...]
 """Bytes of the tensors of a checkpoint that are one module of the engine."""
 
@@ -54,15 +61,16 @@ class TransferBytes(NamedTuple):
 @lru_cache(maxsize=1024)
 def transfer_bytes(model: ModelSpec, transport: Transport, bucket: float) -> TransferBytes:
     """Bytes of a transfer in buckets of `bucket` bytes; a tensor is never split."""
-    each = list(modules(model))
+    each, kept = list(modules(model)), list(trainer_tensors(model))
     largest, total = max(map(max, each)), sum(map(sum, each))
     size = max(largest, min(bucket, total))
+    group = max(size, *map(max, kept))
     if transport in ("host", "disk"):  # tensors come from host memory
-        return TransferBytes(0.0, size, _front([Arrival(0.0, max(map(sum, each)))]))
+        return TransferBytes(0.0, group, _front([Arrival(0.0, max(map(sum, each)))]))
     chunks = _chunks(each, size, over=transport == "broadcast")
     if transport == "ipc":
-        return TransferBytes(size, size, _front(_arrivals(each, chunks, slots=1)))
-    both, with_gathered = _packed(chunks, _chunks(each, size, over=False))
+        return TransferBytes(size, group, _front(_arrivals(each, chunks, slots=1)))
+    both, with_gathered = _packed(chunks, _chunks(kept, size, over=False))
     return TransferBytes(both, with_gathered - both, _front(_arrivals(each, chunks, slots=SLOTS)))
 
 
@@ -74,6 +82,16 @@ def modules(model: ModelSpec) -> Iterator[Module]:
         yield from _layer(model, kind) * kind.layers
     if not model.tied_embeddings:
         yield (table,)
+
+
+def trainer_tensors(model: ModelSpec) -> Iterator[Module]:
+    """The same as transformers keeps them: gates and ups of a layer's experts in one tensor, downs in one."""
+    for module in modules(model):
+        if len(module) <= FUSED:
+            yield module
+        else:
+            downs = len(module) // (3 if model.gated else 2)
+            yield sum(module[:-downs]), sum(module[-downs:])
 
 
 def _layer(model: ModelSpec, kind: LayerKind) -> list[Module]:

@@ -368,12 +368,12 @@ def check_closed() -> dict[str, bool]:
     """Whether a closed engine's weights are still somewhere, and another's learn as before."""
     found, other = {}, training.build(spec(model("llama"), zero=3))
     other.train(batch(0), LOSS)
-    for zero in (1, 3):
-        engine = training.build(spec(model("llama"), zero=zero))
+    for zero, recompute in ((1, "none"), (3, "none"), (3, "full")):
+        engine = training.build(spec(model("llama"), zero=zero, recompute=recompute))
         engine.train(batch(0), LOSS)
         kept = weakref.ref(engine.engine.module)
         engine.close()
-        found[f"zero{zero}"] = kept() is not None
+        found[f"zero{zero} recompute {recompute}"] = kept() is not None
     found["other learns"] = math.isfinite(other.train(batch(1), LOSS)["loss"])
     other.close()
     return found

@@ -137,7 +137,9 @@ def test_gathered_weights_by_hand() -> None:
     assert states.gathered_bytes(replace(PART, dense=100, expert=0), three, "fsdp2") == 2 * (100 + 100)
     assert states.gathered_bytes(PART, Layout(dp=1, zero=3), "fsdp2") == 2 * 240
     assert states.gathered_bytes(replace(PART, dense=200, expert=0), Layout(dp=1, zero=3), "fsdp2") == 2 * 200
-    assert states.gathered_bytes(PART, Layout(dp=8, zero=2), "fsdp2") == 2 * 1400
+    assert states.gathered_bytes(PART, Layout(dp=8, zero=2), "fsdp2") == 2 * (1400 + 100 + 100)
+    assert states.gathered_bytes(PART, Layout(dp=8, zero=0), "fsdp2") == 2 * 1400
+    assert states.gathered_bytes(PART, Layout(dp=1, zero=2), "fsdp2") == 2 * 1400
 
 
 @pytest.mark.parametrize(

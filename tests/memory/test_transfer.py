@@ -78,9 +78,21 @@ def test_all_experts_of_a_layer_wait_at_the_engine_as_whole_tensors() -> None:
     assert layer < moment.arrived < layer + GIB
 
 
+def test_a_sharded_trainer_gathers_gates_and_ups_of_all_experts_at_once() -> None:
+    deepseek = resolve_model("deepseek-v3")
+    both = 2.0 * 256 * 2 * 2048 * 7168
+    assert transfer_bytes(deepseek, "ipc", GIB).group == transfer_bytes(deepseek, "disk", GIB).group == both
+    assert transfer_bytes(deepseek, "broadcast", GIB).group > both
+    assert transfer_bytes(EXPERTS, "ipc", GIB).group == GIB, "2 x 128 x 2048 x 768 are less than a bucket"
+
+
 def test_other_frameworks_have_a_bucket_on_either_side_and_ours_what_was_read() -> None:
     other = sync_bytes(LLAMA, "ipc", "deepspeed", None, H100, framework="verl", shared=True)
-    assert (other.buffers, other.arrivals, other.gathered) == (GIB, (), 0)
+    assert (other.buffers, other.arrivals, other.gathered) == (GIB, (Arrival(GIB, 0),), 0), "clones a bucket"
+    slime = sync_bytes(LLAMA, "ipc", "megatron", None, H100, framework="slime", shared=True)
+    assert (slime.buffers, slime.arrivals) == (2 * GIB, ()), "a bucket and a flat copy of it"
+    apart = sync_bytes(LLAMA, "broadcast", "megatron", None, H100, framework="slime")
+    assert (apart.buffers, apart.arrivals) == (GIB, ()), "a bucket on either side"
     held = transfer_bytes(LLAMA, "ipc", GIB)
     ours = sync_bytes(LLAMA, "ipc", "deepspeed", None, H100, framework=OWN, shared=True)
     assert (ours.buffers, ours.arrivals, ours.gathered) == (held.sent, held.arrivals, held.group)

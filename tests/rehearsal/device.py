@@ -74,6 +74,7 @@ def show(torch: Any) -> None:
     _storages(torch)
     _handles(torch)
     _groups(torch)
+    _integers(torch)
     _attention()
 
 
@@ -220,6 +221,12 @@ def _handles(torch: Any) -> None:
     storage._share_cuda_ = share
     storage._new_shared_cuda = classmethod(open_shared)
     storage._release_ipc_counter_cuda = classmethod(release)
+
+
+def _integers(torch: Any) -> None:
+    """Histograms of integers, which CUDA has and the CPU has not: by floats."""
+    histogram = torch.histc
+    torch.histc = lambda values, *rest, **given: histogram(values.float(), *rest, **given).to(values.dtype)
 
 
 def _attention() -> None:

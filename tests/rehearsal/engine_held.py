@@ -57,28 +57,6 @@ CASES = {
     "disaggregated of experts": ("disaggregated", "broadcast"),
 }
 """Case -> architecture, transport."""
-EXPERTS = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 256,
-    "norm_topk_prob": True,
-}
-"""In place of the dense model's: a layer's experts are more than a bucket."""
-
-
-def with_experts(dense: Path, folder: Path) -> Path:
-    """The dense model's shape with experts, and its tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(json.loads((dense / "config.json").read_text()) | EXPERTS))
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(dense).save_pretrained(folder)
-    return folder
 
 
 def made(architecture: str, model: Path) -> tuple[Plan, Ledger]:
@@ -237,7 +215,7 @@ def _row(phase: str, measured: float, parts: dict[str, float]) -> dict[str, Any]
 def main(folder: Path, names: list[str]) -> None:
     """All cases, one engine after the other."""
     dense, found = held.model_at(folder / "model"), {}
-    models = {False: dense, True: with_experts(dense, folder / "experts")}
+    models = {False: dense, True: held.with_experts(dense, folder / "experts")}
     for experts, model in models.items():
         mine = [name for name in names if name.endswith("experts") == experts]
         address = str(folder / f"trainer-{experts}")

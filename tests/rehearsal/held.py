@@ -66,6 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
         "reference": AWAY,
     },
     "dpo zero3": {"algorithm": "dpo", "layout": {"zero": 3}},
+    "sft fsdp2 zero2": {"algorithm": "sft", "backend": "fsdp2", "layout": {"zero": 2}},
     "sft fsdp2 zero3": {"algorithm": "sft", "backend": "fsdp2", "layout": {"zero": 3}},
     "dpo fsdp2 zero3 recompute offloaded": {
         "algorithm": "dpo",
@@ -94,13 +95,28 @@ CASES: dict[str, dict[str, Any]] = {
     "sft zero2 fp32 sums": {"algorithm": "sft", "layout": {"zero": 2}, "workload": {"gradients": "fp32"}},
 }
 """Case -> algorithm, layout, what roles do between their calls."""
+OPEN: dict[str, dict[str, Any]] = {
+    "sft zero3 of experts": {"algorithm": "sft", "layout": {"zero": 3}},
+    "sft fsdp2 of experts": {"algorithm": "sft", "backend": "fsdp2", "layout": {"zero": 3}},
+}
+"""Run only where they are named: docs/gpu.md says by how much the ledger is off, and why."""
 
+
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
+"""In place of the dense model's: a layer's experts are more than a bucket."""
 
 BUCKET, LIVE, PREFETCH, CHUNK = 500_000, 1_000_000, 50_000, 2**20
 """Elements of DeepSpeed's buckets and of what ZeRO-3 gathers, bytes of logits at one time: scaled down as well."""
 
 
-SENT = {"sft zero1", "dpo zero3", "sft fsdp2 zero3"}
+SENT = {"sft zero1", "dpo zero3", "sft fsdp2 zero3", *OPEN}
 """Cases whose actor sends its weights as well, to nobody: in buckets of `SYNC_BUCKET` bytes, by each way of vLLM."""
 SYNC_BUCKET = 2 * 2**20
 
@@ -116,6 +132,19 @@ def model_at(folder: Path) -> Path:
     """A small model whose vocabulary is wide enough for logits to count."""
     tiny.VOCABULARY = (*tiny.VOCABULARY, *(f"<{i}>" for i in range(WORDS - len(tiny.VOCABULARY))))
     return tiny.build(folder, **SHAPE)  # type: ignore[arg-type]
+
+
+def with_experts(dense: Path, folder: Path) -> Path:
+    """The dense model's shape with experts, and its tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(json.loads((dense / "config.json").read_text()) | EXPERTS))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(dense).save_pretrained(folder)
+    return folder
 
 
 def made(case: Mapping[str, Any], model: Path) -> tuple[Plan, Ledger]:
@@ -278,11 +307,12 @@ def main(rank: int, port: int, folder: Path, names: list[str]) -> None:
     scale_down()
     training.start(rank, WORLD, 0, "127.0.0.1", port, 300.0, gpu=True)
     if rank == 0:
-        model_at(folder / "model")
+        with_experts(model_at(folder / "model"), folder / "experts")
     torch.distributed.barrier()
     found = {}
     for name in names:
-        step = Step(rank, CASES[name], folder / "model", folder / f"away-{rank}")
+        model = folder / ("experts" if name.endswith("experts") else "model")
+        step = Step(rank, (CASES | OPEN)[name], model, folder / f"away-{rank}")
         for _ in range(STEPS):
             step.run()
         found[name] = [*step.rows(), *(step.sent() if name in SENT else ())]

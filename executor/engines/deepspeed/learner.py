@@ -78,11 +78,13 @@ class DeepSpeedLearner(Learner):
 def _let_go(module: nn.Module) -> None:
     """Take a destroyed engine of ZeRO-3 from a list and a cache that DeepSpeed keeps for the whole process.
 
+    A layer that is computed again ends before its last modules leave the list.
     Source: 0.19.8, runtime/zero/parameter_offload.py line 315, partitioned_param_coordinator.py line 633.
     """
     from deepspeed.runtime.zero import parameter_offload as offload
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
-    offload.FWD_MODULE_STACK[:] = [other for other in offload.FWD_MODULE_STACK if other is not module]
+    own = set(module.modules())
+    offload.FWD_MODULE_STACK[:] = [other for other in offload.FWD_MODULE_STACK if other not in own]
     cached = vars(PartitionedParameterCoordinator)["_PartitionedParameterCoordinator__params_to_release"]
     getclosurevars(cached).nonlocals["func"].cache_clear()

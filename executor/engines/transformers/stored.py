@@ -46,14 +46,17 @@ class StoredForm:
         """
         self._check()
         for bucket in buckets:
-            yield self._undone(bucket) if bucket and self._conversions else bucket
+            stored = self._undone(bucket) if bucket and self._conversions else bucket
+            yield stored
+            stored.clear()  # readers have the list yet, beside the next bucket
 
     def _undone(self, bucket: list[Named]) -> list[Named]:
         from transformers.core_model_loading import revert_weight_conversion
 
         model: Any = SimpleNamespace(_weight_conversions=self._conversions, config=self._config)
         stored = revert_weight_conversion(model, {name: t.as_subclass(_Uncopied) for name, t in bucket})
-        return [(name, tensor.as_subclass(Tensor).contiguous()) for name, tensor in stored.items()]
+        *most, (name, last) = [(n, t.as_subclass(Tensor).contiguous()) for n, t in stored.items()]
+        return [*most, (name, last.clone())]  # whoever reads keeps the last beside the next: no view of all
 
     def _check(self) -> None:
         for one in self._conversions:
