@@ -43,7 +43,7 @@ NAMES = (
     "adapter_sequence_time",
 )
 PRIORS: dict[str, tuple[float, float, float]] = {
-    "rl_layer_time": (1.32e-3, 0.1e-3, 7.5e-3),
+    "rl_layer_time": (1.33e-3, 0.1e-3, 7.38e-3),
     "rl_call_time": (0.2, 0.01, 1.2),
     "adapter_gather_time": (5e-3, 1.5e-3, 12e-3),
     "adapter_layer_time": (1.9e-3, 0.3e-3, 2.5e-3),

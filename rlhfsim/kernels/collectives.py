@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.kernels.device import Device, Group
+from rlhfsim.kernels.routing import Routing
 from rlhfsim.specs.placement.layout import Dispatcher
 
 Floats = NDArray[np.float64]
@@ -79,7 +80,7 @@ def dispatch(
     device: Device,
     tokens: float,
     token_bytes: float,
-    top_k: int,
+    routing: Routing,
     group: Group,
     *,
     skew: float = 1,
@@ -91,7 +92,7 @@ def dispatch(
         deepep-ll  k copies, by one-sided writes
         allgather  n tokens on each rank, by an all-gather; back by a reduce-scatter
         others     a token once to each domain, and once to each GPU inside it:
-                   copies(n) = n (1 - (1 - 1/n)^k), of which (n-1)/n leave
+                   `Routing.copies`, of which (n-1)/n leave
 
     DeepEP's normal kernels and HybridEP forward inside a domain (DeepSeek-V3, arXiv 2412.19437, section
     3.2.2); a dispatcher that is not said (`by` None) is priced as those, at the rates of NCCL. `skew` is
@@ -103,22 +104,22 @@ def dispatch(
     sent = tokens * token_bytes * skew
     match by:
         case "alltoall":
-            return all_to_all(device, sent * top_k, group)
+            return all_to_all(device, sent * routing.top_k, group)
         case "deepep-ll":
-            return float(one_sided(device, np.asarray(sent * top_k), group))
+            return float(one_sided(device, np.asarray(sent * routing.top_k), group))
         case "allgather":
             whole = n * tokens * token_bytes
             return (all_gather(device, whole, group) + reduce_scatter(device, whole, group)) / 2
         case "deepep":
             rate, start = _scale_up(device) * device["deepep_nvlink_efficiency"], device["deepep_latency"]
             if group.domains == 1:
-                return sent * copies(n, top_k) * (n - 1) / n / rate + start
+                return sent * routing.copies(n) * (n - 1) / n / rate + start
         case _:
             rate, start = _bandwidth(device, "all_to_all"), 0.0
             if group.domains == 1:
-                return all_to_all(device, sent * copies(n, top_k), group)
-    away = copies(group.domains, top_k) * (1 - 1 / group.domains)
-    inside = copies(n, top_k) * (1 - 1 / group.per_domain)
+                return all_to_all(device, sent * routing.copies(n), group)
+    away = routing.copies(group.domains) * (1 - 1 / group.domains)
+    inside = routing.copies(n) * (1 - 1 / group.per_domain)
     network = device.network_bandwidth * device[exchange_share(device, once=True)]
     return max(sent * inside / rate, sent * away / network) + _latency(device, group, 1) + start
 
@@ -197,11 +198,6 @@ def _latency(device: Device, group: Group, passes: int) -> float:
     inside = (group.per_domain - 1) * device["nvlink_latency"]
     hops = math.ceil(math.log2(group.domains)) if group.domains > 1 else 0
     return passes * (inside + hops * device["nic_latency"])
-
-
-def copies(groups: int, top_k: int) -> float:
-    """Distinct groups among `top_k` uniform choices of `groups`."""
-    return float(groups * (1 - (1 - 1 / groups) ** top_k))
 
 
 def _network(device: Device) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.layers import Matrix, expert_matrices, shared_matrices
+from rlhfsim.kernels.routing import routing_of
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
 from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
@@ -149,14 +150,14 @@ def _sent(
     dispatcher that is not said is priced as the low-latency ones.
     """
     assert model.moe is not None
-    top_k, where = model.moe.top_k, group(layout.tp * layout.attention_dp, 1, device.domain)
+    routing, where = routing_of(model.moe), group(layout.tp * layout.attention_dp, 1, device.domain)
     narrow = layout.precision == "fp8" and by != "alltoall"
     width = FP8_BLOCK_BYTES if narrow else ACTIVATION_BYTES
 
     def both(tokens: float) -> float:
         name = "deepep" if by == "deepep-ll" and tokens > LOW_LATENCY_TOKENS else by or "deepep-ll"
         ways = (model.hidden * width, model.hidden * ACTIVATION_BYTES)
-        return sum(collectives.dispatch(device, tokens, size, top_k, where, by=name) for size in ways)
+        return sum(collectives.dispatch(device, tokens, size, routing, where, by=name) for size in ways)
 
     tokens = np.maximum(rows / layout.tp, 1.0)
     seconds: Floats = np.vectorize(both, otypes=[float])(tokens)

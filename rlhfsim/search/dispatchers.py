@@ -15,6 +15,7 @@ import numpy as np
 from rlhfsim.kernels.collectives import dispatch
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.devices import device_on
+from rlhfsim.kernels.routing import routing_of
 from rlhfsim.rollout.experts import exchange
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -39,9 +40,12 @@ def training_dispatcher(request: Request, model: ModelSpec, ep: int) -> Dispatch
 @lru_cache(maxsize=1024)
 def _fastest(device: Device, model: ModelSpec, ep: int, names: tuple[Dispatcher, ...]) -> Dispatcher | None:
     assert model.moe is not None
-    ranks, size, top_k = group(ep, 1, device.domain), BF16 * model.expert_width, model.moe.top_k
-    runs = _running(device, ep, names)
-    return min(runs, key=lambda by: dispatch(device, TRAINED_TOKENS, size, top_k, ranks, by=by), default=None)
+    ranks, size, routing = group(ep, 1, device.domain), BF16 * model.expert_width, routing_of(model.moe)
+
+    def seconds(by: Dispatcher) -> float:
+        return dispatch(device, TRAINED_TOKENS, size, routing, ranks, by=by)
+
+    return min(_running(device, ep, names), key=seconds, default=None)
 
 
 def rollout_dispatcher(

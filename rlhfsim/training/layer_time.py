@@ -19,6 +19,7 @@ from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.flop import FLASH_BACKWARD
 from rlhfsim.kernels.layers import Matrix
+from rlhfsim.kernels.routing import routing_of
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.heads import Traffic
@@ -298,8 +299,9 @@ def _expert_parallel(device: Device, model: ModelSpec, work: Work, by: Dispatche
         return 0.0
     ranks = group(work.ep, work.etp, device.domain)
     token = BF16 * model.expert_width
+    routing = routing_of(model.moe)
     once = collectives.dispatch(
-        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, by=by or work.dispatcher
+        device, work.held, token, routing, ranks, skew=work.skew, by=by or work.dispatcher
     )
     return 2 * once
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.devices import device_of, domain_of
+from rlhfsim.kernels.routing import Routing
 from rlhfsim.specs.hardware.hardware import Fabric, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, MB
@@ -79,11 +80,11 @@ def test_a_thinner_network_is_never_faster(collective) -> None:
 
 def test_tokens_travel_once_to_a_node_whatever_experts_they_chose() -> None:
     d, ranks = device(64, 8.0), Group(ranks=16, per_domain=8)
-    one = collectives.dispatch(d, 4096, 4096, 1, ranks)
-    many = collectives.dispatch(d, 4096, 4096, 64, ranks)
+    one = collectives.dispatch(d, 4096, 4096, Routing(top_k=1), ranks)
+    many = collectives.dispatch(d, 4096, 4096, Routing(top_k=64), ranks)
     assert one < many < 2.1 * one + 1e-4  # at most one copy to the other node, instead of a half
-    assert collectives.dispatch(d, 4096, 4096, 8, ranks, skew=1.5) > collectives.dispatch(
-        d, 4096, 4096, 8, ranks
+    assert collectives.dispatch(d, 4096, 4096, Routing(top_k=8), ranks, skew=1.5) > collectives.dispatch(
+        d, 4096, 4096, Routing(top_k=8), ranks
     )
 
 
@@ -164,22 +165,22 @@ def test_dispatch_by_hand(network: float) -> None:
     inside = sent * 1.9375 * 7 / 8 / (H100["nvlink"] * d["nvlink_all_to_all_efficiency"])
     between = sent * 1.5 / 2 / (network * d["nic_efficiency"])
     latency = 7 * d["nvlink_latency"] + d["nic_latency"]
-    seconds = collectives.dispatch(d, 1000, 14336, 2, two, skew=1.25)
+    seconds = collectives.dispatch(d, 1000, 14336, Routing(top_k=2), two, skew=1.25)
     assert seconds == pytest.approx(max(inside, between) + latency)
 
 
 def test_dispatch_inside_one_node_is_an_all_to_all_of_the_copies() -> None:
     d, node = device(), Group(ranks=4, per_domain=4)
     sent = 1000 * 14336.0
-    once = collectives.dispatch(d, 1000, 14336, 2, node)  # 4 (1 - (3/4)^2) = 1.75 copies
+    once = collectives.dispatch(d, 1000, 14336, Routing(top_k=2), node)  # 4 (1 - (3/4)^2) = 1.75 copies
     assert once == collectives.all_to_all(d, 1.75 * sent, node)
-    assert collectives.dispatch(d, 1000, 14336, 2, node, by="alltoall") == collectives.all_to_all(
-        d, 2 * sent, node
-    )
+    assert collectives.dispatch(
+        d, 1000, 14336, Routing(top_k=2), node, by="alltoall"
+    ) == collectives.all_to_all(d, 2 * sent, node)
     two = Group(ranks=16, per_domain=8)
-    assert collectives.dispatch(d, 1000, 14336, 2, two, by="alltoall") == collectives.all_to_all(
-        d, 2 * sent, two
-    )
+    assert collectives.dispatch(
+        d, 1000, 14336, Routing(top_k=2), two, by="alltoall"
+    ) == collectives.all_to_all(d, 2 * sent, two)
 
 
 TWO, NODE = Group(ranks=16, per_domain=8), Group(ranks=8, per_domain=8)
@@ -190,7 +191,7 @@ def test_deepep_inside_a_node_has_its_own_rate_and_start_by_hand() -> None:
     d = device()
     rate = H100["nvlink"] * d["deepep_nvlink_efficiency"]
     seconds = 1000 * 14336 * 1.875 * 7 / 8 / rate + d["deepep_latency"]
-    assert collectives.dispatch(d, 1000, 14336, 2, NODE, by="deepep") == pytest.approx(seconds)
+    assert collectives.dispatch(d, 1000, 14336, Routing(top_k=2), NODE, by="deepep") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("network", [50 * GB, 10_000 * GB])
@@ -199,7 +200,7 @@ def test_deepep_across_nodes_waits_for_the_slower_tier_by_hand(network: float) -
     inside = 1000 * 14336 * 1.9375 * 7 / 8 / (H100["nvlink"] * d["deepep_nvlink_efficiency"])
     between = 1000 * 14336 * 1.5 / 2 / (network * d["nic_efficiency"])
     start = 7 * d["nvlink_latency"] + d["nic_latency"] + d["deepep_latency"]
-    seconds = collectives.dispatch(d, 1000, 14336, 2, TWO, by="deepep")
+    seconds = collectives.dispatch(d, 1000, 14336, Routing(top_k=2), TWO, by="deepep")
     assert seconds == pytest.approx(max(inside, between) + start)
 
 
@@ -207,14 +208,16 @@ def test_other_dispatchers_are_the_collectives_that_they_call() -> None:
     d = device()
     sent = 1000 * 14336.0
     whole = 16 * sent
-    assert collectives.dispatch(d, 1000, 14336, 2, TWO, by="deepep-ll") == pytest.approx(
+    assert collectives.dispatch(d, 1000, 14336, Routing(top_k=2), TWO, by="deepep-ll") == pytest.approx(
         float(collectives.one_sided(d, np.array(2 * sent), TWO))
     )
     both = collectives.all_gather(d, whole, TWO) + collectives.reduce_scatter(d, whole, TWO)
-    assert collectives.dispatch(d, 1000, 14336, 2, TWO, by="allgather") == pytest.approx(both / 2)
+    assert collectives.dispatch(d, 1000, 14336, Routing(top_k=2), TWO, by="allgather") == pytest.approx(
+        both / 2
+    )
     for ranks in (NODE, TWO):
-        said = collectives.dispatch(d, 1000, 14336, 2, ranks, by="hybridep")
-        assert said == collectives.dispatch(d, 1000, 14336, 2, ranks)
+        said = collectives.dispatch(d, 1000, 14336, Routing(top_k=2), ranks, by="hybridep")
+        assert said == collectives.dispatch(d, 1000, 14336, Routing(top_k=2), ranks)
 
 
 @pytest.mark.parametrize(
@@ -234,15 +237,15 @@ def test_a_fabric_has_its_own_rate_for_tokens_and_for_nothing_else(
     single = 8 / 16 * GB / (H100["nic"] * d[once]) + max(d["nic_latency"], d["deepep_ll_latency"])
     assert float(collectives.one_sided(d, np.array(GB), TWO)) == pytest.approx(single)
     sent = 8 * GB * 1.5 / 2 / (H100["nic"] * d[once]) + 7 * d["nvlink_latency"] + d["nic_latency"]
-    assert collectives.dispatch(d, 8 * GB, 1, 2, TWO) == pytest.approx(sent)
+    assert collectives.dispatch(d, 8 * GB, 1, Routing(top_k=2), TWO) == pytest.approx(sent)
     assert collectives.all_reduce(d, GB, TWO) == collectives.all_reduce(plain, GB, TWO)
     assert collectives.all_to_all(d, GB, NODE) == collectives.all_to_all(plain, GB, NODE)
 
 
 def test_no_tokens_and_one_rank_take_no_dispatch() -> None:
     d = device()
-    assert collectives.dispatch(d, 0, 14336, 2, Group(ranks=16, per_domain=8)) == 0
-    assert collectives.dispatch(d, 1000, 14336, 2, Group(ranks=1, per_domain=1)) == 0
+    assert collectives.dispatch(d, 0, 14336, Routing(top_k=2), Group(ranks=16, per_domain=8)) == 0
+    assert collectives.dispatch(d, 1000, 14336, Routing(top_k=2), Group(ranks=1, per_domain=1)) == 0
 
 
 def test_a_broadcast_runs_at_the_slower_tier_by_hand() -> None:
@@ -291,5 +294,5 @@ def test_one_domain_is_timed_by_its_curve(op: str) -> None:
 
 def test_half_a_token_and_two_ranks_are_dispatched() -> None:
     d = device()
-    assert collectives.dispatch(d, 0.5, 14336, 2, Group(ranks=2, per_domain=2)) > 0
+    assert collectives.dispatch(d, 0.5, 14336, Routing(top_k=2), Group(ranks=2, per_domain=2)) > 0
     assert collectives.p2p(d, 0.5, True) > d["nic_latency"]

@@ -14,6 +14,7 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.layers import Matrix
+from rlhfsim.kernels.routing import Routing
 from rlhfsim.rollout import decode, environment, experts, generation, prefill, schedule, steady_state, untimed
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
@@ -334,7 +335,9 @@ def test_a_named_dispatcher_of_the_rollout_is_priced_by_hand(device: Device) -> 
 
     def sent(by: Dispatcher, tokens: float, there: float = 1 + 4 / 128) -> float:
         ways = (2048 * there, 2048 * 2.0)
-        return sum(collectives.dispatch(device, tokens, size, 8, where, by=by) for size in ways)
+        return sum(
+            collectives.dispatch(device, tokens, size, Routing(top_k=8), where, by=by) for size in ways
+        )
 
     size = np.array(100 * 8 * 2048 * 2.0)
     ring = sum(total(collective(device, op, size, 16)) for op in ("all_gather", "reduce_scatter"))

@@ -264,3 +264,18 @@ def test_a_damaged_config_is_a_model_or_an_error_for_people(name, damage, kind):
 def test_arbitrary_text_is_an_error_for_people(text):
     with pytest.raises(RlhfsimError):
         read_config(parse_json(text, "config.json"), "m")
+
+
+@pytest.mark.parametrize(
+    ("said", "groups"), [({}, (8, 4)), ({"n_group": 1, "topk_group": 1}, (1, 1)), ({"n_group": None}, (1, 1))]
+)
+def test_groups_of_experts_are_read_and_default_to_one(said: dict[str, Any], groups: tuple[int, int]) -> None:
+    moe = read(DEEPSEEK | said).moe
+    assert moe is not None
+    assert (moe.groups, moe.token_groups) == groups
+
+
+def test_a_token_from_more_groups_than_there_are_is_refused() -> None:
+    error = refusal(DEEPSEEK | {"n_group": 8, "topk_group": 9})
+    assert error is not None
+    assert "topk_group" in str(error)

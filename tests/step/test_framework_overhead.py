@@ -29,7 +29,7 @@ SEQUENCES = Sequences(count=320, mean=400, mean_square=400**2, maximum=400, pack
 @pytest.mark.parametrize("kernels_s", [1.0, 100.0])
 def test_a_call_takes_the_same_host_time_whatever_its_kernels_take(kernels_s: float) -> None:
     call = framework_call(NEMO, Cost(parts=(part("compute", kernels_s, "x"),)), 1000)
-    assert call.seconds - kernels_s == pytest.approx(1.12 + 1000 * 1.32e-3)
+    assert call.seconds - kernels_s == pytest.approx(1.14 + 1000 * 1.33e-3)
 
 
 def test_layers_are_launched_once_forward_once_backward_and_once_to_recompute() -> None:

@@ -12,6 +12,7 @@ from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.flop import attended_pairs
 from rlhfsim.kernels.links import host_rate
+from rlhfsim.kernels.routing import Routing
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -279,9 +280,9 @@ def test_collectives_of_tensor_parallelism(device: Device) -> None:
 def test_dispatch_goes_there_and_back(device: Device) -> None:
     work = Work(tokens=1000.0, length=1000.0, ep=8, tp=2, skew=1.5)
     ranks = Group(ranks=8, per_domain=8)
-    once = collectives.dispatch(device, 500.0, 2 * 2048.0, 8, ranks, skew=1.5)
+    once = collectives.dispatch(device, 500.0, 2 * 2048.0, Routing(top_k=8), ranks, skew=1.5)
     assert layer_time._expert_parallel(device, MOE, work) == pytest.approx(2 * once)
-    each = collectives.dispatch(device, 500.0, 2 * 2048.0, 8, ranks, skew=1.5, by="alltoall")
+    each = collectives.dispatch(device, 500.0, 2 * 2048.0, Routing(top_k=8), ranks, skew=1.5, by="alltoall")
     assert layer_time._expert_parallel(device, MOE, replace(work, dispatcher="alltoall")) == pytest.approx(
         2 * each
     )

@@ -212,3 +212,15 @@ def test_deepspeed_chat_decodes_with_kernels_of_its_own() -> None:
     assert (
         own < device_on(replace(asked.cluster, framework="verl"), 0, "deepspeed")["eager_decode_layer_time"]
     )
+
+
+def test_engine_v0_of_vllm_takes_its_own_time_of_a_sequence_in_a_decode_step() -> None:
+    """GRPO of a 7B model on four replicas of TP 2: 1,280 sequences of 133 tokens each, and their prefill."""
+    old, new = filled(66), filled(66).filled({"vllm_engine": "v1"})
+    device = device_on(specs_of(new).cluster, 0, "fsdp2")
+    v0, v1 = (device[f"decode_sequence_overhead_{name}"] for name in ("v0", "vllm"))
+    assert v0 > 10 * v1
+    slower = seconds(priced(specs_of(old)), "actor.generate") - seconds(
+        priced(specs_of(new)), "actor.generate"
+    )
+    assert slower == pytest.approx(5121 / 4 * 132.959 * (v0 - v1), rel=0.04)

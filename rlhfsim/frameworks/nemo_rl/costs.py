@@ -14,9 +14,9 @@ COSTS = Costs(
             value=3.00e-3, low=2.68e-3, high=5.26e-3, source=_SIX_ROWS, dimension="s"
         ),
         "rl_layer_time": Coefficient(
-            value=1.32e-3, low=0.638e-3, high=7.51e-3, source=_SIX_ROWS, dimension="s"
+            value=1.33e-3, low=0.53e-3, high=7.38e-3, source=_SIX_ROWS, dimension="s"
         ),
-        "rl_call_time": Coefficient(value=1.12, low=0.246, high=1.12, source=_SIX_ROWS, dimension="s"),
+        "rl_call_time": Coefficient(value=1.14, low=0.0855, high=1.14, source=_SIX_ROWS, dimension="s"),
         "controller_time": Coefficient(value=0.94, low=0.0, high=4.13, source=_SIX_ROWS, dimension="s"),
         "sync_quantised_on_arrival": Coefficient(
             value=1.0,

@@ -10,8 +10,8 @@ _LOGS = "fitted on five MATH logs of eric-haibin-lin/verl-data, never scored (la
 COSTS = Costs(
     fitted_modes=frozenset({"eager lora", "packed lora", "lora"}),
     shared={
-        "rl_layer_time": Coefficient(value=0.562e-3, low=0.0, high=2.69e-3, source=_LOGS, dimension="s"),
-        "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.802, source=_LOGS, dimension="s"),
+        "rl_layer_time": Coefficient(value=0.511e-3, low=0.0, high=2.57e-3, source=_LOGS, dimension="s"),
+        "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.774, source=_LOGS, dimension="s"),
         "adapter_layer_time": Coefficient(
             value=2.06e-3, low=1.65e-3, high=2.2e-3, source=_LOGS, dimension="s"
         ),
@@ -45,8 +45,8 @@ COSTS = Costs(
     by_backend={
         "fsdp2": {
             "adapter_gather_time": Coefficient(
-                value=6.25e-3,
-                low=4.59e-3,
+                value=6.19e-3,
+                low=4.57e-3,
                 high=8.26e-3,
                 source=_LOGS
                 + "; its default strategy fsdp shards every adapter by itself, strategy fsdp2 does not",

@@ -205,6 +205,10 @@ class Moe:
     """Intermediate width of one routed expert."""
     num_moe_layers: int
     """Layers with experts."""
+    groups: int = 1
+    """Groups of routed experts (G); 1: a token chooses among all."""
+    token_groups: int = 1
+    """Groups that the experts of one token come from (g)."""
     num_shared_experts: int = 0
     """Experts that every token visits."""
     shared_ffn: int = 0
@@ -224,6 +228,8 @@ class Moe:
         """Check the numbers alone and together."""
         check("num_experts", self.num_experts, 1, MAX_EXPERTS)
         check("top_k", self.top_k, 1, self.num_experts)
+        check("groups", self.groups, 1, self.num_experts)
+        check("token_groups", self.token_groups, 1, self.groups)
         check("expert_ffn", self.expert_ffn, 1, MAX_WIDTH)
         check("num_moe_layers", self.num_moe_layers, 1, MAX_LAYERS)
         check("num_shared_experts", self.num_shared_experts, 0, MAX_EXPERTS)

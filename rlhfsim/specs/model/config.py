@@ -302,9 +302,12 @@ def _moe(config: ConfigKeys, known: int | None, layers: int) -> Moe | None:
     shared_width = config.optional(_SHARED_WIDTH, 0, MAX_WIDTH)
     shared = config.optional(_SHARED, 0, MAX_EXPERTS)
     shared = family.shared_experts if shared is None else shared
+    groups = config.optional(("n_group",), 0, experts) or 1
     return Moe(
         num_experts=experts,
         top_k=config.number(_TOP_K, experts),
+        groups=groups,
+        token_groups=(config.optional(("topk_group",), 0, groups) or groups) if groups > 1 else 1,
         expert_ffn=width,
         num_moe_layers=moe_layers,
         num_shared_experts=shared,

@@ -57,13 +57,27 @@ def specs_of(row: Row) -> RunSpecs:
     return RunSpecs(
         workload=workload,
         placement=placement_of(run, workload),
-        cluster=_cluster(_whole(row, "gpus"), row.text("gpu_type") or "", framework_of(row)),
+        cluster=_cluster(
+            _whole(row, "gpus"),
+            row.text("gpu_type") or "",
+            framework_of(row),
+            row.text("vllm_engine") == "v0",
+        ),
     )
 
 
 @lru_cache(maxsize=256)
-def _cluster(gpus: int, gpu: str, framework: str | None) -> Cluster:
-    return replace(parse_cluster(gpus, gpu), framework=framework)
+def _cluster(gpus: int, gpu: str, framework: str | None, v0: bool) -> Cluster:
+    """The cluster; engine V0 of vLLM has its own time of a sequence in a decode step."""
+    cluster = replace(parse_cluster(gpus, gpu), framework=framework)
+    if not v0:
+        return cluster
+    groups = []
+    for nodes in cluster.node_groups:
+        known = nodes.profile.coefficients
+        own = {**known, "decode_sequence_overhead_vllm": known["decode_sequence_overhead_v0"]}
+        groups.append(replace(nodes, profile=replace(nodes.profile, coefficients=own)))
+    return replace(cluster, node_groups=tuple(groups))
 
 
 def framework_of(row: Row) -> str | None:
