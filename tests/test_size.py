@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 105140,
     "rlhfsim/kernels": 12470,
     "rlhfsim/memory": 21020,
-    "rlhfsim/present": 86670,
+    "rlhfsim/present": 86820,
     "rlhfsim/rollout": 16820,
     "rlhfsim/search": 55510,
     "rlhfsim/simulation": 25240,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,20 @@ def test_an_unknown_switch_of_a_job_is_refused_with_its_place() -> None:
         CliRunner().invoke(command.pool, ["chat.yaml", "code.yaml", "--gpus", "8"], catch_exceptions=False)
     assert caught.value.place is not None
     assert (caught.value.place.file, caught.value.place.line) == ("chat.yaml", 4)
+
+
+def test_a_good_pair_that_stays_apart_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = {("code", 8): 0.9, ("code", 4): 0.99}
+    priced = [option(job, gpus) for job in ("chat", "code") for gpus in (4, 8)]
+    # in turn on 4 GPUs they do not fit into host memory
+    crowded = replace(SHAPE, host_bytes=1.5e12)
+    options = tuple(
+        replace(o, fits=fits.get((o.job, o.gpus), 1.0), shape=SHAPE if o.gpus == 8 else crowded)
+        for o in priced
+    )
+    monkeypatch.setattr(command, "priced_options", lambda *asked: options)
+    said = " ".join(ask().output.split())
+    assert "code fits with a probability of 90 % on 8 GPUs, of 99 % on 4" in said, said
 
 
 def test_of_many_pairs_the_best_are_shown_and_the_rest_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,13 @@ def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
     if plan is not None:
         yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
     if answer.pairs:
-        note = Listing(title="", items=(_pairing(answer),))
+        note = Listing(title="", items=(_pairing(answer), *_apart(answer)))
         yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
     yield section("options", "What was priced", options_table(answer), appendix=True)
+
+
+SURER = 0.01
+"""Gain in the probability to fit that is a reason to leave a good pair apart."""
 
 
 class PoolPart(NamedTuple):
@@ -225,6 +229,21 @@ def _pairing(answer: PoolAnswer) -> str:
     if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs):
         return "pairs that do well compete in the schedule; the others run next to each other or in sequence"
     return "no two jobs leave each other enough gaps, so they run next to each other or one after the other"
+
+
+def _apart(answer: PoolAnswer) -> Iterator[str]:
+    """Why jobs that pair well are not in turn, where they would fit less surely than they do apart."""
+    modes = answer.plan.modes if answer.plan else ()
+    taken = {o.job: o for scheduled in modes for o in scheduled.mode.options}
+    in_turn = {scheduled.mode.jobs for scheduled in modes}
+    for pair in answer.pairs:
+        if modes and pair.sharing and pairs_well(pair.sharing) and pair.jobs not in in_turn:
+            for option in pair.options:
+                chosen = taken[option.job]
+                if option.fits < chosen.fits - SURER:
+                    fits, surer = words.percent(option.fits), words.percent(chosen.fits)
+                    apart = f"{' and '.join(pair.jobs)} stay apart: {option.job} fits with a probability of"
+                    yield f"{apart} {fits} on {option.gpus:,} GPUs, of {surer} on {chosen.gpus:,}"
 
 
 def options_table(answer: PoolAnswer) -> TypedTable:
