@@ -22,6 +22,9 @@ CLASSES = {
     "grpo": ("trl/trainer/grpo_config.py", "GRPOConfig"),
     "rloo": ("trl/trainer/rloo_config.py", "RLOOConfig"),
     "dpo": ("trl/trainer/dpo_config.py", "DPOConfig"),
+    "kto": ("trl/trainer/kto_config.py", "KTOConfig"),
+    "sft": ("trl/trainer/sft_config.py", "SFTConfig"),
+    "reward": ("trl/trainer/reward_config.py", "RewardConfig"),
     "async_grpo": ("trl/experimental/async_grpo/async_grpo_config.py", "AsyncGRPOConfig"),
 }
 """Schema -> file and class."""

@@ -419,7 +419,7 @@ def the_rollout(plan: Plan, title: str) -> RolloutPlacement:
         raise RlhfsimError(
             "algorithm-not-exported",
             f"{title} is written for algorithms that generate, not for {plan.workload.algorithm}",
-            help="export DPO to trl or nemo-rl, KTO to trl; run the others with rlhfsim launch",
+            help="export it to trl (DPO to nemo-rl as well), or run it with rlhfsim launch",
         )
     return plan.placement.rollout
 

@@ -48,18 +48,9 @@ Known = Literal["run on GPUs", "run on CPUs", "written only"]
 Name = TypeVar("Name", bound=str)
 OWN = "rlhfsim"
 """The framework that `rlhfsim launch` is."""
-COMMON: tuple[Algorithm, ...] = (
-    "ppo",
-    "grpo",
-    "dr-grpo",
-    "rloo",
-    "reinforce++",
-    "dpo",
-    "kto",
-    "sft",
-    "reward_model",
-)
-"""Algorithms that a framework trains unless its folder says otherwise."""
+COMMON: tuple[Algorithm, ...] = ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++")
+"""Algorithms that generate and that a framework trains by unless its folder says otherwise; which trainers of
+given data it has stands there."""
 PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
@@ -243,7 +234,11 @@ class Runs:
 
     def of(self, workload: Workload) -> Runs:
         """What it runs of the algorithm of a workload."""
-        others = self.differs.get(workload.algorithm)
+        return self.by(workload.algorithm)
+
+    def by(self, algorithm: Algorithm | None) -> Runs:
+        """What it runs where it trains by an algorithm; None: by its usual ones."""
+        others = self.differs.get(algorithm) if algorithm else None
         return replace(self, **others) if others else self
 
     def serves(self, role: str) -> bool:
@@ -506,7 +501,14 @@ def known_by(known: Known, *names: Name) -> dict[Name, Known]:
 
 
 @cache
-def runner_of(backend: Backend, vendors: frozenset[str] = frozenset()) -> Runs | None:
-    """The first framework that trains with a backend on such GPUs, ours if it does; None: only priced."""
-    trains = (found for found in frameworks() if backend in found.trainers)
-    return next((found for found in trains if not found.lacks_hardware(vendors)), None)
+def runner_of(
+    backend: Backend | None, vendors: frozenset[str] = frozenset(), algorithm: Algorithm | None = None
+) -> Runs | None:
+    """The first framework that trains with a backend on such GPUs, ours if it does; None: only priced.
+
+    One that trains by the algorithm, if any does. No `backend`: with any.
+    """
+    trains = [found for found in frameworks() if backend is None or backend in found.trainers]
+    here = [found for found in trains if not found.lacks_hardware(vendors)]
+    able = (x for x in here if None in (algorithm, x.algorithms) or algorithm in (x.algorithms or ()))
+    return next(able, next(iter(here), None))

@@ -130,7 +130,9 @@ def training_activations(
     logits: Size = 0.0
     if stage != "first":
         norm = norm_bytes(model, 1.0, fused=False)
-        logits = head_peak(model, layout, backend, local, software.head, norm=norm, gradients=gradients)
+        logits = head_peak(
+            model, layout, backend, local, software.head, norm=norm, gradients=gradients, frozen=frozen
+        )
     return Activations(saved=local * saved * held, working=working, logits=logits)
 
 

@@ -26,15 +26,19 @@ def head_peak(
     *,
     norm: float | None = None,
     gradients: bool = False,
+    frozen: bool = False,
 ) -> Size:
     """Bytes between the last layer and the gradient of its output.
 
     `head`: of a framework that holds the logits of all tokens; without it the executor's chunks, and all of
     them under Megatron.
     `norm`: what the last norm keeps, per hidden element; None in a forward pass without gradients.
+    `frozen`: the output matrix gets no gradient.
     """
     if head is not None or backend == "megatron":
-        return logits_bytes(model, layout, tokens, head or UNFUSED, training=norm is not None)
+        taken = head or UNFUSED
+        logits = logits_bytes(model, layout, tokens, taken, training=norm is not None)
+        return logits + (own_sums(model, layout, tokens, taken, frozen=frozen) if norm is not None else 0.0)
     if norm is None:
         states, logits = 2 * BF16, 2 * _chunk(model, tokens)
     else:
@@ -72,6 +76,14 @@ def _chunk_backward(model: ModelSpec, layout: Layout, tokens: Size, gradients: b
 def head_gradient(model: ModelSpec, layout: Layout) -> float:
     """BF16 gradient of the output matrix."""
     return BF16 * model.vocab * model.embedding_width / layout.tp
+
+
+def own_sums(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, frozen: bool) -> Size:
+    """Bytes of the gradients that a head sums by itself, of its matrix and of the states before it."""
+    if model.value_head:
+        return 0.0
+    matrix = head_gradient(model, layout) / BF16 * head.matrix_bytes
+    return tokens * model.hidden * head.state_bytes + (0.0 if frozen else matrix)
 
 
 def logits_bytes(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, training: bool) -> Size:

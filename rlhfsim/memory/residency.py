@@ -156,7 +156,13 @@ def pool_bytes(
     models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str
 ) -> PoolBytes:
     """Everything that sits in `pool`."""
-    software = software_of(placement.software, cluster.framework, placement.backend, packing=workload.packing)
+    software = software_of(
+        placement.software,
+        cluster.framework,
+        placement.backend,
+        packing=workload.packing,
+        algorithm=workload.algorithm,
+    )
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
     engine_name = engine_of(cluster.framework)
     placed = placement.roles

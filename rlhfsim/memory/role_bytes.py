@@ -37,18 +37,24 @@ from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
-from rlhfsim.specs.workload.workload import Lora, Workload
+from rlhfsim.specs.workload.workload import Algorithm, Lora, Workload
 
 
 @cache
 def software_of(
-    given: Software | None, framework: str | None, backend: Backend, *, packing: bool = True
+    given: Software | None,
+    framework: str | None,
+    backend: Backend,
+    *,
+    packing: bool = True,
+    algorithm: Algorithm | None = None,
 ) -> Software:
     """The training stack of a plan, with the head of its framework where the plan names none."""
     software = given or default_software(backend)
     known = next((x for x in frameworks() if x.name == framework), None)
     if known is None:
         return software
+    known = known.by(algorithm)
     frees = software.frees_gradients
     return replace(
         software,

@@ -52,7 +52,7 @@ def fitting_options(
 
 def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
     """What decides the bytes of a role."""
-    framework, packing = request.cluster.framework, request.workload.packing
+    framework, work = request.cluster.framework, request.workload
     return role_memory(
         models,
         key.role,
@@ -60,7 +60,9 @@ def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
         backend=request.backend,
         profile=request.cluster.node_groups[key.hardware].profile,
         beside_actor=key.beside_actor,
-        software=software_of(None, framework, request.backend, packing=packing),
+        software=software_of(
+            None, framework, request.backend, packing=work.packing, algorithm=work.algorithm
+        ),
         engine=engine_of(framework),
     )
 

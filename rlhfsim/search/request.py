@@ -191,7 +191,9 @@ class Request(_Runner):
     def _runner(self) -> Runs | None:
         if self.framework == ANY:
             return None
-        found = framework(self.framework) if self.framework else runner_of(self.backend, self.cluster.vendors)
+        if self.framework:
+            return framework(self.framework).of(self.workload)
+        found = runner_of(self.backend, self.cluster.vendors, self.workload.algorithm)
         return found.of(self.workload) if found else None
 
     @property
@@ -224,7 +226,8 @@ class Request(_Runner):
         name, vendors = self.framework, self.cluster.vendors
         named = name is not None
         if name is None and framework(OWN).lacks_hardware(vendors):
-            name = next((x.name for x in frameworks() if not x.lacks_hardware(vendors)), None)
+            first = runner_of(None, vendors, self.workload.algorithm)
+            name = first.name if first else None
             object.__setattr__(self, "framework", name)
         runs = framework(OWN if name in (None, ANY) else name)
         object.__setattr__(self, "backend", runs.usual_trainer(models_of(self.workload).actor))

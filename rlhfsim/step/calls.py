@@ -361,9 +361,14 @@ def _software(setting: CallSetting, *, sharded: bool) -> Software:
 
 def stack_of(setting: CallSetting) -> Software:
     """The plan's training stack, with the head of its framework where it names none."""
-    placement, cluster = setting.placement, setting.cluster
-    packing = setting.workload.packing
-    return software_of(placement.software, cluster.framework, placement.backend, packing=packing)
+    placement, cluster, workload = setting.placement, setting.cluster, setting.workload
+    return software_of(
+        placement.software,
+        cluster.framework,
+        placement.backend,
+        packing=workload.packing,
+        algorithm=workload.algorithm,
+    )
 
 
 def forward_cost(setting: CallSetting, call: Call, placed: RolePlacement) -> Cost:

@@ -124,13 +124,20 @@ def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> L
 
 @lru_cache(maxsize=65536)
 def head(
-    device: Device, model: ModelSpec, work: Work, *, logprob: bool = True, traffic: Traffic | None = None
+    device: Device,
+    model: ModelSpec,
+    work: Work,
+    *,
+    logprob: bool = True,
+    traffic: Traffic | None = None,
+    again: bool = False,
 ) -> Layer:
     """LM head with cross-entropy (or value head), split over tp in the vocabulary.
 
     The loss passes over the logits: FP32 copy, maximum, exponential and sum, gather forward (12 B
     each); softmax minus one-hot backward (8 B). Fused kernels need about half. Source: counting.
-    `traffic`: of a framework whose loss passes over them otherwise.
+    `traffic`: of a framework whose loss passes over them otherwise; `again`: its backward pass computes the
+    logits once more.
     """
     matrix = layers.head_matrix(model, work.tp)
     forward, data, weight, _ = _gemms(device, (matrix,), work)
@@ -140,7 +147,7 @@ def head(
     norm = 2 * BF16 * work.held * model.hidden / hbm(device)
     return Layer(
         Pass(forward, 0.0, ahead * logits + norm, 0.0, 0.0, 0.0),
-        Pass(data + weight, 0.0, back * logits + 2 * norm, 0.0, 0.0, 0.0),
+        Pass(data + weight + (forward if again else 0.0), 0.0, back * logits + 2 * norm, 0.0, 0.0, 0.0),
         weight,
         0.0,
         {},

@@ -75,8 +75,15 @@ def passes(
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
         raw_ahead, raw_back = raw_ahead.plus(raw.forward.times(count)), raw_back.plus(behind.times(count))
         launch += count * (1 + again) * least
-    traffic = software.head.traffic(scoring=scoring) if software.head else None
-    head = roofline.head(device, model, work, logprob=logprob, traffic=traffic)
+    loss = software.head
+    head = roofline.head(
+        device,
+        model,
+        work,
+        logprob=logprob,
+        traffic=loss.traffic(scoring=scoring) if loss else None,
+        again=bool(loss and loss.computed_again and not scoring),
+    )
     ends = (roofline.embedding(device, model, work), head)
     shown = [(exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends]
     for one, two in shown:

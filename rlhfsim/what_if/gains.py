@@ -149,7 +149,7 @@ def _runner(request: Request, backend: Backend) -> Runs | None:
     """Who would train with a backend: the framework of the question where it does."""
     if request.framework == ANY or (request.runs and backend in request.runs.trainers):
         return request.runs
-    return runner_of(backend, request.cluster.vendors)
+    return runner_of(backend, request.cluster.vendors, request.workload.algorithm)
 
 
 def _change(name: str, like: Placement) -> Change:

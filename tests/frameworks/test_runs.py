@@ -25,7 +25,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.what_if.planned import not_launched
 
 GRPO = Workload(algorithm="grpo", model="8b", prompts=64, samples=8, reward=Reward(model="same"))
@@ -157,10 +157,38 @@ def test_amd_gpus_are_offered_where_a_framework_runs_them() -> None:
     assert runs is not None
     assert runs.name == "verl"
     asked = Request(cluster=cluster, workload=GRPO, backend="deepspeed")
-    assert asked.runs is None  # nobody is known to run DeepSpeed there
+    assert asked.runs is not None
+    assert asked.runs.name == "trl"
     answer = rlhfsim.design(Request(cluster=cluster, workload=GRPO), explain=False)
     assert answer.chosen is not None
     assert any("AMD GPUs" in note for note in not_launched(answer.chosen, cluster))
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "reward_model"])
+def test_amd_gpus_choose_a_framework_that_trains_by_the_algorithm(algorithm: Algorithm) -> None:
+    """verl, the first on AMD GPUs, has no trainer of pairs or labels."""
+    asked = Request(cluster=parse_cluster(8, "mi300x"), workload=replace(GRPO, algorithm=algorithm))
+    assert (asked.framework, asked.backend) == ("trl", "deepspeed")
+
+
+GIVEN: dict[str, set[Algorithm]] = {
+    "rlhfsim": {"sft", "reward_model", "dpo", "kto"},
+    "trl": {"sft", "reward_model", "dpo", "kto"},
+    "openrlhf": {"sft", "reward_model", "dpo"},
+    "areal": {"sft", "reward_model", "dpo"},
+    "nemo-rl": {"sft", "reward_model", "dpo"},
+    "verl": {"sft"},
+    "skyrl": {"sft"},
+    "slime": {"sft"},
+}
+"""Trainers of given data that stand in a framework's pinned release, counted in its files."""
+
+
+@pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)
+def test_only_trainers_that_a_framework_has_are_offered(runs: Runs) -> None:
+    for algorithm in ("sft", "reward_model", "dpo", "kto"):
+        lacks = runs.lacks_workload(replace(GRPO, algorithm=algorithm))
+        assert (lacks is None) == (algorithm in GIVEN[runs.name]), algorithm
 
 
 def test_amd_gpus_alone_choose_a_framework_that_runs_them() -> None:
@@ -176,7 +204,7 @@ def test_what_other_backends_would_bring_is_asked_of_frameworks_that_run_the_gpu
     answer = rlhfsim.design(request, left_out=True)
     assert answer.chosen is not None
     deepspeed = next(gain for gain in answer.gains if gain.name == "deepspeed")
-    assert deepspeed.meaning.startswith("priced only")
+    assert deepspeed.meaning == "TRL, training by DeepSpeed"
 
 
 @pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)

@@ -35,6 +35,11 @@ CONFIGURATION = Configuration(
     describe=TABLE.describe,
     findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+"),
+    unread={
+        r"\bexamples/\w+/\w+_sft\w*\.py": "sft",
+        r"\bexamples/\w+/\w+_rw\.py": "reward_model",
+        r"\bexamples/\w+/\w+_dpo\.py": "dpo",
+    },
     shown=("areal.launcher.local",),
     keys=(
         "gconfig.",

@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
 RUNS = Runs(
     name="areal",
     title="AReaL",
-    algorithms=(*COMMON, "dapo", "gspo"),
+    algorithms=(*COMMON, "dapo", "gspo", "sft", "reward_model", "dpo"),
     trainers={
         "fsdp2": replace(  # alloc_mode.py: FSDP takes d, t and c alone
             BACKENDS["fsdp2"],
@@ -73,6 +73,6 @@ RUNS = Runs(
         "old log-probs of the rollout",
     ),
     other_engines=("sglang",),
-    source="AReaL 1.0.4 (PyPI): api/cli_args.py, api/alloc_mode.py, trainer/rl_trainer.py, examples/math, "
-    "read 2026-11-23",
+    source="AReaL 1.0.4 (PyPI): api/cli_args.py, api/alloc_mode.py, trainer/ (rl, sft, rw, dpo), "
+    "examples/math, read 2026-11-23",
 )

@@ -7,7 +7,7 @@ lists them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module, resources
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
+from rlhfsim.specs.workload.workload import Algorithm
 
 ENTRY_POINT = "entry_point"
 """Key under which settings have the entry point of the command, as it stands there."""
@@ -36,6 +37,8 @@ class Configuration:
     """Patterns of its entry points in a command: where one stands, the configuration is its own."""
     shown: tuple[str, ...] = ()
     """Its entry points as people write them."""
+    unread: Mapping[str, Algorithm] = field(default_factory=dict)
+    """Patterns of its trainers of given data whose keys are not read -> what they train by."""
     keys: tuple[str, ...] = ()
     """Beginnings of keys that no other framework has."""
     below: Callable[[Said], Mapping[str, Any]] = lambda said: {}

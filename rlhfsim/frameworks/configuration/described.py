@@ -74,6 +74,8 @@ class RunDescription:
     epochs: int = 1
     mini_batches: int = 1
     packing: bool
+    full: bool = False
+    """Samples are packed into rows until these are full: each sequence is as long as the longest."""
     kl: bool
     old_logprobs: OldLogprobs = "recompute"
     lora_rank: int = 0

@@ -43,6 +43,7 @@ def read_configuration(
         RlhfsimError: a file cannot be read, or no framework's marks are in it.
     """
     said = of_text(source) if isinstance(source, str) else of_files(source)
+    check_trainer(said, framework)
     configuration = configuration_named(framework) if framework else recognised(said)
     return configuration, settings_of(configuration, said, given)
 
@@ -136,6 +137,23 @@ def check_read(said: Said) -> None:
             "rlhfsim estimate with its layout, or name the framework whose keys and defaults it shares with "
             "--framework",
         )
+
+
+def check_trainer(said: Said, framework: str | None) -> None:
+    """Refuse a trainer of given data whose keys are not read, as those of another trainer would be.
+
+    Raises:
+        RlhfsimError: it is one of `Configuration.unread`.
+    """
+    for known in map(configuration_named, [framework] if framework else configuration_names()):
+        for pattern, algorithm in known.unread.items():
+            if (found := re.search(pattern, said.text, re.MULTILINE)) is not None:
+                raise RlhfsimError(
+                    "trainer-not-read",
+                    f"{found[0].strip()} of {known.title} trains on given data, and its keys are not read",
+                    place=Place(file=said.name),
+                    help=f"ask rlhfsim estimate --algorithm {algorithm}, with the layout that it has",
+                )
 
 
 def own_keys(configuration: Configuration, said: Said) -> int:

@@ -100,6 +100,7 @@ CONFIGURATION = Configuration(
     describe=TABLE.describe,
     findings=findings,
     entries=(r"\brun_(grpo|ppo|dpo|distillation)\w*\.py",),
+    unread={r"\brun_(vlm_)?sft\w*\.py": "sft", r"\brun_rm\w*\.py": "reward_model"},
     shown=("examples/run_grpo.py",),
     keys=MARKS,
     below=based_on,

@@ -57,7 +57,7 @@ NOT_DISTILLED = (
 RUNS = Runs(
     name="nemo-rl",
     title="NeMo-RL",
-    algorithms=(*COMMON, "dapo", "gspo", "distillation"),
+    algorithms=(*COMMON, "dapo", "gspo", "distillation", "sft", "reward_model", "dpo"),
     trainers={
         "megatron": replace(  # no key for virtual stages; its base has the distributed optimizer
             BACKENDS["megatron"],

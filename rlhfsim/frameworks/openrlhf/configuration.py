@@ -95,6 +95,12 @@ CONFIGURATION = Configuration(
     describe=TABLE.describe,
     findings=findings,
     entries=(r"\bopenrlhf\.cli\.\w+",),
+    unread={
+        r"\bopenrlhf\.cli\.train_sft\b": "sft",
+        r"\bopenrlhf\.cli\.train_dpo\b": "dpo",
+        r"\bopenrlhf\.cli\.train_rm\b": "reward_model",
+        r"\bopenrlhf\.cli\.train_kto\b": "kto",
+    },
     shown=("openrlhf.cli.train_ppo_ray",),
     keys=MARKS,
     version_of=_version,

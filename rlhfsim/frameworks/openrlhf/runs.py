@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART
 RUNS = Runs(
     name="openrlhf",
     title="OpenRLHF",
-    algorithms=(*COMMON, "dapo", "gspo"),
+    algorithms=(*COMMON, "dapo", "gspo", "sft", "reward_model", "dpo"),
     trainers={
         "deepspeed": replace(
             BACKENDS["deepspeed"], pipeline_parallel=False, zero_stages_pp=(), tp_with_pp="no"
@@ -71,5 +71,5 @@ RUNS = Runs(
         "FP32 gradient sums",
         "micro-batches by tokens",
     ),
-    source="OpenRLHF 0.11.2: its command line, read 2026-11-22",
+    source="OpenRLHF 0.11.2: its command line, read 2026-11-22; cli/train_sft.py, train_rm.py, train_dpo.py",
 )

@@ -13,7 +13,7 @@ from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
 RUNS = Runs(
     name="skyrl",
     title="SkyRL",
-    algorithms=(*COMMON, "dapo"),
+    algorithms=(*COMMON, "dapo", "sft"),  # sft: train/main_sft.py
     trainers={
         "fsdp2": replace(
             BACKENDS["fsdp2"],

@@ -32,7 +32,7 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "megatron"),
-    algorithms=("ppo", "grpo", "dr-grpo", "dapo", "gspo", "reinforce++"),
+    algorithms=("ppo", "grpo", "dr-grpo", "dapo", "gspo", "reinforce++", "sft"),  # sft: --loss-type
     one_epoch=True,
     says=Says(  # one layout; with a critic both models leave in turn
         moves_with="rollout",

@@ -16,18 +16,25 @@ from rlhfsim.frameworks.configuration.findings import Finding, without_engine
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.trl.accelerate import LAUNCHED, NAMED_FILE, PROCESSES, STAGE, STAGE_NAMED
-from rlhfsim.frameworks.trl.keys import ADAPTERS, MARKS, RANK, TABLE, TRAINER
+from rlhfsim.frameworks.trl.keys import ADAPTERS, GIVEN, MARKS, RANK, TABLE, TRAINER
 
 MODES = ("colocate", "server")
+_TRAINERS = "grpo|rloo|ppo|sft|dpo|kto|reward"
+STARTED = re.compile(
+    rf"\btrl ({_TRAINERS})\b|\bscripts/(?:\w+/)?({_TRAINERS})\w*\.py\b"
+    rf"|\b((?i:{_TRAINERS}))(?:Config|Trainer)\b"
+)
+"""What starts a trainer: a command, a script of TRL's or its examples, the class in a script of the user."""
 
 
 def launched_by(said: Said) -> Mapping[str, Any]:
     """Values of the shipped configuration of accelerate that a command names, and the trainer it starts."""
     named = PurePosixPath(str(said.values.get("accelerate_config") or said.values.get("config_file"))).stem
-    started = re.search(r"\b(?:trl (rloo|dpo|kto)\b|(RLOO|PPO|DPO|KTO)(?:Config|Trainer)\b)", said.text)
+    started = STARTED.search(said.text)
     trainer: dict[str, Any] = {}
     if started:
-        trainer[TRAINER] = f"{(started[1] or started[2]).upper()}Trainer"
+        name = next(found for found in started.groups() if found).lower()
+        trainer[TRAINER] = f"{'Reward' if name == 'reward' else name.upper()}Trainer"
     rank = said.values.get("LoraConfig.r", 8 if "LoraConfig(" in said.text else None)
     if rank and said.values.get("peft_config"):
         trainer |= {ADAPTERS: True, RANK: rank}
@@ -40,7 +47,7 @@ def launched_by(said: Said) -> Mapping[str, Any]:
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the arguments."""
-    if run.algorithm == "ppo":
+    if run.algorithm in ("ppo", *GIVEN.values()):
         return
     yield from _groups(s, run)
     engine, mode = TABLE.key("vllm"), TABLE.key("shared")
@@ -90,7 +97,11 @@ CONFIGURATION = Configuration(
     title="TRL",
     describe=TABLE.describe,
     findings=findings,
-    entries=(r"\btrl (grpo|rloo|dpo|kto)\b", r"\b(GRPO|RLOO|PPO)(Config|Trainer)\b"),
+    entries=(
+        rf"\btrl ({_TRAINERS})\b",
+        rf"\btrl/scripts/({_TRAINERS})\w*\.py\b",
+        r"\b(GRPO|RLOO|PPO|SFT|DPO|KTO|Reward)(Config|Trainer)\b",
+    ),
     shown=("trl grpo",),
     keys=MARKS,
     below=launched_by,

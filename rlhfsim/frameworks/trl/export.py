@@ -1,4 +1,4 @@
-"""A plan as the configuration of TRL and of accelerate (TRL 1.16.0: `trl grpo`, `rloo`, `dpo`, `kto`)."""
+"""A plan as the configuration of TRL and of accelerate (TRL 1.16.0, its commands from `grpo` to `kto`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
-COMMANDS = dict.fromkeys(LOSSES, "grpo") | {"rloo": "rloo", "dpo": "dpo", "kto": "kto"}
+COMMANDS: dict[str, str] = dict.fromkeys(LOSSES, "grpo") | {
+    "rloo": "rloo",
+    "sft": "sft",
+    "reward_model": "reward",
+    "dpo": "dpo",
+    "kto": "kto",
+}
 NEEDS = {
     **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",

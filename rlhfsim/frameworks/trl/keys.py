@@ -13,8 +13,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, own_modules
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.releases import numbers
 from rlhfsim.frameworks.table import (
     Codec,
     FixedKey,
@@ -26,6 +26,7 @@ from rlhfsim.frameworks.table import (
     count,
     flag,
     given_that,
+    limit,
     marked,
     number,
     of_call,
@@ -33,11 +34,11 @@ from rlhfsim.frameworks.table import (
     whole,
 )
 from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, VERSION, trained_by
+from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
-from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs
+from rlhfsim.specs.workload.workload import CLIP_RANGES, PAIRED, REFERRED, Algorithm, OldLogprobs
 
 LOSSES: dict[Algorithm, str] = {
     "grpo": "grpo",
@@ -51,16 +52,12 @@ READ_LOSSES: dict[str, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
 """Losses that another step than GRPO's follows from."""
 SEQUENCES = 256
 """Sequences at a time of a vLLM engine that is told nothing."""
-LIGER = Head(
-    train_bytes=16,
-    score_bytes=10,
-    source="LigerFusedLinearGRPOLoss, chunk_size 1: logits of one response in BF16 and FP32, their "
-    "log-softmax and gradients (linkedin/Liger-Kernel, src/liger_kernel/chunked_loss/grpo_loss.py)",
-)
 ACCELERATE, SERVER = "accelerate", "server"
 """Titles of the sections that become accelerate.yaml and server.sh."""
 TRAINER, ADAPTERS, RANK = "trainer", "use_peft", "lora_r"
 """Keys of the class that trains, and of adapters."""
+GIVEN: dict[str, Algorithm] = {"SFT": "sft", "Reward": "reward_model", "DPO": "dpo", "KTO": "kto"}
+"""Beginning of a trainer's name -> what it learns from given data by."""
 MARKS = (
     "per_device_train_batch_size",
     "num_generations",
@@ -84,7 +81,7 @@ def accumulation(plan: Plan) -> int:
         RlhfsimError: the samples of an optimizer step do not split into them.
     """
     work, layout = plan.workload, plan.placement.actor.layout
-    pairs, each = 2 if work.algorithm == "dpo" else 1, layout.dp * per_device(plan)
+    pairs, each = 2 if work.paired else 1, layout.dp * per_device(plan)
     samples = work.num_sequences // work.mini_batches // pairs
     if samples % each:
         raise RlhfsimError(
@@ -99,7 +96,7 @@ def accumulation(plan: Plan) -> int:
 def per_device(plan: Plan) -> int:
     """Samples of a micro-batch, or its pairs."""
     sequences = plan.placement.actor.layout.micro_batch
-    return max(1, sequences // 2) if plan.workload.algorithm == "dpo" else sequences
+    return max(1, sequences // 2) if plan.workload.paired else sequences
 
 
 def _batch(plan: Plan) -> str:
@@ -134,15 +131,21 @@ def _samples(read: Fields) -> int:
 # --- what no row can say ------------------------------------------------------------------------------------
 
 
+def trainer_of(s: FrameworkSettings) -> str:
+    """Name of the class that trains."""
+    return s.text(TRAINER, default="GRPOTrainer")
+
+
+def _given(trainer: str) -> Algorithm | None:
+    """What it learns from given data by; None: it generates."""
+    return next((algorithm for name, algorithm in GIVEN.items() if trainer.startswith(name)), None)
+
+
 def _algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the trainer and its loss."""
-    trainer = s.text(TRAINER, default="GRPOTrainer")
-    if trainer.startswith(("DPO", "KTO")):
-        raise RlhfsimError(
-            "no-rollout",
-            f"{trainer} trains on given pairs or labels, without a rollout",
-            help="ask rlhfsim estimate --algorithm dpo, with the layout of the configuration",
-        )
+    trainer = trainer_of(s)
+    if (given := _given(trainer)) is not None:
+        return given
     if "RLOO" in trainer:
         return "rloo"
     if s.find("importance_sampling_level") == "sequence":
@@ -170,13 +173,16 @@ def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
 
 
 def _software(s: FrameworkSettings, read: Fields) -> Software | None:
-    """Accelerate's FSDP is FSDP1 by default; Liger's loss goes through one response at a time, without it all
-    logits of a micro-batch are there at once. None: as `runs` has both."""
-    liger = read["rollout"] and s.flag("use_liger_kernel", "use_liger_loss")
+    """Accelerate's FSDP is FSDP1 by default; before 1.15 Liger's loss goes through one response at a time.
+    None: as `runs` has both."""
+    version, trainer = s.find("trl_version"), trainer_of(s)
+    older = version is not None and numbers(str(version))[:2] < USUALLY_SINCE
+    liger = older and read["rollout"] and s.flag("use_liger_kernel", "use_liger_loss")
+    head = head_of(trainer, None if version is None else str(version))
     usual = default_software(read["backend"])
     known = replace(
         usual,
-        head=replace(LIGER, tokens=read["limit.response"]) if liger else None,
+        head=replace(LIGER, tokens=read["limit.response"]) if liger else head if older else None,
         flat_parameters=read["backend"] == "fsdp2" and s.whole(VERSION, default=1) == 1,
     )
     return None if known == usual else known
@@ -249,6 +255,23 @@ def _groups(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     }
 
 
+def _data(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """Given pairs, labels or responses: each step is one update. Rows that are packed are full."""
+    algorithm = read["given"]
+    referred = algorithm in REFERRED and not s.flag("precompute_ref_log_probs")
+    pairs = 2 if algorithm in PAIRED else 1
+    return {
+        "workload.algorithm": algorithm,
+        "workload.model": s.model("model_name_or_path", "model"),
+        "workload.prompts": read["actor.gpus"] * read["actor.micro_batch"] * read["accumulation"],
+        "workload.samples": 1,
+        "actor.micro_batch": pairs * read["actor.micro_batch"],
+        "kl": referred,
+        "limit.response": read["limit.total"],
+        "weight_path": "none",
+    }
+
+
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     s.overruled("args", "processing_class", "callbacks", "num_gpus", TABLE.key("rollout.sleep"))
     s.overruled(*TABLE.names("actor.offload_optimizer"), *TABLE.names("actor.offload_params"))
@@ -258,8 +281,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "software": _software(s, read),
         "actor.each": s.whole("gpus_per_node", default=_per_node(read)),
         "actor.offload_params": read["actor.offload_optimizer"] if fsdp else read["actor.offload_params"],
-        "workload.packing": False,
-        **(_groups(s, read) if read["rollout"] else _ppo(s, read)),
+        "workload.packing": bool(read["full"]),
+        **(_data if read["given"] else _groups if read["rollout"] else _ppo)(s, read),
     }
 
 
@@ -275,7 +298,8 @@ _BATCH: tuple[Row, ...] = (
     Key("actor.micro_batch", "per_device_train_batch_size", 8, whole(floor=1), when="!pairs", why=_TRAINED),
     FixedKey("per_device_train_batch_size", per_device, "pairs", _TRAINED),
     Key("accumulation", "gradient_accumulation_steps", 1, whole(floor=1)),
-    FixedKey("max_length", lambda plan: longest_prompt(plan) + longest_response(plan), "!rollout"),
+    Key("limit.total", "max_length", 1024, limit(), when="given"),
+    Key("full", "packing", codec=flag(), when="workload.algorithm=sft"),
     *given_that(
         "rollout",
         Key("workload.samples", "num_generations", 8),
@@ -363,7 +387,9 @@ TABLE = Table(
     },
     _rest,
     {
-        "pairs": lambda plan: plan.workload.algorithm == "dpo",
+        "pairs": lambda plan: plan.workload.paired,
+        "given": lambda plan: not plan.workload.generates,
+        "full": lambda plan: False,
         "accumulation": accumulation,
         "per_generation": lambda plan: accumulation(plan) * plan.workload.mini_batches,
         "adapters": lambda plan: plan.workload.lora is not None,
@@ -371,7 +397,9 @@ TABLE = Table(
     },
     {
         "backend": lambda s, read: trained_by(s),
-        "rollout": lambda s, read: not s.text(TRAINER, default="GRPOTrainer").startswith("PPO"),
+        "given": lambda s, read: _given(trainer_of(s)),
+        "workload.algorithm": lambda s, read: _algorithm(s),
+        "rollout": lambda s, read: not read["given"] and not trainer_of(s).startswith("PPO"),
         "generation": lambda s, read: s.count("generation_batch_size"),
         "shared": lambda s, read: True,
     },

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
+from rlhfsim.frameworks.trl.heads import TILED, WHOLE
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
-_HEAD = Head(
-    train_bytes=4,
-    score_bytes=2,
-    source="TRL 1.16.0, trainer/utils.py, selective_log_softmax: its kernel reads BF16 logits and "
-    "writes their gradient",
-)
 RUNS = Runs(
     name="trl",
     title="TRL",
@@ -39,7 +33,8 @@ RUNS = Runs(
         ),
     },
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
-    heads={"deepspeed": _HEAD, "fsdp2": _HEAD},
+    heads=dict.fromkeys(("deepspeed", "fsdp2"), TILED),
+    differs={"dpo": {"heads": dict.fromkeys(("deepspeed", "fsdp2"), WHOLE)}},
     pads=True,
     says=Says(
         sharing=Places(sleep=(0, 2)),
@@ -51,7 +46,10 @@ RUNS = Runs(
         sequences_of_batch=True,
         whole_updates=True,
     ),
-    algorithms=("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "dpo", "kto"),  # those with a command
+    algorithms=(  # those with a command
+        *("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo"),
+        *("sft", "reward_model", "dpo", "kto"),
+    ),
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",
@@ -63,8 +61,10 @@ RUNS = Runs(
         "LoRA",
         "LoRA on a 4-bit base",
         "8-bit Adam",
+        "AMD GPUs",
         "old log-probs of the rollout",
         "old log-probs of the training pass",
     ),
-    source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",
+    source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve; "
+    "AMD: pypi.org/project/trl/1.17.0, 'trainers now run on AMD Instinct GPUs through PyTorch's ROCm build'",
 )

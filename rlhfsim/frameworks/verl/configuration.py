@@ -148,6 +148,7 @@ CONFIGURATION = Configuration(
     spelled=spelled,
     findings=findings,
     entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
+    unread={r"\bverl\.trainer\.(fsdp_)?sft_trainer\w*": "sft"},
     shown=("verl.trainer.main_ppo",),
     keys=MARKS,
 )

@@ -46,7 +46,7 @@ RUNS = Runs(
         whole_updates=True,
         packed_contexts=("fsdp2",),
     ),
-    algorithms=(*COMMON, "dapo", "gspo", "cispo"),
+    algorithms=(*COMMON, "dapo", "gspo", "cispo", "sft"),  # sft: trainer/sft_trainer.py
     serves_reward=True,
     filters_on_arrival=True,  # _resolve_filter_groups_metric of trainer/ppo/v1/trainer_base.py
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off

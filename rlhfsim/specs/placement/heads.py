@@ -35,6 +35,13 @@ class Head:
     """Tokens of a micro-batch that are worked on at a time; None: all."""
     whole: bool = False
     """Tensor parallelism leaves the head and its logits whole."""
+    matrix_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """Per entry of the output matrix, what its own gradient sums take beside the backend's in the backward
+    pass; none where the matrix is frozen."""
+    state_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """The same per element of the hidden states before it."""
+    computed_again: bool = False
+    """The backward pass multiplies by the output matrix once more for the logits."""
     source: str
 
     def traffic(self, *, scoring: bool) -> Traffic | None:

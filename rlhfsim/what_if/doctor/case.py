@@ -113,6 +113,8 @@ class Case:
     def _lengths(self, run: RunDescription) -> Lengths:
         if self.measured is not None:
             return replace(self.measured, longest_prompt=run.max_prompt)
+        if run.full and run.max_tokens:
+            return Lengths(prompt=1.0, response=run.max_tokens - 1.0, longest=None)
         prompt = self.prompt_tokens or PROMPT_SHARE * (run.max_prompt or UNLIMITED)
         response = self.response_tokens or RESPONSE_SHARE * (run.max_response or UNLIMITED)
         return Lengths(prompt=prompt, response=response, longest=None, longest_prompt=run.max_prompt)
@@ -139,6 +141,9 @@ class Case:
         for unsaid in self.settings.find(UNSAID) or ():
             yield f"of the exported plan no key says {unsaid}"
         lengths, run = described.lengths, described.run
+        if run.full and run.max_tokens:
+            yield f"samples are packed into full rows of {run.max_tokens:,} tokens, each a prompt here"
+            return
         for name, field_, said, mean, limit in (
             ("prompts", "prompt_len", self.prompt_tokens, lengths.prompt, run.max_prompt),
             ("responses", "response_len", self.response_tokens, lengths.response, run.max_response),

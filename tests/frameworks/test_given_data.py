@@ -1,0 +1,119 @@
+"""Plans that train on given pairs, labels or responses: written for a framework, and read back as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfsim.api import estimate
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.export import export
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Algorithm, Workload
+
+WRITTEN: dict[str, dict[Algorithm, str]] = {
+    "trl": {"sft": "trl sft", "reward_model": "trl reward", "dpo": "trl dpo", "kto": "trl kto"}
+}
+"""Framework -> algorithm -> what starts it."""
+CASES = [(name, algorithm) for name, starts in WRITTEN.items() for algorithm in starts]
+
+
+def planned(name: str, algorithm: Algorithm, backend: Backend = "deepspeed", **layout: Any) -> Plan:
+    cut = {"dp": 8, "zero": 3, "micro_batch": 4, "recompute": "full", **layout}
+    role = RolePlacement(pool="all", layout=Layout(**cut))
+    work = Workload(
+        algorithm=algorithm,
+        model="llama-3.1-8b",
+        prompts=256,
+        packing=not framework(name).pads,
+        prompt_len=Fixed(value=512),
+        response_len=Fixed(value=512),
+    )
+    placement = Placement(
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=role,
+        reference=role if work.has_reference else None,
+        backend=backend,
+    )
+    return replace(estimate(placement, work, parse_cluster(8, "h100")), framework=name)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), CASES)
+def test_a_plan_reads_back_as_it_was(name: str, algorithm: Algorithm, tmp_path: Path) -> None:
+    plan = planned(name, algorithm)
+    found = export(plan, name, frozenset())
+    assert WRITTEN[name][algorithm] in found.files["launch.sh"]
+    assert not found.written.unsaid
+    for file, text in found.files.items():
+        (tmp_path / file).write_text(text)
+    configuration, settings = read_configuration([tmp_path], {"MODEL": plan.workload.model})
+    assert configuration.name == name
+    run = configuration.run(settings, {})
+    again = workload_of(run, Lengths(prompt=512, response=512, longest=None))
+    assert again.algorithm == algorithm
+    assert (again.prompts, again.samples, again.mini_batches, again.packing) == (
+        *(256, 1, 1),
+        plan.workload.packing,
+    )
+    placed = placement_of(run, again)
+    assert placed.actor == plan.placement.actor
+    assert placed.reference == plan.placement.reference
+    assert placed.rollout is None
+    assert run.max_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "backend"),
+    [("skyrl", "sft", "fsdp2"), ("areal", "dpo", "fsdp2"), ("slime", "sft", "megatron")],
+)
+def test_what_is_run_and_not_written_says_who_writes_it(
+    name: str, algorithm: Algorithm, backend: Backend
+) -> None:
+    plan = planned(name, algorithm, backend, zero=1 if backend == "megatron" else 3)
+    with pytest.raises(RlhfsimError, match="is written for algorithms that generate") as refused:
+        export(plan, name, frozenset())
+    assert "trl" in str(refused.value.help)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        "torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B",
+        "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
+        "deepspeed --module openrlhf.cli.train_dpo --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
+        "uv run examples/run_sft.py policy.model_name=Qwen/Qwen3-8B",
+        "uv run examples/run_rm.py policy.model_name=Qwen/Qwen3-8B",
+        "python -m skyrl.train.main_sft strategy=megatron model.path=Qwen/Qwen3-8B",
+        "python3 examples/alignment/hhrlhf_rw.py --config x.yaml actor.path=Qwen/Qwen3-8B",
+        "python3 train_async.py --loss-type sft_loss --hf-checkpoint Qwen/Qwen3-8B",
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_trainer_that_is_not_read_is_refused_by_its_name(starts: str, *, named: bool) -> None:
+    """It was read as PPO or GRPO, with a verdict."""
+    name = next(n for n, mark in MARKS.items() if mark in starts)
+    with pytest.raises(RlhfsimError, match="trains on given data") as refused:
+        read_configuration(starts, {}, name if named else None)
+    assert refused.value.code == "trainer-not-read"
+    assert "estimate --algorithm" in str(refused.value.help)
+
+
+MARKS = {
+    "verl": "verl.trainer",
+    "openrlhf": "openrlhf.cli",
+    "nemo-rl": "uv run examples/run_",
+    "skyrl": "skyrl.train",
+    "areal": "hhrlhf",
+    "slime": "sft_loss",
+}
