@@ -20,6 +20,8 @@ class Sequences:
     """Longest sequence; padded batches cost this for every sequence, memory is sized for it."""
     packed: bool = True
     """False: every sequence is padded to `maximum`."""
+    together: int = 1
+    """Sequences that no micro-batch of training parts."""
 
     def dealt(self, parts: int) -> list[Sequences]:
         """As many sequences in each of `parts`, up to one; where there are fewer, one in each."""

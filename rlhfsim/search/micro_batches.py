@@ -13,6 +13,7 @@ from typing import Any
 
 from rlhfsim.search.request import Request
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
 from rlhfsim.specs.workload.workload import Workload
 
@@ -37,14 +38,15 @@ def lengths_key(workload: Workload) -> tuple[float, float, bool, bool]:
 def sizes(request: Request, role: str, cp: int) -> list[dict[str, Any]]:
     """Fields of a layout with `cp` for every size of its micro-batch, smallest first."""
     batch, fixed = batch_lengths(request.workload), request.fix.get(role, {})
+    unit = batch.together if role in TRAINED else 1
     if {"pack_tokens", "score_pack_tokens"} & set(fixed) or (
         _packs(request, role, batch) and not SEQUENCES & set(fixed)
     ):
         least = math.ceil(batch.max_tokens / cp)
-        packs = _fixed(fixed, "pack_tokens") or [least * n for n in _doubled(least)]
+        packs = _fixed(fixed, "pack_tokens") or [least * n for n in _doubled(least, unit)]
         [scoring] = _fixed(fixed, "score_pack_tokens") or [None]
         return [{"pack_tokens": size, "score_pack_tokens": scoring} for size in packs]
-    sequences = _fixed(fixed, "micro_batch") or _doubled(batch.mean_tokens / cp)
+    sequences = _fixed(fixed, "micro_batch") or _doubled(batch.mean_tokens / cp, unit)
     scored = {name: fixed[name] for name in ("score_micro_batch",) if name in fixed}
     return [{"micro_batch": size, **scored} for size in sequences]
 
@@ -73,10 +75,10 @@ def _packs(request: Request, role: str, batch: BatchLengths) -> bool:
     return request.workload.packing and differ and runs and not asked
 
 
-def _doubled(tokens: float) -> list[int]:
-    """1, 2, 4, ... times `tokens` of a GPU."""
+def _doubled(tokens: float, unit: int) -> list[int]:
+    """1, 2, 4, ... times `tokens` of a GPU, of 2 on where pairs train."""
     last = max(RUNGS - 1, math.ceil(math.log2(SATURATED / tokens) - 1e-9)) if tokens > 0 else RUNGS - 1
-    return [1 << n for n in range(last + 1)]
+    return [1 << n for n in range(last + 1) if 1 << n >= unit]
 
 
 def _fixed(fixed: Fields, name: str) -> list[Any]:

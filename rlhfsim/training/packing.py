@@ -41,6 +41,7 @@ def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> 
         mean_square=mean**2 + max(0.0, variance),
         maximum=workload.prompt_len.maximum + longest,
         packed=workload.packing,
+        together=workload.together,
     )
 
 

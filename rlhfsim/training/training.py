@@ -20,6 +20,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.micro_batch import whole_units
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
@@ -142,7 +143,8 @@ def micro_batches(
     rank = max(1.0, units / (steps * layout.dp))
     if not pack_len and sequences.deviation == 0:
         rank = math.ceil(rank - 1e-9)
-    count = max(1, math.ceil(rank / layout.sequences(scoring=scoring) - 1e-9))
+    held = layout.sequences(scoring=scoring)
+    count = max(1, math.ceil(rank / (held if scoring else whole_units(held, sequences.together)) - 1e-9))
     chunks = 2 * layout.cp * layout.tp if layout.cp > 1 and sequences.deviation > 0 else 1
     padding = (chunks - 1) / 2 / (sequences.tokens / sequences.count)
     return each * rank / count * (1 + padding), count

@@ -23,7 +23,12 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
 WRITTEN: dict[str, dict[Algorithm, str]] = {
-    "trl": {"sft": "trl sft", "reward_model": "trl reward", "dpo": "trl dpo", "kto": "trl kto"}
+    "openrlhf": {
+        "sft": "openrlhf.cli.train_sft",
+        "reward_model": "openrlhf.cli.train_rm",
+        "dpo": "openrlhf.cli.train_dpo",
+    },
+    "trl": {"sft": "trl sft", "reward_model": "trl reward", "dpo": "trl dpo", "kto": "trl kto"},
 }
 """Framework -> algorithm -> what starts it."""
 CASES = [(name, algorithm) for name, starts in WRITTEN.items() for algorithm in starts]
@@ -90,8 +95,7 @@ def test_what_is_run_and_not_written_says_who_writes_it(
     "starts",
     [
         "torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B",
-        "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
-        "deepspeed --module openrlhf.cli.train_dpo --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
+        "deepspeed --module openrlhf.cli.train_kto --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
         "uv run examples/run_sft.py policy.model_name=Qwen/Qwen3-8B",
         "uv run examples/run_rm.py policy.model_name=Qwen/Qwen3-8B",
         "python -m skyrl.train.main_sft strategy=megatron model.path=Qwen/Qwen3-8B",

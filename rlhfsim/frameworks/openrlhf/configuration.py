@@ -19,11 +19,18 @@ from rlhfsim.frameworks.configuration.findings import (
     without_engine,
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.given_data import sequences_of
+from rlhfsim.frameworks.openrlhf import given_keys
 from rlhfsim.frameworks.openrlhf.keys import LIMITS, MARKS, OLD, TABLE
+from rlhfsim.frameworks.table import Table
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the arguments."""
+    if given_keys.trainer_of(s):
+        update, table = run.prompts, given_keys.TABLE
+        yield from _accumulation(s, run, update, table)
+        return
     yield from group_of_one(s, run, *TABLE.names("workload.samples"), stops=True)
     yield from short_budget(
         s,
@@ -38,19 +45,19 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
         yield from uneven_updates(
             run.prompts * run.samples, update, said_as(s, TABLE.names("samples_of_update")), then=then
         )
-        yield from _accumulation(s, run, update)
+        yield from _accumulation(s, run, update, TABLE)
     yield from _placement(s, run)
 
 
-def _accumulation(s: FrameworkSettings, run: RunDescription, update: int) -> Iterator[Finding]:
+def _accumulation(s: FrameworkSettings, run: RunDescription, update: int, table: Table) -> Iterator[Finding]:
     """DeepSpeed wants micro-batch x accumulation x data-parallel ranks to be the batch."""
-    micro, ranks = run.layout.micro_batch, run.layout.dp
+    micro, ranks = run.layout.micro_batch // sequences_of(run.algorithm), run.layout.dp
     if run.layout.pack_tokens is None and update % (micro * ranks):
-        key = said_as(s, TABLE.names("samples_of_update"))
+        key = said_as(s, table.names("samples_of_update"))
         yield Finding(
             what=f"a batch of {update:,} is no multiple of micro-batches of {micro} on {ranks} data-parallel "
             "ranks: DeepSpeed refuses it",
-            keys=(key, said_as(s, TABLE.names("actor.micro_batch"))),
+            keys=(key, said_as(s, table.names("actor.micro_batch"))),
             remedy=f"{key}={-(-update // (micro * ranks)) * micro * ranks}",
             stops=True,
         )
@@ -92,15 +99,10 @@ def _version(values: Mapping[str, Any]) -> str | None:
 CONFIGURATION = Configuration(
     name="openrlhf",
     title="OpenRLHF",
-    describe=TABLE.describe,
+    describe=lambda s, means: (given_keys.TABLE if given_keys.trainer_of(s) else TABLE).describe(s, means),
     findings=findings,
     entries=(r"\bopenrlhf\.cli\.\w+",),
-    unread={
-        r"\bopenrlhf\.cli\.train_sft\b": "sft",
-        r"\bopenrlhf\.cli\.train_dpo\b": "dpo",
-        r"\bopenrlhf\.cli\.train_rm\b": "reward_model",
-        r"\bopenrlhf\.cli\.train_kto\b": "kto",
-    },
+    unread={r"\bopenrlhf\.cli\.train_kto\b": "kto"},
     shown=("openrlhf.cli.train_ppo_ray",),
     keys=MARKS,
     version_of=_version,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from rlhfsim.frameworks.export import (
     Exporter,
@@ -12,6 +12,7 @@ from rlhfsim.frameworks.export import (
     argument,
     longest_prompt,
     longest_response,
+    scored_alike,
     script,
     the_rollout,
 )
@@ -24,18 +25,21 @@ from rlhfsim.frameworks.instead import (
     long_samples,
 )
 from rlhfsim.frameworks.nearest import with_layouts, with_placement
+from rlhfsim.frameworks.openrlhf import given_keys
 from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
 NEEDS = {
     **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",
     "PROMPTS": "data set of prompts",
     "REWARD": "address of the reward service, http://...",
+    "DATASET": "data set of samples, or of pairs",
+    "MASTER": "address and port of the first node, host:29500",
 }
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
@@ -62,10 +66,28 @@ def write(plan: Plan) -> Written:
     """The plan in OpenRLHF's flags.
 
     Raises:
-        RlhfsimError: no rollout, or roles that share GPUs as OpenRLHF cannot say.
+        RlhfsimError: no trainer of such data, or roles that share GPUs as OpenRLHF cannot say.
     """
+    if plan.workload.algorithm in given_keys.TRAINERS.values():
+        return written_for(plan, "openrlhf", given_keys.TABLE.write(plan), _unsaid_of_given(plan))
     the_rollout(plan, "train_ppo_ray")
     return written_for(plan, "openrlhf", TABLE.write(plan), _unsaid(plan))
+
+
+def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
+    yield from instead(plan, layers_whole())
+    reference, actor = plan.placement.reference, plan.placement.actor.layout
+    if reference is None:
+        return
+    whole = replace(actor, zero=3 if actor.zero == 3 else 0)
+    if not scored_alike(plan, reference) and not scored_alike(plan, replace(reference, layout=whole)):
+        same = replace(reference, layout=actor)
+        yield Unsaid(
+            what="the reference's own layout",
+            instead="as the policy's",
+            nearest=with_placement(plan, reference=same),
+            of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
+        )
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
@@ -109,6 +131,14 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     head = title_of(plan, "OpenRLHF 0.11.2")
     command = "exec python3 -m openrlhf.cli.train_ppo_ray"
+    started = [section for section in written.sections if section.title == given_keys.LAUNCHER]
+    if started:
+        starts = {algorithm: entry for entry, algorithm in given_keys.TRAINERS.items()}
+        args = {setting.key: setting.value for setting in started[0].settings}
+        meets = ' --rdzv_backend=c10d --rdzv_endpoint="${MASTER}"' if args["--nnodes"] != 1 else ""
+        launcher = " ".join(f"{key}={value}" for key, value in args.items())
+        command = f"exec torchrun {launcher}{meets} -m {starts[plan.workload.algorithm]}"
+        written = replace(written, sections=tuple(x for x in written.sections if x not in started))
     return {"launch.sh": script(head, NEEDS, written, argument, command)}
 
 

@@ -62,6 +62,9 @@ SEQUENCES = 256
 """Sequences at a time of its vLLM engines."""
 OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
 """Names until 0.9: dots came with 0.10."""
+BATCH, MICRO_BATCH, LONGEST = "--train.batch_size", "--train.micro_batch_size", "--data.max_len"
+PACKED, REFERENCE_AWAY = "--ds.packing_samples", "--ref.offload"
+"""Keys that trainers of given data have too."""
 LIMITS = ("prompt_max_len", "generate_max_len")
 """Lengths of prompt and response until 0.8."""
 MARKS = (
@@ -190,7 +193,7 @@ def _longest(s: FrameworkSettings) -> tuple[int | None, int | None]:
     if s.find(*LIMITS) is not None:
         prompt, response = (s.whole(key, default=1024) for key in LIMITS)
         return prompt, response
-    both = s.whole(*names("data.max_len"), default=2048)
+    both = s.whole(*TABLE.named(LONGEST), default=2048)
     cut_at = s.count(*names("rollout.max_new_tokens"))
     return (max(1, both - cut_at), cut_at) if cut_at else (None, both)
 
@@ -239,7 +242,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.critic": _critic(s, reward) if algorithm == "ppo" else None,
         "workload.reward.model": reward,
         "workload.mini_batches": max(1, round(samples / read["samples_of_update"])),
-        "workload.packing": s.flag(*names("ds.packing_samples")) or read["packs"] or read["actor.cp"] > 1,
+        "workload.packing": s.flag(*TABLE.named(PACKED)) or read["packs"] or read["actor.cp"] > 1,
         "workload.kl": _kl(s),
         "workload.dynamic_sampling": _dynamic_sampling(s, read["workload.prompts"]),
         "limit.prompt": prompt,
@@ -306,9 +309,9 @@ _BATCH = (
     Key(
         "generated", "--rollout.vllm_generate_batch_size", when="schedule.asynchronous", read=False
     ),  # its flags refuse more than a batch where nothing buffers the rest
-    Key("samples_of_update", "--train.batch_size", 128, whole(1), why="samples of one optimizer step"),
+    Key("samples_of_update", BATCH, 128, whole(1), why="samples of one optimizer step"),
     Key("workload.epochs", "--train.max_epochs", 1),
-    Key("limit.total", "--data.max_len", why="prompt and response", read=False),
+    Key("limit.total", LONGEST, why="prompt and response", read=False),
     Key("limit.response", "--rollout.max_new_tokens", read=False),
 )
 _GSPO = "workload.algorithm=gspo"
@@ -322,6 +325,18 @@ _ALGORITHM = (
     FixedKey("--reward.remote_url", "${REWARD}", "!reward"),
     FixedKey("--reward.model_name_or_path", "${REWARD}", "reward"),
 )
+ENGINE = (
+    Key("actor.zero", "--ds.zero_stage", 2, why=of_call("actor.train")),
+    Key("actor.tp", "--ds.tensor_parallel_size", 1, quiet=True),
+    Key("actor.cp", "--ds.ring_attn_size", 1, quiet=True),
+    Key("workload.packing", PACKED, codec=flag(), read=False),
+    Key("workload.gradients", "--ds.grad_accum_dtype", codec=marked("fp32", "fp32", "backend")),
+    Key("workload.lora.rank", "--ds.lora.rank", 0),
+    Key("alpha", "--ds.lora.alpha", read=False),
+    Key("workload.lora.base", "--ds.load_in_4bit", codec=flag("nf4", "bf16")),
+)
+"""What every trainer of OpenRLHF says of its engine."""
+OFFLOAD = Key("actor.offload_optimizer", "--ds.adam_offload", codec=flag("cpu", "none"), why=memory)
 _TRAINING = (
     FixedKey("--actor.model_name_or_path", "${MODEL}"),
     FixedKey(
@@ -330,27 +345,20 @@ _TRAINING = (
         "critic",
         "as the policy, which OpenRLHF would take from the reward model",
     ),
-    Key("actor.zero", "--ds.zero_stage", 2, why=of_call("actor.train")),
-    Key("actor.tp", "--ds.tensor_parallel_size", 1, quiet=True),
-    Key("actor.cp", "--ds.ring_attn_size", 1, quiet=True),
-    Key("workload.packing", "--ds.packing_samples", codec=flag(), read=False),
-    Key("workload.gradients", "--ds.grad_accum_dtype", codec=marked("fp32", "fp32", "backend")),
-    Key("workload.lora.rank", "--ds.lora.rank", 0),
-    Key("alpha", "--ds.lora.alpha", read=False),
-    Key("workload.lora.base", "--ds.load_in_4bit", codec=flag("nf4", "bf16")),
+    *ENGINE,
     Key(
         "actor.recompute",
         "--actor.gradient_checkpointing_enable",
         codec=flag("full", "none", "selective"),
         why=_TRAINED,
     ),
-    Key("actor.offload_optimizer", "--ds.adam_offload", codec=flag("cpu", "none"), why=memory),
+    OFFLOAD,
     Key("leaves", "--ds.enable_sleep", codec=flag(), why=memory),
-    FixedKey("--ref.offload", True, "reference.residency=offloaded"),
+    FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded"),
     FixedKey("--reward.offload", True, "reward.residency=offloaded"),
     Key(
         "actor.micro_batch",
-        "--train.micro_batch_size",
+        MICRO_BATCH,
         lambda read: 4 if read["old"] else 1,
         whole(floor=1),
         when="!packs",

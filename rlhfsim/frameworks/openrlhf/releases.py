@@ -62,3 +62,15 @@ RELEASES: Mapping[str, Release] = {
     "0.10.4": Release(),
     "0.9.10": Release(renamed=_UNDERSCORES),
 }
+
+_OF_GIVEN_DATA = {
+    "--model.gradient_checkpointing_enable": "--gradient_checkpointing",
+    "--model.model_name_or_path": "--pretrain",
+    "--ref.offload": "--ref_offload",
+    "--adam.lr": "--learning_rate",
+}
+OF_GIVEN_DATA: Mapping[str, Release] = {
+    name: Release(renamed={**release.renamed, **_OF_GIVEN_DATA}) if release.renamed else release
+    for name, release in RELEASES.items()
+}
+"""The same in the flags of its trainers of given data."""

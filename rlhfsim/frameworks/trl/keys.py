@@ -14,6 +14,7 @@ from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, own_modules
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of, sequences_of
 from rlhfsim.frameworks.releases import numbers
 from rlhfsim.frameworks.table import (
     Codec,
@@ -38,7 +39,7 @@ from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
-from rlhfsim.specs.workload.workload import CLIP_RANGES, PAIRED, REFERRED, Algorithm, OldLogprobs
+from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs
 
 LOSSES: dict[Algorithm, str] = {
     "grpo": "grpo",
@@ -80,9 +81,8 @@ def accumulation(plan: Plan) -> int:
     Raises:
         RlhfsimError: the samples of an optimizer step do not split into them.
     """
-    work, layout = plan.workload, plan.placement.actor.layout
-    pairs, each = 2 if work.paired else 1, layout.dp * per_device(plan)
-    samples = work.num_sequences // work.mini_batches // pairs
+    layout, samples = plan.placement.actor.layout, samples_of(plan)
+    each = layout.dp * samples_at_once(plan)
     if samples % each:
         raise RlhfsimError(
             "batch-not-cut-by-micro-batches",
@@ -91,12 +91,6 @@ def accumulation(plan: Plan) -> int:
             help="design with --prompts, --samples and --mini-batches that the GPUs divide",
         )
     return samples // each
-
-
-def per_device(plan: Plan) -> int:
-    """Samples of a micro-batch, or its pairs."""
-    sequences = plan.placement.actor.layout.micro_batch
-    return max(1, sequences // 2) if plan.workload.paired else sequences
 
 
 def _batch(plan: Plan) -> str:
@@ -256,19 +250,15 @@ def _groups(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 def _data(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
-    """Given pairs, labels or responses: each step is one update. Rows that are packed are full."""
-    algorithm = read["given"]
-    referred = algorithm in REFERRED and not s.flag("precompute_ref_log_probs")
-    pairs = 2 if algorithm in PAIRED else 1
+    """Given pairs, labels or responses; rows that are packed are full."""
+    algorithm: Algorithm = read["given"]
+    samples = read["actor.gpus"] * read["actor.micro_batch"] * read["accumulation"]
+    model = s.model("model_name_or_path", "model")
+    said = fields_of(algorithm, model=model, samples=samples, limit=read["limit.total"])
     return {
-        "workload.algorithm": algorithm,
-        "workload.model": s.model("model_name_or_path", "model"),
-        "workload.prompts": read["actor.gpus"] * read["actor.micro_batch"] * read["accumulation"],
-        "workload.samples": 1,
-        "actor.micro_batch": pairs * read["actor.micro_batch"],
-        "kl": referred,
-        "limit.response": read["limit.total"],
-        "weight_path": "none",
+        **said,
+        "actor.micro_batch": sequences_of(algorithm) * read["actor.micro_batch"],
+        "kl": said["kl"] and not s.flag("precompute_ref_log_probs"),
     }
 
 
@@ -296,7 +286,7 @@ def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
 _TRAINED = of_held("actor.train", "actor")
 _BATCH: tuple[Row, ...] = (
     Key("actor.micro_batch", "per_device_train_batch_size", 8, whole(floor=1), when="!pairs", why=_TRAINED),
-    FixedKey("per_device_train_batch_size", per_device, "pairs", _TRAINED),
+    FixedKey("per_device_train_batch_size", samples_at_once, "pairs", _TRAINED),
     Key("accumulation", "gradient_accumulation_steps", 1, whole(floor=1)),
     Key("limit.total", "max_length", 1024, limit(), when="given"),
     Key("full", "packing", codec=flag(), when="workload.algorithm=sft"),

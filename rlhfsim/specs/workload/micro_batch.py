@@ -33,15 +33,17 @@ class BatchLengths(Hashed):
     """Sequences of one optimizer step over all ranks."""
     scored: int
     """Sequences that are scored in an iteration, over all ranks."""
+    together: int = 1
+    """Sequences that no micro-batch of training parts: both sides of a pair."""
 
     def tokens(self, layout: Layout, *, scoring: bool = False) -> float:
         """Tokens of the fullest micro-batch that one must expect, over its cp ranks.
 
             min( b max, max( max, b mean + 4 sqrt(b) sd ) ), or max( max, pack )
 
-        One sequence of the maximal length will come; that all b are that long will not, when they
-        are packed. A sequence longer than its pack comes alone; a pack holds no more than a rank has for one
-        optimizer step (in passes without gradients: than all ranks have).
+        One sequence of the maximal length will come (a pair, where its sides train together); that all b are
+        that long will not, when they are packed. A sequence longer than its pack comes alone; a pack holds no
+        more than a rank has for one optimizer step (in passes without gradients: than all ranks have).
         """
         return float(self.each([layout])[0][0 if scoring else 1, 0])
 
@@ -50,19 +52,24 @@ class BatchLengths(Hashed):
         packs = [(x.pack(scoring=True) or 0, x.pack(scoring=False) or 0) for x in layouts]
         pack = np.array(packs, dtype=float).T
         dp = np.array([x.dp for x in layouts], dtype=float)
-        sizes = np.array([(self._scored(x), x.micro_batch) for x in layouts], dtype=float).T
-        alone = np.minimum(sizes * self.max_tokens, np.maximum(self.max_tokens, self._typical(sizes)))
+        sizes = np.array([(self._scored(x), self._trained(x)) for x in layouts], dtype=float).T
+        longest = self.max_tokens * np.array([[1.0], [self.together]])
+        alone = np.minimum(sizes * self.max_tokens, np.maximum(longest, self._typical(sizes)))
         ranks = np.stack([np.full(len(layouts), float(self.sequences)), np.ceil(self.sequences / dp)])
         most = np.minimum(self._typical(ranks), self.sequences * self.mean_tokens)
-        packed = np.maximum(self.max_tokens, np.minimum(pack, most))
+        packed = np.maximum(longest, np.minimum(pack, most))
         each = np.where(pack[1] > 0, pack[1] / self.mean_tokens, sizes[1])
-        micro_batches = np.ceil(self.sequences / (dp * np.maximum(1.0, each)) - 1e-9)
+        micro_batches = np.ceil(self.sequences / (dp * np.maximum(self.together, each)) - 1e-9)
         return np.where(pack > 0, packed, alone), np.maximum(1, micro_batches)
 
     def _scored(self, layout: Layout) -> int:
         """Sequences of a micro-batch without gradients: of its own size no more than a rank has."""
         own = layout.score_micro_batch
         return layout.micro_batch if own is None else min(own, math.ceil(self.scored / layout.dp))
+
+    def _trained(self, layout: Layout) -> int:
+        """Sequences of a micro-batch of training: whole pairs."""
+        return whole_units(layout.micro_batch, self.together)
 
     def _typical(self, sequences: Floats) -> Floats:
         """b mean + 4 sqrt(b) sd."""
@@ -71,8 +78,13 @@ class BatchLengths(Hashed):
     def micro_batches(self, layout: Layout) -> int:
         """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
         pack = layout.pack(scoring=False)
-        each = pack / self.mean_tokens if pack else layout.micro_batch
-        return max(1, math.ceil(self.sequences / (layout.dp * max(1.0, each)) - 1e-9))
+        each = pack / self.mean_tokens if pack else self._trained(layout)
+        return max(1, math.ceil(self.sequences / (layout.dp * max(self.together, each)) - 1e-9))
+
+
+def whole_units(sequences: int, together: int) -> int:
+    """The largest number of whole units up to `sequences`, at least one of them."""
+    return max(together, sequences // together * together)
 
 
 @lru_cache(maxsize=4096)
@@ -90,4 +102,5 @@ def batch_lengths(workload: Workload) -> BatchLengths:
         deviation=math.sqrt(max(0.0, variance)),
         sequences=workload.num_sequences // workload.mini_batches,
         scored=workload.num_sequences,
+        together=workload.together,
     )

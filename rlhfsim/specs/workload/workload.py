@@ -444,6 +444,11 @@ class Workload(Hashed):
         return self.algorithm in PAIRED
 
     @property
+    def together(self) -> int:
+        """Sequences that one micro-batch of training holds at least: both sides of a pair."""
+        return 2 if self.paired else 1
+
+    @property
     def has_critic(self) -> bool:
         """Whether a value model is trained."""
         return self.algorithm == "ppo"
