@@ -161,13 +161,14 @@ def _check_base(placement: Placement) -> None:
 
 def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:
     """TP groups are consecutive GPUs of a pool inside one scale-up domain; a rollout's may also be of whole
-    nodes, of several domains. Where a rack's edge cuts one that a rack could hold, it is priced as held:
-    schedulers give such jobs whole racks, less a few nodes.
+    nodes, of several domains. Where a rack holds no whole number of groups of whole nodes (16 GPUs of 72) its
+    edge cuts none: schedulers give such jobs whole racks, less a few nodes.
     """
     gpus = placement.pool(pool)
     hardware = cluster.node_groups[gpus.hardware]
     domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
-    if name == "rollout" and not tp % hardware.gpus_per_node and not gpus.start % hardware.gpus_per_node:
+    whole_nodes = not tp % hardware.gpus_per_node and not gpus.start % hardware.gpus_per_node
+    if whole_nodes and (name == "rollout" or (tp <= domain and domain % tp)):
         return
     if tp > domain:
         raise RlhfsimError(

@@ -163,6 +163,17 @@ def test_a_rollout_replica_may_fill_whole_nodes() -> None:
     check(one_pool(pools=(ResourcePool(name="all", gpus=144),), rollout=rollout(tp=16, dp=9)), cluster=racks)
 
 
+def test_the_edge_of_a_rack_cuts_no_group_of_whole_nodes() -> None:
+    """16 GPUs of 72: the search offers them, for roles that train too."""
+    racks = Cluster(node_groups=(node_group("gb200_nvl72", 144),))
+    trains = role(tp=16, dp=9)
+    pool = ResourcePool(name="all", gpus=144)
+    check(
+        one_pool(pools=(pool,), actor=trains, reward=trains, reference=None, rollout=rollout(tp=8, dp=18)),
+        cluster=racks,
+    )
+
+
 def test_a_pool_that_starts_inside_a_node_must_not_push_a_group_over_its_edge() -> None:
     pools = (ResourcePool(name="left", gpus=4), ResourcePool(name="right", start=4, gpus=8))
     shifted = two_pools(
