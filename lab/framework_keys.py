@@ -26,7 +26,10 @@ UNKNOWN = "unknown"
 """Default of a key whose list names none."""
 LISTED = {
     "areal": ("1.0.4", ("areal.txt",)),
-    "nemo-rl": ("7ea279a", ("nemo_rl.txt", "nemo_rl_dpo.txt", "nemo_rl_distillation.txt")),
+    "nemo-rl": (
+        "7ea279a",
+        ("nemo_rl.txt", "nemo_rl_dpo.txt", "nemo_rl_sft.txt", "nemo_rl_rm.txt", "nemo_rl_distillation.txt"),
+    ),
     "skyrl": ("0.4.0", ("skyrl.txt",)),
     "slime": ("624b824", ("slime.txt",)),
     "trl": ("1.16.0", ("trl.txt",)),

@@ -151,8 +151,8 @@ def test_what_a_framework_cannot_be_told_stands_in_the_answer(tmp_path: Path) ->
 
 
 def test_no_export_is_recommended_that_would_be_refused(tmp_path: Path) -> None:
-    """NeMo-RL trains on given answers; its keys are written for algorithms that generate."""
-    asked = ("--gpus", "2", "--model", "qwen2.5-0.5b", "--framework", "nemo-rl")
+    """AReaL trains on given answers; its keys are written for algorithms that generate."""
+    asked = ("--gpus", "2", "--model", "qwen2.5-0.5b", "--framework", "areal")
     shown = run(*asked, "--algorithm", "sft", out=tmp_path / "plan.json").output
     assert "rlhfsim export does not write it" in " ".join(shown.split())
     assert "next      rlhfsim export" not in shown

@@ -23,6 +23,11 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
 WRITTEN: dict[str, dict[Algorithm, str]] = {
+    "nemo-rl": {
+        "sft": "run_sft.py --config examples/configs/sft.yaml",
+        "reward_model": "run_rm.py --config examples/configs/rm.yaml",
+        "dpo": "run_dpo.py --config examples/configs/dpo.yaml",
+    },
     "openrlhf": {
         "sft": "openrlhf.cli.train_sft",
         "reward_model": "openrlhf.cli.train_rm",
@@ -41,14 +46,16 @@ def planned(name: str, algorithm: Algorithm, backend: Backend = "deepspeed", **l
         algorithm=algorithm,
         model="llama-3.1-8b",
         prompts=256,
-        packing=not framework(name).pads,
+        packing=not framework(name).pads and name != "nemo-rl",  # whose packs are of tokens
         prompt_len=Fixed(value=512),
         response_len=Fixed(value=512),
     )
     placement = Placement(
         pools=(ResourcePool(name="all", gpus=8),),
         actor=role,
-        reference=role if work.has_reference else None,
+        reference=replace(role, residency="swapped" if framework(name).always_swaps else "resident")
+        if work.has_reference
+        else None,
         backend=backend,
     )
     return replace(estimate(placement, work, parse_cluster(8, "h100")), framework=name)
@@ -56,7 +63,10 @@ def planned(name: str, algorithm: Algorithm, backend: Backend = "deepspeed", **l
 
 @pytest.mark.parametrize(("name", "algorithm"), CASES)
 def test_a_plan_reads_back_as_it_was(name: str, algorithm: Algorithm, tmp_path: Path) -> None:
-    plan = planned(name, algorithm)
+    backend = next(iter(framework(name).trainers))
+    plan = planned(
+        name, algorithm, backend, **({"zero": 1, "tp": 2, "dp": 4} if backend == "megatron" else {})
+    )
     found = export(plan, name, frozenset())
     assert WRITTEN[name][algorithm] in found.files["launch.sh"]
     assert not found.written.unsaid
@@ -96,8 +106,6 @@ def test_what_is_run_and_not_written_says_who_writes_it(
     [
         "torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B",
         "deepspeed --module openrlhf.cli.train_kto --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
-        "uv run examples/run_sft.py policy.model_name=Qwen/Qwen3-8B",
-        "uv run examples/run_rm.py policy.model_name=Qwen/Qwen3-8B",
         "python -m skyrl.train.main_sft strategy=megatron model.path=Qwen/Qwen3-8B",
         "python3 examples/alignment/hhrlhf_rw.py --config x.yaml actor.path=Qwen/Qwen3-8B",
         "python3 train_async.py --loss-type sft_loss --hf-checkpoint Qwen/Qwen3-8B",
@@ -116,8 +124,23 @@ def test_a_trainer_that_is_not_read_is_refused_by_its_name(starts: str, *, named
 MARKS = {
     "verl": "verl.trainer",
     "openrlhf": "openrlhf.cli",
-    "nemo-rl": "uv run examples/run_",
     "skyrl": "skyrl.train",
     "areal": "hhrlhf",
     "slime": "sft_loss",
 }
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+@pytest.mark.parametrize(("loop", "algorithm"), [("sft", "sft"), ("rm", "reward_model"), ("dpo", "dpo")])
+def test_keys_of_nemo_rl_stand_in_the_file_that_they_override(
+    loop: str, algorithm: Algorithm, backend: Backend
+) -> None:
+    """Hydra refuses others that do not begin with ++."""
+    lines = (KEYS / f"nemo_rl_{loop}.txt").read_text().splitlines()
+    known = {line.split()[0] for line in lines if not line.startswith("#")}
+    plan = planned("nemo-rl", algorithm, backend, zero=1 if backend == "megatron" else 3)
+    values = export(plan, "nemo-rl", frozenset()).written.values
+    assert {key for key in values if not key.startswith("++")} - known == set()
+
+
+KEYS = Path(__file__).parents[1] / "data/framework_keys"

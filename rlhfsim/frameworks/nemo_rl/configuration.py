@@ -25,7 +25,7 @@ from rlhfsim.frameworks.configuration.findings import (
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.nemo_rl.engines import BUDGETS
-from rlhfsim.frameworks.nemo_rl.keys import ASYNC_ENGINE, CORRECTION, MARKS, TABLE
+from rlhfsim.frameworks.nemo_rl.keys import ASYNC_ENGINE, CORRECTION, GIVEN, MARKS, STARTED, TABLE
 
 
 @cache
@@ -39,6 +39,9 @@ def _examples() -> Mapping[str, Mapping[str, Any]]:
 def based_on(said: Said) -> Mapping[str, Any]:
     """Values of the example configuration that `--config` or `defaults` names; none for another."""
     named = said.values.get("config") or said.values.get("defaults")
+    started = STARTED.search(said.text)
+    if named is None and started and started[1] in GIVEN:
+        named = started[1]  # the default of its script
     return _whole(PurePosixPath(str(named)).stem) if named else {}
 
 
@@ -49,8 +52,8 @@ def _whole(name: str) -> dict[str, Any]:
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the configuration; of DPO nothing is known."""
-    if run.algorithm == "dpo":
+    """What stands out in the configuration; trainers of given data have nothing known."""
+    if run.algorithm in GIVEN.values():
         return
     batch, size = TABLE.batch.values(), TABLE.key("update")
     yield from group_of_one(s, run, TABLE.key("workload.samples"))
@@ -99,8 +102,7 @@ CONFIGURATION = Configuration(
     title="NeMo-RL",
     describe=TABLE.describe,
     findings=findings,
-    entries=(r"\brun_(grpo|ppo|dpo|distillation)\w*\.py",),
-    unread={r"\brun_(vlm_)?sft\w*\.py": "sft", r"\brun_rm\w*\.py": "reward_model"},
+    entries=(r"\brun_(?:vlm_)?(grpo|ppo|dpo|distillation|sft|rm)\w*\.py",),
     shown=("examples/run_grpo.py",),
     keys=MARKS,
     below=based_on,

@@ -11,6 +11,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.given_data import samples_at_once, sequences_of
 from rlhfsim.frameworks.nemo_rl.unsaid import refuses_split
 from rlhfsim.frameworks.table import (
     Codec,
@@ -62,7 +63,7 @@ def _micro_batch(s: FrameworkSettings, read: Fields, role: str) -> dict[str, int
     packing = packed(s, role)
     if not (packing or s.flag(f"{model}.dynamic_batching.enabled")):
         if not read["rollout"]:
-            return {"micro_batch": 2 * size}
+            return {"micro_batch": sequences_of(read["workload.algorithm"]) * size}
         scored = max(1, s.whole(f"{model}.logprob_batch_size", default=size))
         return {"micro_batch": size, "score_micro_batch": scored}
     name = f"{model}.{'sequence_packing' if packing else 'dynamic_batching'}"
@@ -167,15 +168,15 @@ def engine(role: str) -> tuple[Key | FixedKey, ...]:
         FixedKey(
             f"{packing}.enabled",
             lambda plan: (
-                plan.workload.generates and (plan.workload.packing or bool(placed(plan).layout.pack_tokens))
+                not plan.workload.paired and (plan.workload.packing or bool(placed(plan).layout.pack_tokens))
             ),
         ),
         FixedKey(f"{batching}.enabled", False, "rollout"),
         FixedKey(
             f"{model}.train_micro_batch_size",
-            lambda plan: max(1, placed(plan).layout.micro_batch // 2),
+            samples_at_once,
             "!rollout",
-            lambda plan: f"pairs. {held(plan)}",
+            lambda plan: f"{'pairs. ' if plan.workload.paired else ''}{held(plan)}",
         ),
         Key(
             f"{role}.score_micro_batch" if scores else f"{role}.micro_batch",
@@ -195,7 +196,7 @@ def engine(role: str) -> tuple[Key | FixedKey, ...]:
             why="of all CP ranks",
             read=False,
         ),
-        Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", read=False),
+        Key(f"{role}.score_packs", f"{packing}.logprob_mb_tokens", when="rollout", read=False),
     )
     return rows if policy or scores else given_that("critic", *rows)
 
@@ -219,8 +220,11 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
         Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
         Key(f"{role}.pp", f"{megatron}.pipeline_model_parallel_size", 1, whole(1)),
         Key(f"{role}.cp", f"{megatron}.context_parallel_size", 1, whole(1)),
-        Key(f"{role}.ep", f"{megatron}.expert_model_parallel_size", 1, whole(1)),
-        Key(f"{role}.etp", f"{megatron}.expert_tensor_parallel_size", 1, count()),
+        *(
+            Key(f"{role}.{field}", f"{sign}{megatron}.expert_{kind}_parallel_size", 1, codec, when=when)
+            for sign, when in (("", "!loop=rm"), ("++", "loop=rm"))  # rm.yaml has neither
+            for field, kind, codec in (("ep", "model", whole(1)), ("etp", "tensor", count()))
+        ),
         Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
         *in_megatron(role, f"++{megatron}."),
         FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhfsim.frameworks.export import Exporter, Value, Written, override, script, the_rollout
 from rlhfsim.frameworks.fields import shares
-from rlhfsim.frameworks.nemo_rl.keys import TABLE, TRANSPORT, loop_of
+from rlhfsim.frameworks.nemo_rl.keys import GIVEN, LOOPS, TABLE, TRANSPORT, loop_of
 from rlhfsim.frameworks.nemo_rl.unsaid import alike, unsaid_of
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
@@ -28,8 +28,8 @@ def write(plan: Plan) -> Written:
     Raises:
         RlhfsimError: an algorithm without a rollout, or a rollout that is not whole nodes.
     """
-    if plan.workload.algorithm != "dpo":
-        the_rollout(plan, "NeMo-RL's run_grpo.py, run_ppo.py, run_dpo.py and run_distillation.py")
+    if loop_of(plan) not in GIVEN:
+        the_rollout(plan, f"NeMo-RL's run_grpo.py, {', '.join(f'run_{loop}.py' for loop in LOOPS)}")
     return written_for(plan, "nemo-rl", TABLE.write(plan), unsaid_of(plan))
 
 
@@ -38,7 +38,7 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     head = title_of(plan, "NeMo-RL 7ea279a")
     loop = loop_of(plan)
     size = "" if loop == "distillation" else "_1B"
-    base = "dpo.yaml" if loop == "dpo" else f"{loop}_math{size}{BASES[plan.placement.backend]}"
+    base = f"{loop}.yaml" if loop in GIVEN else f"{loop}_math{size}{BASES[plan.placement.backend]}"
     command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_{loop}.py --config examples/configs/{base}'
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 

@@ -1,20 +1,24 @@
 """NeMo-RL's keys: one row each, written from a plan and read (NVIDIA-NeMo/RL at 7ea279a).
 
-Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes build; dpo.yaml of preferences.
+Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes build; of given data
+dpo.yaml, sft.yaml and rm.yaml.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
+from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_vllm
 from rlhfsim.frameworks.export import Value, longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields
+from rlhfsim.frameworks.given_data import fields_of
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.frameworks.nemo_rl.engines import (
     ENGINES,
@@ -70,7 +74,13 @@ TRAINS_DRAFT = "policy.draft.enabled"
 DRAFTS, ESTIMATOR = f"{KWARGS}.speculative_config", "grpo.adv_estimator.name"
 FILTERS, MULTIPLIER = "grpo.use_dynamic_sampling", "grpo.batch_multiplier"
 MOST_BATCHES = "grpo.dynamic_sampling_max_gen_batches"
-LOOPS = ("distillation", "dpo", "ppo")
+GIVEN: dict[str, Algorithm] = {"dpo": "dpo", "sft": "sft", "rm": "reward_model"}
+"""Loop of given data -> what it trains by."""
+LOOPS = ("distillation", "ppo", *GIVEN)
+STARTED = re.compile(r"\brun_(?:vlm_)?(distillation|ppo|dpo|sft|rm)\w*\.py")
+"""A script that runs one of them."""
+USUAL = {"dpo": (128, 1024), "sft": (32, 1024), "rm": (128, 8192)}
+"""Loop -> samples of an optimizer step and tokens of a sequence where nothing is said."""
 """Algorithms with a script of their own."""
 MARKS = (
     "grpo.num_",
@@ -91,11 +101,13 @@ MARKS = (
 def loop_of(plan: Plan) -> str:
     """What begins its keys and names its script."""
     algorithm = plan.workload.algorithm
-    return algorithm if algorithm in LOOPS else "grpo"
+    given = next((loop for loop, trained in GIVEN.items() if trained == algorithm), None)
+    return given or (algorithm if algorithm in LOOPS else "grpo")
 
 
 def _loop(s: FrameworkSettings) -> str:
-    return next((loop for loop in LOOPS if s.has(loop)), "grpo")
+    started = STARTED.search(str(s.find(ENTRY_POINT)))
+    return next((loop for loop in LOOPS if s.has(loop)), started[1] if started else "grpo")
 
 
 # --- what no row can say -------------------------------------------------------------------------------
@@ -104,7 +116,7 @@ def _loop(s: FrameworkSettings) -> str:
 def _algorithm(s: FrameworkSettings, read: Fields) -> Algorithm:
     """The algorithm of the loop, of its estimator, and of what that subtracts and divides by."""
     if read["loop"] != "grpo":
-        return cast(Algorithm, read["loop"])
+        return GIVEN.get(read["loop"], cast(Algorithm, read["loop"]))
     found = ESTIMATORS.get(s.text(ESTIMATOR, default="grpo"), "grpo")
     if found == "grpo" and s.flag(BY_RESPONSE):
         return "gspo"
@@ -138,15 +150,12 @@ def _dynamic_sampling(s: FrameworkSettings, read: Fields) -> DynamicSampling | N
     return dynamic_sampling(s, prompts, each, most)
 
 
-def _preferences(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
-    """DPO: batches and micro-batches count pairs, each step is one update."""
+def _data(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
+    """Given data: batches and micro-batches count samples or pairs, each step is one update."""
+    model, limit = s.model("policy.model_name"), read["limit.total"]
     return {
-        "workload.prompts": read["update"],
-        "workload.samples": 1,
-        "workload.packing": packed(s),
-        "kl": True,
-        "limit.response": read["limit.total"],
-        "weight_path": "none",
+        **fields_of(GIVEN[read["loop"]], model=model, samples=read["update"], limit=limit),
+        "workload.packing": packed(s) or s.flag("policy.dynamic_batching.enabled"),
         "reference.residency": "swapped",
     }
 
@@ -209,7 +218,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "layout": layout,
         "actor.each": read["cluster.each"],
         "software": software(s, read),
-        **(_generations if read["rollout"] else _preferences)(s, read, layout),
+        **(_generations if read["rollout"] else _data)(s, read, layout),
     }
 
 
@@ -286,14 +295,14 @@ _BATCH: tuple[Row, ...] = (
     Key(
         "update",
         "policy.train_global_batch_size",
-        lambda read: 512 if read["rollout"] else 128,
+        lambda read: USUAL.get(read["loop"], (512, 512))[0],
         whole(floor=1),
-        why=lambda plan: f"{'samples' if plan.workload.generates else 'pairs'} of one optimizer step",
+        why=lambda plan: f"{'pairs' if plan.workload.paired else 'samples'} of one optimizer step",
     ),
     Key(
         "limit.total",
         "policy.max_total_sequence_length",
-        lambda read: 512 if read["rollout"] else 1024,
+        lambda read: USUAL.get(read["loop"], (512, 512))[1],
         why="prompt and response",
     ),
     Key("limit.response", f"{GEN}.max_new_tokens", like("limit.total"), when="rollout"),
@@ -458,7 +467,8 @@ TABLE = Table(
     },
     {
         "loop": lambda s, read: _loop(s),
-        "rollout": lambda s, read: read["loop"] != "dpo",
+        "workload.algorithm": _algorithm,
+        "rollout": lambda s, read: read["loop"] not in GIVEN,
         "shared": lambda s, read: True,
         "critic": lambda s, read: read["loop"] == "ppo",
         "actor.gpus": lambda s, read: read["cluster.nodes"] * read["cluster.each"] - rollout_gpus(s, read),

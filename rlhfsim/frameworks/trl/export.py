@@ -26,8 +26,9 @@ from rlhfsim.frameworks.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accum
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.workload.workload import Algorithm
 
-COMMANDS: dict[str, str] = dict.fromkeys(LOSSES, "grpo") | {
+COMMANDS: dict[Algorithm, str] = dict.fromkeys(LOSSES, "grpo") | {
     "rloo": "rloo",
     "sft": "sft",
     "reward_model": "reward",
