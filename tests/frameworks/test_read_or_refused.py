@@ -124,6 +124,16 @@ def test_accelerate_s_file_is_read_by_its_name_and_a_script_s_dictionary_by_its_
         ("rlhf_type: grpo\nmodel: Qwen/Qwen2.5-7B\nuse_vllm: true\n", "ms-swift"),
         ("llamafactory-cli train examples/train_lora/llama3_lora_ppo.yaml", "LLaMA-Factory"),
         ("stage: ppo\nfinetuning_type: lora\nper_device_train_batch_size: 1\n", "LLaMA-Factory"),
+        ("from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\n", "Unsloth"),
+        ("python3 -m verl.trainer.main config=c.yaml worker.rollout.n=5 trainer.n_gpus_per_node=8", "EasyR1"),
+        (
+            "base_model: Qwen/Qwen2.5-7B\nrl: grpo\nmicro_batch_size: 4\ngradient_accumulation_steps: 2\n",
+            "Axolotl",
+        ),
+        ("python open_instruct/grpo_fast.py --per_device_train_batch_size 1 --beta 0.0", "open-instruct"),
+        ("tune run --nproc_per_node 8 full_finetune_distributed --config llama3_1/8B_full", "torchtune"),
+        ("pretrain: Qwen/Qwen2.5-7B\nadv_estimator: grpo\nactor_infer:\n  x: 1\n", "ROLL"),
+        ("uv run rl --trainer.model.name Qwen/Qwen3-8B", "prime-rl"),
     ],
 )
 def test_a_framework_that_is_not_read_is_refused_by_name(text: str, title: str) -> None:

@@ -28,6 +28,13 @@ READ_BY_FORMS = {*NAMED, "config_name", "config_path"}
 NOT_READ = {
     "ms-swift": r"\bswift (rlhf|sft|pt|rollout)\b|\bswift[/.](cli|llm)\b|(^|\s)--rlhf_type\b|^rlhf_type:",
     "LLaMA-Factory": r"\bllamafactory\b|\bLLaMA-Factory\b|(^|\s)--finetuning_type\b|^finetuning_type:",
+    "Unsloth": r"\b(from|import) unsloth\b|\bFastLanguageModel\b",
+    "EasyR1": r"\bverl\.trainer\.main\b|\bworker\.(actor|rollout|ref)\.[\w.]+=",
+    "Axolotl": r"\baxolotl\b|^base_model:",
+    "open-instruct": r"\bopen_instruct\b",
+    "torchtune": r"\btune run\b",
+    "ROLL": r"\bstart_(rlvr|agentic|dpo|distill)_pipeline\b|^actor_infer:",
+    "prime-rl": r"\buv run (rl|orchestrator)\b|^\[orchestrator\]",
 }
 """Frameworks that name their settings as others do and mean other defaults -> marks of theirs."""
 SEPARATORS = ("|", "||", "&", "&&", ";", ">", ">>", "2>&1")
