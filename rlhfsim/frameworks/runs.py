@@ -366,10 +366,14 @@ class Runs:
         """What of a schedule is not run."""
         return self._first(schedule_features(schedule))
 
+    def trains_by(self, algorithm: Algorithm) -> bool:
+        """Whether it has a trainer of an algorithm."""
+        return self.algorithms is None or algorithm in self.algorithms
+
     def lacks_workload(self, workload: Workload, backend: Backend | None = None) -> Lacks | None:
         """What of a workload is not run, whatever the placement; None: with none of its backends."""
-        if self.algorithms is not None and workload.algorithm not in self.algorithms:
-            remedy = f"use --algorithm {' or '.join(self.algorithms)}"
+        if not self.trains_by(workload.algorithm):
+            remedy = f"use --algorithm {' or '.join(self.algorithms or ())}"
             what = f"{workload.title}{' through an export of ours' if workload.distils else ''}"
             return Lacks(code="algorithm-not-run", what=what, remedy=remedy)
         if self.one_epoch and workload.epochs > 1:
@@ -510,5 +514,5 @@ def runner_of(
     """
     trains = [found for found in frameworks() if backend is None or backend in found.trainers]
     here = [found for found in trains if not found.lacks_hardware(vendors)]
-    able = (x for x in here if None in (algorithm, x.algorithms) or algorithm in (x.algorithms or ()))
+    able = (x for x in here if algorithm is None or x.trains_by(algorithm))
     return next(able, next(iter(here), None))

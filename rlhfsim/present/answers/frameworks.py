@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from rlhfsim.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.present.answers.tree import Column, Page, answer, table_of
@@ -12,6 +12,7 @@ from rlhfsim.present.tables import REST
 from rlhfsim.present.words import count
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
+from rlhfsim.specs.workload.workload import Algorithm, Workload
 
 SCHEMA = "rlhfsim.frameworks/1"
 WHAT = "a plan asks for"
@@ -25,11 +26,15 @@ NOTE = (
     "GPU: its users run it on GPUs; CPU: run in our tests on CPUs; written: code that nothing has run; "
     "-: not run, so design leaves it out; *: with some backends only"
 )
+APART = "distillation: verl (trainer/distillation) and TRL (trl distillation) have it; no plan is made for them"
 
 
 def lines() -> Iterator[tuple[str, list[Known | None]]]:
     """Each thing that a plan can ask of a framework, and how it is known that each one runs it."""
     every = frameworks()
+    for algorithm in get_args(Algorithm):
+        trains = [next(iter(x.known_trainers.values())) if x.trains_by(algorithm) else None for x in every]
+        yield Workload(algorithm=algorithm, model="").title, trains
     for backend, trainer in BACKENDS.items():
         yield f"training by {trainer.title}", [x.known_trainers.get(backend) for x in every]
     for path, rules in WEIGHT_PATHS.items():
@@ -45,7 +50,13 @@ def listing() -> Page:
     """The table, what its cells mean, where each column is from."""
     every, table = frameworks(), list(lines())
     columns = [Column(x.name, lambda row, i=i, x=x: _cell(x, i, row)) for i, x in enumerate(every)]
-    notes = (NOTE, *(f"* {line}" for line in limited()), *usual(), *(f"{x.name}: {x.source}" for x in every))
+    notes = (
+        NOTE,
+        APART,
+        *(f"* {line}" for line in limited()),
+        *usual(),
+        *(f"{x.name}: {x.source}" for x in every),
+    )
     return answer(
         SCHEMA,
         table_of("", table, Column(WHAT, 0, fit=REST), *columns, notes=notes),
