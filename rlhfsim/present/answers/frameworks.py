@@ -26,7 +26,7 @@ NOTE = (
     "GPU: its users run it on GPUs; CPU: run in our tests on CPUs; written: code that nothing has run; "
     "-: not run, so design leaves it out; *: with some backends only"
 )
-APART = "distillation: verl (trainer/distillation) and TRL (trl distillation) have it; no plan is made for them"
+APART = "distillation: verl (trainer/distillation) and TRL have it too; no plan is made for them"
 
 
 def lines() -> Iterator[tuple[str, list[Known | None]]]:
