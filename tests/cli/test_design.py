@@ -171,7 +171,7 @@ def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> No
 
 
 def test_a_backend_left_out_is_one_line_where_it_is_faster(tmp_path: Path) -> None:
-    asked = ("--gpus", "16", "--model", "8b", "--algorithm", "dpo", "--backend", "megatron")
+    asked = ("--gpus", "8", "--model", "8b", "--algorithm", "dpo", "--backend", "fsdp2")
     shown = run(*asked, out=tmp_path / "plan.json").output
     found = json.loads(run(*asked, "--json", out=tmp_path / "plan.json").output)["elsewhere"]
     assert found is not None
