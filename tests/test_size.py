@@ -27,7 +27,7 @@ BUDGET = {
     "rlhfsim/frameworks": 107610,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 21160,
-    "rlhfsim/present": 86890,
+    "rlhfsim/present": 86920,
     "rlhfsim/rollout": 16820,
     "rlhfsim/search": 55560,
     "rlhfsim/simulation": 25240,

@@ -243,7 +243,7 @@ def _apart(answer: PoolAnswer) -> Iterator[str]:
                 if option.fits < chosen.fits - SURER:
                     fits, surer = words.percent(option.fits), words.percent(chosen.fits)
                     apart = f"{' and '.join(pair.jobs)} stay apart: {option.job} fits with a probability of"
-                    yield f"{apart} {fits} on {option.gpus:,} GPUs, of {surer} on {chosen.gpus:,}"
+                    yield f"{apart} {fits} on {words.plural(option.gpus, 'GPU')}, of {surer} on {chosen.gpus}"
 
 
 def options_table(answer: PoolAnswer) -> TypedTable:

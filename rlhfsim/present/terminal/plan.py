@@ -201,8 +201,9 @@ def time_bar(phase: PredictedPhase, end: float) -> HorizontalBar:
 
 # --- placement --------------------------------------------------------------------------------------
 
-LONG_LAYOUT = 27
-"""Characters above which a layout breaks between words, to leave room for what happens between calls."""
+LONG_LAYOUT, LONG_PLACE = 27, 14
+"""Characters above which a layout, or where a role sits, breaks between words, to leave room for what happens
+between calls."""
 
 
 def placement_table(plan: Plan, width: int = WIDTH) -> Part:
@@ -225,6 +226,8 @@ def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
     rows = [(", ".join(names), *cells) for cells, names in alike.items()]
     if max(len(row[2]) for row in rows) > LONG_LAYOUT:
         fit |= {"layout": WORDS, "between calls": WORDS}
+    if max(len(row[1]) for row in rows) > LONG_PLACE:
+        fit |= {"GPUs": WORDS, "between calls": WORDS}
     return grid(titles, rows, fit=fit)
 
 
