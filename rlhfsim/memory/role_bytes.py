@@ -243,6 +243,8 @@ def role_memory(
         software = replace(software, gradient_bytes=FP32)
     if workload.gradients == "bf16" and backend == "megatron":
         software = replace(software, gradient_bytes=BF16)
+    if software.head is not None:
+        software = replace(software, head=software.head.of(role))
     model = models.of(role)
     if software.fp32_combine and model.moe is not None:
         model = replace(model, moe=replace(model.moe, fp32_combine=True))

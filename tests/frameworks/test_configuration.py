@@ -247,7 +247,10 @@ def test_a_default_that_a_script_sets_is_its_value_and_an_unset_number_is_asked_
 def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
     keys = "policy: {model_name: Qwen/Qwen2.5-7B, logprob_chunk_size: 1024, dtensor_cfg: {enabled: true}}\n"
     keys += "grpo: {num_prompts_per_step: 32}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
-    for text, score in ((keys, 4), (keys.replace("logprob_chunk_size: 1024, ", ""), None)):
+    whole = keys.replace("logprob_chunk_size: 1024, ", "")
+    first = whole.replace("enabled", "_v2: false, enabled")
+    megatron = keys.replace("dtensor_cfg", "megatron_cfg")
+    for text, score in ((keys, 6), (megatron, 4), (whole, None), (first, 10)):
         configuration, settings = read_configuration(text, {}, "nemo-rl")
         software = configuration.run(settings, {}).software
         assert (software.head.score_bytes if software else None) == score

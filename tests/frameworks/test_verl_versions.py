@@ -99,7 +99,35 @@ def test_the_head_follows_padding_the_entropy_in_the_loss_and_fused_kernels() ->
     assert [head.train_bytes if head else None for head in heads] == [14, None, None, 10, 16]
     assert heads[-1].tokens == 512
     padded, packed = (software_of(None, "verl", "fsdp2", packing=packing).head for packing in (False, True))
-    assert (padded.train_bytes, packed.train_bytes) == (6, 4)
+    assert (padded.train_bytes, packed.train_bytes) == (6, 2)
+
+
+def test_the_temperature_costs_logits_by_release() -> None:
+    """In place on a view until 0.8, a copy in 0.9.0, nothing at temperature 1 since 0.9.1."""
+    warm = {"actor_rollout_ref.rollout.temperature": 0.6}
+
+    def bytes_of(version: str, **more: object) -> tuple[float, float]:
+        software = describe(settings(verl_version=version, **more), {}).software
+        head = software_of(software, "verl", "fsdp2").head
+        return head.train_bytes, head.score_bytes
+
+    assert bytes_of("0.7.1") == bytes_of("0.8.0", **warm) == (8, 2)
+    assert bytes_of("0.9.0") == bytes_of("0.9.1", **warm) == (4, 4)
+    assert bytes_of("0.9") == bytes_of("0.9.1") == (2, 2)
+
+
+def test_megatron_core_under_verl_has_a_head_of_its_own() -> None:
+    megatron = {"config_name": "ppo_megatron_trainer.yaml"}
+    entropy = {"actor_rollout_ref.actor.entropy_coeff": 0.01}
+    more = ({}, entropy, {"actor_rollout_ref.model.use_fused_kernels": True})
+    runs = [describe(settings(verl_version="0.9.1", **megatron, **one), {}) for one in more]
+    heads = [software_of(run.software, "verl", "megatron").head for run in runs]
+    assert [(head.train_bytes, head.score_bytes, head.vocab) for head in heads] == [
+        (8, 12, None),
+        (12, 12, None),
+        (4, 2, 1024),
+    ]
+    assert [head.of("reference").score_bytes for head in heads] == [6, 6, 2]
 
 
 def test_the_strategy_fsdp_is_fsdp1_which_gathers_in_place() -> None:

@@ -238,7 +238,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     found = run(tmp_path, "--json", "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
     data = json.loads(found.output)
     assert data["fits"] is False
-    assert data["fullest"]["component"] == "logits"
+    assert data["fullest"]["component"] == "activations"
     assert data["fullest"]["bytes"] > data["fullest"]["capacity_bytes"]
     assert data["fixes"][0]["keys"]
     assert data["assumed"]["defaults"][f"{ROLL}.max_num_seqs"] == 256

@@ -28,11 +28,19 @@ RUNS = Runs(
     known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
     heads={
         "fsdp2": Head(
-            train_bytes=8,
-            score_bytes=3,
-            source="AReaL 1.0.4, utils/functional/vocab_parallel.py: BF16 logits, their FP32 log-softmax "
-            "kept chunk by chunk, their BF16 gradient; chunks of 1,024 tokens while scoring",
-        )
+            train_bytes=6,
+            score_bytes=2,
+            source="AReaL 1.0.4, utils/functional/vocab_parallel.py without TP: BF16 logits, of which the "
+            "compiled loss keeps maxima and sums alone, their gradient, and that of a chunk of 1,024 tokens "
+            "in zeros for all the others",
+        ),
+        "megatron": Head(
+            train_bytes=16,
+            score_bytes=12,
+            source="AReaL 1.0.4, utils/functional/vocab_parallel.py under TP, _VocabParallelLogProbsEntropy: "
+            "FP32 logits, the same less their maximum, exponentials, and their product with the logits; the "
+            "last is not there while scoring",
+        ),
     },
     one_epoch=True,
     examples=Examples(

@@ -11,6 +11,18 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
+DTENSOR = Head(
+    train_bytes=12,
+    score_bytes=8,
+    source="NeMo-RL 7ea279abf, models/automodel/train.py and distributed/model_utils.py (logprob_chunk_size "
+    "unset): FP32 logits (output_dtype of FSDP2), log-softmax; then it, its gradient and that of the logits",
+)
+MEGATRON = Head(
+    train_bytes=12,
+    score_bytes=12,
+    source="NeMo-RL 7ea279abf, distributed/model_utils.py, DistributedLogprob: FP32 logits, the same less "
+    "their maximum, and log-softmax",
+)
 ALONE: Mapping[str, tuple[Between, ...]] = {"actor": ("optimizer leaves",), "reference": ("leaves",)}
 """Moves in distillation without a rollout: `offload_before_refit` of the student while the teacher scores."""
 FEATURES = known_by(
@@ -70,14 +82,8 @@ RUNS = Runs(
     },
     shares="update",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
-    heads={
-        "fsdp2": Head(
-            train_bytes=16,
-            score_bytes=10,
-            source="NeMo-RL 7ea279abf, algorithms/loss/utils.py and distributed/model_utils.py: logits in "
-            "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
-        )
-    },
+    heads={"fsdp2": DTENSOR, "megatron": MEGATRON},
+    padded_heads={"fsdp2": replace(DTENSOR, score_bytes=12, source=f"{DTENSOR.source}; a contiguous copy")},
     examples=Examples(
         dense="fsdp2",
         largest=15e9,

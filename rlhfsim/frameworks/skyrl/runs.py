@@ -65,7 +65,13 @@ RUNS = Runs(
             score_bytes=2,
             source="SkyRL 0.4.0, workers/model_wrapper.py and utils/torch_utils.py: cross-entropy of "
             "flash-attn on BF16 logits, their BF16 gradient; entropy in chunks of logprobs_chunk_size",
-        )
+        ),
+        "megatron": Head(
+            train_bytes=8,
+            score_bytes=6,
+            source="SkyRL 0.4.0, distributed/megatron/model_utils.py, ChunkedDistributedLogprob (default: "
+            "1,024 tokens): FP32 logits and their FP32 gradient; BF16 logits and their FP32 copy before",
+        ),
     },
     rules_ahead=lambda work: True,  # agent_loop of skyrl_gym_generator.py, generator.batched: false
     weight_paths={

@@ -82,11 +82,10 @@ DRAFTING = {"ngram": "NGRAM", "mtp": "EAGLE", "eagle": "EAGLE3", "draft": "STAND
 CHUNK_ROWS = 1024
 """Tokens of a chunk where an export asks for chunks."""
 CHUNKED = Head(
-    train_bytes=10,
+    train_bytes=8,
     score_bytes=6,
-    source="slime, utils/ppo_utils.py, calculate_log_probs_and_entropy: copies of a chunk of tokens alone "
-    "stand beside the FP32 logits and their BF16 origin while scoring; in training those that the backward "
-    "pass needs stay",
+    source="slime, utils/ppo_utils.py, calculate_log_probs_and_entropy: softmax of a chunk of tokens alone "
+    "stands beside the FP32 logits while scoring, after their BF16 origin; in training that of all stays",
 )
 """Around the logits with `--log-probs-chunk-size`."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
 from rlhfsim.specs.workload.workload import Workload
 
@@ -32,6 +33,14 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "megatron"),
+    heads={
+        "megatron": Head(
+            train_bytes=8,
+            score_bytes=8,
+            source="slime 0.3.1 (624b824), utils/ppo_utils.py, _VocabParallelLogProbEntropy at temperature "
+            "1: FP32 logits and their softmax, which the gradient overwrites",
+        )
+    },
     algorithms=("ppo", "grpo", "dr-grpo", "dapo", "gspo", "reinforce++", "sft"),  # sft: --loss-type
     one_epoch=True,
     says=Says(  # one layout; with a critic both models leave in turn

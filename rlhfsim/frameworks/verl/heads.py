@@ -1,7 +1,9 @@
-"""What stands around the logits of a micro-batch in verl: padding, entropy in the loss, fused kernels.
+"""What stands around the logits of a micro-batch in verl: release, temperature, padding, entropy, kernels.
 
 Bytes of a logit at the peak. Sources: verl/workers/actor/dp_actor.py and verl/utils/torch_functional.py of
-0.2 (also in Jiayi-Pan/TinyZero de61e6aad), 0.5.0 and 1dda039b9; verl/utils/experimental.
+0.2 (also in Jiayi-Pan/TinyZero de61e6aad) to 0.7.1, transformer_impl.py of verl/workers/engine/fsdp and of
+megatron of 0.8.0 to 0.9.1; verl/utils/experimental. The sums are what lives when these lines run on a CPU
+(`lab.oracle.live_bytes`), kernels of flash-attn and torch.compile taken to allocate what they return.
 
 Bytes that padded losses move by logit of the micro-batch, the response taken as half of it, counted kernel by
 kernel (read + written) in the same places. Not known here: transformers before 4.45 return FP32 logits.
@@ -20,15 +22,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.verl.versions import ENTROPY, VERSION, default
+from rlhfsim.frameworks.verl.versions import (
+    COPIES_LOGITS,
+    ENTROPY,
+    LEAVES_LOGITS,
+    TEMPERATURE,
+    VERSION,
+    before,
+    default,
+)
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 
 UNPADDED = Head(
+    train_bytes=2,
+    score_bytes=2,
+    source="verl 0.9.1 at temperature 1: BF16 logits, over which cross-entropy of flash-attn writes their "
+    "gradient; the compiled entropy of scoring keeps nothing of their size",
+)
+SCALED = Head(
     train_bytes=4,
     score_bytes=4,
-    source="verl 1dda039b9, utils/torch_functional.py: cross-entropy of flash-attn on BF16 logits "
-    "without padding, their BF16 gradient; entropy while scoring",
+    source="verl 0.9.0, and 0.9.1 at another temperature: BF16 logits and their copy divided by it, or its "
+    "gradient and theirs",
+)
+SCALED_IN_PLACE = Head(
+    train_bytes=8,
+    score_bytes=2,
+    source="verl until 0.8: `logits_rmpad.div_(temperature)` on a view, whose backward pass (CopySlices) has "
+    "the gradient, its copy over the base, a copy of that part and the quotient, BF16 each",
 )
 PADDED = Head(
     train_bytes=6,
@@ -63,24 +85,55 @@ FUSED = Head(
 )
 
 
-def head_of(*, packing: bool, entropy: bool) -> Head:
-    """The head under FSDP without fused kernels; `entropy`: the loss holds it."""
+MEGATRON = Head(
+    train_bytes=8,
+    score_bytes=12,
+    reference_bytes=6,
+    source="verl 0.5 to 0.9.1 with Megatron-Core: FP32 logits, whose gradient takes their place and is "
+    "divided by the temperature into another; while scoring a copy for the entropy and its softmax too",
+)
+MEGATRON_FUSED = Head(
+    train_bytes=4,
+    score_bytes=2,
+    vocab=1024,
+    source="verl use_fused_kernels with Megatron-Core: gradients of 1,024 entries at a time "
+    "(efficient_entropy_backward of verl/utils/kernel/kernels.py)",
+)
+MEGATRON_ENTROPY = replace(MEGATRON, train_bytes=12, source=f"{MEGATRON.source}; entropy in the loss too")
+
+
+def head_of(*, packing: bool, entropy: bool, scaled: Head = UNPADDED) -> Head:
+    """The head under FSDP without fused kernels; `entropy`: the loss holds it; `scaled`: else, without
+    padding."""
     if entropy:
         return ENTROPY_IN_LOSS if packing else ENTROPY_PADDED
-    return UNPADDED if packing else PADDED
+    return scaled if packing else PADDED
 
 
-def software(s: FrameworkSettings, *, packing: bool) -> Software | None:
-    """What the keys say of FSDP and of the head under it; None: as `runs` has it.
+def scaled_of(version: str | None, *, temperature: float = 1.0) -> Head:
+    """How a release applies the temperature to the logits of packed samples."""
+    if before(version, COPIES_LOGITS):
+        return SCALED_IN_PLACE
+    return SCALED if before(version, LEAVES_LOGITS) or temperature != 1 else UNPADDED
+
+
+def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> Software | None:
+    """What the keys say of the head, and of FSDP; None: as `runs` has it.
 
     The strategy `fsdp`, which is the default, is FSDP1 in every release
     (verl/workers/engine/fsdp/transformer_impl.py; before, verl/workers/fsdp_workers.py).
     """
-    weight = s.share(ENTROPY, default=default(ENTROPY, s.find(VERSION)))
-    head = head_of(packing=packing, entropy=weight != 0)
+    version = s.find(VERSION)
+    entropy = s.share(ENTROPY, default=default(ENTROPY, version)) != 0
+    fused = s.flag("actor_rollout_ref.model.use_fused_kernels")
+    if megatron:
+        beside = MEGATRON_FUSED if fused else MEGATRON_ENTROPY if entropy else None
+        return None if beside is None else replace(default_software("megatron"), head=beside)
+    temperature = s.share(TEMPERATURE, default=1.0)
+    head = head_of(packing=packing, entropy=entropy, scaled=scaled_of(version, temperature=temperature))
     if packing and s.flag("actor_rollout_ref.actor.entropy_from_logits_with_chunking"):
-        head = replace(head, score_bytes=2)  # entropy of 2,048 tokens at a time
-    if s.flag("actor_rollout_ref.model.use_fused_kernels"):
+        head = replace(head, score_bytes=min(head.score_bytes, SCALED.score_bytes))
+    if fused:
         head = FUSED
     usual = default_software("fsdp2")
     flat = s.find("actor_rollout_ref.actor.strategy") != "fsdp2"

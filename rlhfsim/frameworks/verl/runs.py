@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.runs import COMMON, Examples, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
-from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
+from rlhfsim.frameworks.verl.heads import MEGATRON, PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART
 
@@ -52,7 +52,7 @@ RUNS = Runs(
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
-    heads={"fsdp2": UNPADDED},
+    heads={"fsdp2": UNPADDED, "megatron": MEGATRON},
     padded_heads={"fsdp2": PADDED},
     rules_ahead=lambda work: not work.has_reward_model,  # enable_agent_reward_loop of ray_trainer.py
     weight_paths={

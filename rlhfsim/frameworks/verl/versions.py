@@ -31,6 +31,7 @@ TRAIN_TP = "megatron.tensor_model_parallel_size"
 REFERENCE_FOLLOWS = f"{REF}.megatron.param_offload"
 """Whether the reference leaves for the host where the policy does, if nobody says so."""
 ENTROPY = f"{ACTOR}.entropy_coeff"
+TEMPERATURE = f"{ROLL}.temperature"
 
 MICRO_BATCHES = (
     f"{ACTOR}.ppo_micro_batch_size",
@@ -42,7 +43,8 @@ MICRO_BATCHES = (
 """Samples of a micro-batch of all GPUs, divided by `fsdp_workers.py`; since v0.2 also `..._per_gpu`."""
 
 
-Version = tuple[int, int]
+Version = tuple[int, ...]
+"""Numbers of a release, as many as are known or decide."""
 SERVERS: Version = (0, 7)
 """Since then rollout engines run as servers, in processes of their own."""
 ENGINES: Version = (0, 8)
@@ -50,6 +52,10 @@ ENGINES: Version = (0, 8)
 V1: Version = (0, 9)
 """Since then `trainer.use_v1` is on, which hands the critic's engine no key of the critic but one
 (trainer/ppo/v1/trainer_base.py, `_setup`)."""
+COPIES_LOGITS: Version = (0, 9)
+"""Since then FSDP's engine divides logits by the temperature into a copy, not in place."""
+LEAVES_LOGITS: Version = (0, 9, 1)
+"""Since then it leaves them where the temperature is 1 (workers/engine/fsdp/transformer_impl.py)."""
 CHANGED: Mapping[str, Mapping[Version, float]] = {
     EAGER: {(0, 0): True, (0, 6): False},
     UNPADDED: {(0, 0): False, (0, 7): True},
@@ -113,7 +119,7 @@ def default(key: str, version: str | None, *, megatron: bool = False) -> float:
 def before(version: str | None, release: Version) -> bool:
     """Whether a version that is known is older than a release."""
     known = _release(version)
-    return known is not None and known < release
+    return known is not None and known < release[: len(known)]
 
 
 def spelled(key: str, version: str | None) -> str | None:
@@ -130,5 +136,5 @@ def spelled(key: str, version: str | None) -> str | None:
 
 
 def _release(version: str | None) -> Version | None:
-    numbers = re.findall(r"\d{1,6}", str(version or ""))[:2]
-    return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0) if numbers else None
+    numbers = re.findall(r"\d{1,6}", str(version or ""))[:3]
+    return tuple(map(int, numbers)) if len(numbers) > 1 else (int(numbers[0]), 0) if numbers else None

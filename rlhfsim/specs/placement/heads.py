@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -22,6 +22,8 @@ class Head:
     """Per logit at the peak of the loss and its backward pass."""
     score_bytes: Annotated[float, Field(gt=0)]
     """Per logit in a forward pass without gradients."""
+    reference_bytes: Annotated[float, Field(gt=0)] | None = None
+    """The same where a reference scores, of which no entropy is asked; None: as others that score."""
     score_traffic: Annotated[float, Field(gt=0)] | None = None
     """Bytes of HBM that a forward pass without gradients reads and writes per logit; None: as counted for one
     eager loss (`training.layer_time.head`)."""
@@ -43,6 +45,11 @@ class Head:
     computed_again: bool = False
     """The backward pass multiplies by the output matrix once more for the logits."""
     source: str
+
+    def of(self, role: str) -> Head:
+        """The head as a role has it."""
+        own = self.reference_bytes if role == "reference" else None
+        return self if own is None else replace(self, score_bytes=own)
 
     def traffic(self, *, scoring: bool) -> Traffic | None:
         """Bytes per logit that a forward and a backward pass move; None: not known to differ."""

@@ -21,10 +21,11 @@ from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
-from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.lengths import cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
+from rlhfsim.validation.cases.oom_settings import GSM8K_TOKENS, gsm8k
 from rlhfsim.validation.cases.oom_software import software, token_budget
 from rlhfsim.validation.cases.rlhf import sleep_level
 from rlhfsim.validation.outcome import Skip
@@ -168,7 +169,9 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 
 def _workload(row: Row) -> Workload:
-    prompt, response = _lengths(row)
+    limits = _lengths(row)
+    means = GSM8K_TOKENS if gsm8k(row) else limits
+    prompt, response = (cut_log_normal(*each) for each in zip(means, limits, strict=True))
     rank = re.search(r"lora\D*r(\d+)", (row.text("algo") or "").lower())
     lora = "lora" in (row.text("algo") or "").lower()
     return Workload(
@@ -176,8 +179,8 @@ def _workload(row: Row) -> Workload:
         reward=Reward(model="same") if _reward_model(row) else Reward(rules=Rules()),
         prompts=row.integer("train_batch") or 512,
         samples=1,
-        prompt_len=Fixed(value=prompt),
-        response_len=Fixed(value=response),
+        prompt_len=prompt,
+        response_len=response,
         lora=Lora(rank=int(rank[1]) if rank else 32) if lora else None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.verl.heads import head_of
+from rlhfsim.frameworks.verl.heads import SCALED_IN_PLACE, UNPADDED, head_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.software import Software, default_software
@@ -14,6 +14,8 @@ NEMO_GRADIENTS = 2.0
 """NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
 VERL_ENTROPY_UNTIL = "2025-06"
 """verl 0.4 took the entropy out of the loss by default (entropy_coeff); its forks in the table are of 0.2."""
+VERL_IN_PLACE_UNTIL = "2026-08"
+"""verl 0.9 divides logits by the temperature into a copy; its forks in the table are older."""
 PRIME_2025 = Head(
     train_bytes=18,
     score_bytes=18,
@@ -73,4 +75,5 @@ def _head(row: Row, backend: Backend) -> Head:
     if "verl" not in framework or backend != "fsdp2":
         return UNFUSED
     entropy = framework != "verl" or (row.text("date") or "") < VERL_ENTROPY_UNTIL
-    return head_of(packing=unpadded(row), entropy=entropy)
+    scaled = SCALED_IN_PLACE if (row.text("date") or "") < VERL_IN_PLACE_UNTIL else UNPADDED
+    return head_of(packing=unpadded(row), entropy=entropy, scaled=scaled)
