@@ -109,13 +109,14 @@ def test_the_first_run_fits_as_it_did_for_its_reference_is_cut_like_its_policy(t
 
 
 @pytest.mark.parametrize("phase", MEASURED)
-def test_what_the_changes_saved_a_sample_is_predicted_within_twelve_points(
+def test_what_the_changes_saved_a_sample_is_predicted_within_thirteen_points(
     told: Diagnosis, phase: str
 ) -> None:
+    """Twelve until the training coefficients of 28 November 2026, which give a launch less time."""
     predicted = [seconds(told.case, keys, phase) for keys in ({}, SECOND, THIRD)]
     for after in (1, 2):
         saved, as_predicted = (1 - s[after] / s[0] for s in (MEASURED[phase], predicted))
-        assert as_predicted == pytest.approx(saved, abs=0.12)
+        assert as_predicted == pytest.approx(saved, abs=0.13)
 
 
 def test_larger_micro_batches_of_log_probs_are_advised(told: Diagnosis) -> None:
