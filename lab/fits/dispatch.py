@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from lab.fits.kernel_tables import SYSTEMS, Floats, even, package, root
-from rlhfsim.kernels.collectives import copies
+from rlhfsim.kernels.routing import Routing
 from rlhfsim.rollout.experts import FP8_BLOCK_BYTES
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.mixers import BF16
@@ -61,7 +61,7 @@ def points(table: pd.DataFrame, ranks: int, bandwidth: float) -> Points:
     normal = "combine_sms" in table
     rows = table[table.combine_sms == DEFAULT_SMS] if normal else table
     hidden, tokens, chosen = (rows[name].to_numpy(dtype=np.float64) for name in SHAPE[:3])
-    sent = np.array([copies(ranks, int(k)) for k in chosen]) if normal else chosen
+    sent = np.array([Routing(top_k=int(k)).copies(ranks) for k in chosen]) if normal else chosen
     there = hidden * tokens * sent * (ranks - 1) / ranks / bandwidth
     ways = {"combine_transmit_us": BF16} if normal else WAYS
     shapes = ["x".join(map(str, row)) for row in rows[SHAPE].to_numpy()]

@@ -121,10 +121,12 @@ class Beside:
     def beats(self, learner_s: float, moves_s: Sequence[float], limit: float) -> bool:
         """Whether a plan with the same rollout is no faster, or slower than `limit`.
 
-        A slower learner shortens no step, and a move that is shorter by some seconds none by more.
+        A slower learner shortens no step, unless its GPUs are lent: a faster one moves more often.
+        A move that is shorter by some seconds shortens no step by more.
         """
         shorter = sum(max(0.0, mine - its) for mine, its in zip(self.moves_s, moves_s, strict=True))
-        return self.learner_s <= learner_s and (not shorter or self.step_s - shorter > limit)
+        slower = learner_s == self.learner_s if len(moves_s) > 1 else learner_s >= self.learner_s
+        return slower and (not shorter or self.step_s - shorter > limit)
 
 
 def rollout_of(placement: Placement) -> object:

@@ -33,7 +33,7 @@ def test_a_candidate_is_searched_with_what_its_framework_runs_and_costs() -> Non
     assert row is options[0]
     others = table(options, [row], (), None).rows[0][-1]
     assert row.framework == "verl"
-    assert others == "within the error: 2"
+    assert others == "trl +12 %, within the error: slime"
 
 
 def test_a_framework_that_does_not_run_the_work_is_left_out_and_said() -> None:
