@@ -115,6 +115,8 @@ class _Launch:
         self.finish = finish if streamed else None
         self.arrived = [simulator.env.event() for _ in range(STREAM_CHUNKS)]
         self.ended: dict[str, simpy.Event] = {}
+        self.early: list[tuple[set[str], simpy.Event]] = []
+        """Pools and ends of the calls that take samples as they arrive."""
         self.processes: list[simpy.Event] = []
         for step in program.steps:
             if step.name in ran.streamed:
@@ -126,6 +128,8 @@ class _Launch:
     def _start(self, step: Step) -> simpy.Event:
         # a program is sorted: what a call needs stands before it, or in no step of this iteration
         needs = [self.ended[n] for n in step.needs if n in self.ended]
+        # as in the closed form, a pool goes on when the latency of a call that took samples early is over
+        needs += [event for pools, event in self.early if pools & set(step.pools)]
         turn = self.simulator.queue(step.pools)
 
         def process() -> Running:
@@ -152,6 +156,7 @@ class _Launch:
             for step, share in zip(streamed, shares, strict=True):
                 needs = [self.ended[n] for n in step.needs if n in self.ended and n != ROLLOUT]
                 self.ended[step.name] = self._piece(step, share, piece, needs)
+        self.early = [(set(step.pools), self.ended[step.name]) for step in streamed]
 
     def _piece(self, step: Step, share: Step, piece: int, needs: list[simpy.Event]) -> simpy.Event:
         turn = self.simulator.queue(step.pools)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from rlhfsim.kernels.cost import Cost
+from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.specs.placement.placement import Schedule
 
 STREAM_CHUNKS = 8
@@ -81,8 +81,9 @@ def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] |
         after = max(waits, key=over.__getitem__, default=None)
         start = over[after] if after is not None else 0.0
         cost, work = step.cost, step.cost.seconds if step.name in ends else None
-        if work:
-            cost = cost.scaled(max(0.0, ends[step.name] - start) / work)
+        if work is not None:
+            until = max(0.0, ends[step.name] - start)
+            cost = cost.scaled(until / work) if work else Cost(parts=(part("tail", until, "waits"),))
         phases.append(
             Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after, work_s=work)
         )

@@ -475,6 +475,14 @@ def unshared(priced: Program) -> Program:
     return program(*steps, finish=priced.generation.finish if priced.generation else None)
 
 
+def test_a_call_without_work_ends_its_latency_after_the_last_sample() -> None:
+    scored = replace(step("x.score", "a", Cost(parts=()), G, streams=True), ahead=True, latency_s=3.0)
+    priced = program(step(G, "b", 1.0), scored)
+    finish = priced.generation.finish if priced.generation else None
+    assert finish is not None
+    assert ran(priced, Schedule()).seconds == closed_form(priced, Schedule()).seconds == finish[-1] + 3.0
+
+
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.booleans())
 def test_without_shared_links_the_simulation_is_the_closed_form(priced: Program, streaming: bool) -> None:
