@@ -66,5 +66,5 @@ RUNS = Runs(
         "old log-probs of the training pass",
     ),
     source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve; "
-    "AMD: pypi.org/project/trl/1.17.0, 'trainers now run on AMD Instinct GPUs through PyTorch's ROCm build'",
+    "AMD: README of TRL 1.17.0, 'trainers now run on AMD Instinct GPUs through PyTorch's ROCm build'",
 )
