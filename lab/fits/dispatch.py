@@ -4,7 +4,7 @@ low-latency kernels, `deepep_ll_nvlink_efficiency`, `deepep_ll_latency`.
     python -m lab.fits.dispatch          prints the lines for hardware_profiles/<name>.yaml
 
     t = a + S copies (n-1)/n / (B eta)           S bytes of the tokens of a GPU, as `kernels.collectives.dispatch`
-    copies: copies(n) of the normal kernels, k of the low-latency ones
+    copies: `Routing.copies` of the normal kernels, k of the low-latency ones
 
 Tables of 8 GPUs (4 of GB200 and GB300). Normal: the way back in BF16, with the SMs that Megatron-Core gives it by
 default. Low latency: there in FP8 with block scales, and back in BF16.
