@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 21180,
     "rlhfsim/present": 86920,
     "rlhfsim/rollout": 16820,
-    "rlhfsim/search": 55570,
+    "rlhfsim/search": 55600,
     "rlhfsim/simulation": 25310,
     "rlhfsim/specs": 42130,
     "rlhfsim/step": 15200,

@@ -20,7 +20,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
 from rlhfsim.search.candidates import Candidate, Steps, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.dominance import Beside, rollout_of
+from rlhfsim.search.dominance import LENT_GAP, Beside, rollout_of
 from rlhfsim.search.frontier import Entry, Frontier, Queue
 from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
@@ -414,6 +414,8 @@ class Search:
     def _certificate(self, branches: Sequence[Branch], left: int, gap: float) -> Certificate:
         """Where every plan went; roles that do not fit alone make a plan infeasible."""
         space, fitting = totals(branches)
+        if self.counts["dominated"] and any(branch.partition.schedule.lend for branch in branches):
+            gap = max(gap, LENT_GAP)
         return Certificate(
             space=space,
             infeasible=space - fitting + self.counts["infeasible"] + self.counts["refused"],
