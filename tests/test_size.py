@@ -31,7 +31,7 @@ BUDGET = {
     "rlhfsim/rollout": 16820,
     "rlhfsim/search": 55600,
     "rlhfsim/simulation": 25310,
-    "rlhfsim/specs": 42130,
+    "rlhfsim/specs": 42150,
     "rlhfsim/step": 15200,
     "rlhfsim/training": 12960,
     "rlhfsim/validation": 27570,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.specs.workload.workload import PAIRED, REFERRED, Algorithm
-
-
-def sequences_of(algorithm: Algorithm) -> int:
-    """Sequences of a sample: a pair has two."""
-    return 2 if algorithm in PAIRED else 1
+from rlhfsim.specs.workload.workload import REFERRED, Algorithm
 
 
 def samples_of(plan: Plan) -> int:
@@ -21,7 +16,7 @@ def samples_of(plan: Plan) -> int:
 
 def samples_at_once(plan: Plan) -> int:
     """Samples, or pairs, of a micro-batch of the actor."""
-    return max(1, plan.placement.actor.layout.micro_batch // sequences_of(plan.workload.algorithm))
+    return max(1, plan.placement.actor.layout.micro_batch // plan.workload.together)
 
 
 def fields_of(algorithm: Algorithm, *, model: str, samples: int, limit: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.fields import Fields, cut
-from rlhfsim.frameworks.given_data import samples_at_once, sequences_of
+from rlhfsim.frameworks.given_data import samples_at_once
 from rlhfsim.frameworks.nemo_rl.unsaid import refuses_split
 from rlhfsim.frameworks.table import (
     Codec,
@@ -31,6 +31,7 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.workload import sequences_of
 
 ENGINES = {"megatron": "megatron_cfg", "fsdp2": "dtensor_cfg"}
 MODELS = {"actor": "policy", "critic": "value", "reference": "teacher"}

@@ -19,10 +19,10 @@ from rlhfsim.frameworks.configuration.findings import (
     without_engine,
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.given_data import sequences_of
 from rlhfsim.frameworks.openrlhf import given_keys
 from rlhfsim.frameworks.openrlhf.keys import LIMITS, MARKS, OLD, TABLE
 from rlhfsim.frameworks.table import Table
+from rlhfsim.specs.workload.workload import sequences_of
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:

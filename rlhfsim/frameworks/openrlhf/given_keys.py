@@ -11,7 +11,7 @@ from typing import Any
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.fields import Fields
-from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of, sequences_of
+from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of
 from rlhfsim.frameworks.openrlhf.keys import (
     BATCH,
     ENGINE,
@@ -24,7 +24,7 @@ from rlhfsim.frameworks.openrlhf.keys import (
 from rlhfsim.frameworks.openrlhf.releases import OF_GIVEN_DATA
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import FixedKey, Key, Table, count, flag, like, of_call, of_held, whole
-from rlhfsim.specs.workload.workload import Algorithm
+from rlhfsim.specs.workload.workload import Algorithm, sequences_of
 
 TRAINERS: Mapping[str, Algorithm] = {
     "openrlhf.cli.train_sft": "sft",

@@ -14,7 +14,7 @@ from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import MODULES_SHARE, own_modules
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.fields import Fields, cut
-from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of, sequences_of
+from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of
 from rlhfsim.frameworks.releases import numbers
 from rlhfsim.frameworks.table import (
     Codec,
@@ -39,7 +39,7 @@ from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
-from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs
+from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs, sequences_of
 
 LOSSES: dict[Algorithm, str] = {
     "grpo": "grpo",

@@ -225,6 +225,11 @@ class Lora:
     """Frozen base of the trainer: BF16, or 4 bit with constants (QLoRA), dequantised in every pass."""
 
 
+def sequences_of(algorithm: Algorithm) -> int:
+    """Sequences of one sample: a pair has two."""
+    return 2 if algorithm in PAIRED else 1
+
+
 @hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,7 +451,7 @@ class Workload(Hashed):
     @property
     def together(self) -> int:
         """Sequences that one micro-batch of training holds at least: both sides of a pair."""
-        return 2 if self.paired else 1
+        return sequences_of(self.algorithm)
 
     @property
     def has_critic(self) -> bool:
