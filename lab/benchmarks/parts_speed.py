@@ -19,9 +19,10 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.software import default_software
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.training.training import train
+from rlhfsim.training.training import TrainedModel
 
 
 def seconds(function: Callable[[], object], repeats: int) -> float:
@@ -47,6 +48,7 @@ def main() -> None:
         prompt_lengths=Fixed(value=512),
         response_lengths=LogNormal(mean=1500, max=8192),
     )
+    trained = TrainedModel(device, model, uniform(1024, 2048), "megatron", default_software("megatron"))
     cases = (
         ("load a profile with curves", 0.06, 20, lambda: load_profile("h100")),
         ("build kernel curves", 0.02, 20, lambda: KernelCurves(profile, load_profile)),
@@ -61,7 +63,7 @@ def main() -> None:
             "price a known training layout",
             0.0002,
             500,
-            lambda: train(device, model, layout, uniform(1024, 2048), backend="megatron"),
+            lambda: trained.passes(layout) + trained.updates(layout),
         ),
         (
             "bytes of a role",

@@ -32,7 +32,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
-from rlhfsim.weight_sync.endpoints import Route, route
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.weight_sync import every_path
 
 T = TypeVar("T")
@@ -127,12 +127,9 @@ def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str
         model,
         train,
         rollout,
-        source=device,
-        target=target,
-        backend=given["backend"],
-        same_pool=given["same_pool"],
-        lora=Lora(rank=given["lora"]) if given["lora"] else None,
-        rdma=not given["no_rdma"],
+        PoolPair(device, target, given["same_pool"], rdma=not given["no_rdma"]),
+        given["backend"],
+        Lora(rank=given["lora"]) if given["lora"] else None,
     )
 
 

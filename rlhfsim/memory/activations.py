@@ -18,6 +18,7 @@ from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.layer_tensors import (
     BackwardPhase,
     LayerTensors,
+    RoutedExperts,
     layer_tensors,
     norm_bytes,
     normalised_bytes,
@@ -112,13 +113,12 @@ def training_activations(
     local = batch.tokens / layout.cp
     saved, phases = _kept_and_running(
         model,
-        backend,
+        _Kernels(backend, software.stack == "compiled"),
         _SHAPE(layout),
         stage,
         batch.imbalance,
         fp8,
         batch.score_length,
-        software.stack == "compiled",
         frozen,
     )
     held = in_flight(layout.pp, layout.vp, batch.count, stage)
@@ -136,16 +136,27 @@ def training_activations(
     return Activations(saved=local * saved * held, working=working, logits=logits)
 
 
+class _Kernels(NamedTuple):
+    """Whose kernels a layer runs on."""
+
+    backend: Backend
+    compiled: bool = False
+
+    @property
+    def fused(self) -> bool:
+        """Whether norms and activations are one kernel each; the compiler does not fuse experts."""
+        return self.backend == "megatron" or self.compiled
+
+
 @lru_cache(maxsize=65536)
 def _kept_and_running(
     model: ModelSpec,
-    backend: Backend,
+    kernels: _Kernels,
     shape: tuple[Any, ...],
     stage: Stage,
     imbalance: float,
     fp8: bool,
     score_length: float,
-    compiled: bool,
     frozen: bool,
 ) -> tuple[float, tuple[BackwardPhase, ...]]:
     """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
@@ -153,13 +164,11 @@ def _kept_and_running(
     length = 0.0 if recompute == "selective" else score_length
     kinds = stage_layers(model, pp, stage)
     cut = (tp, etp, sequence_parallel)
-    running = _tensors(model, backend, kinds, cut, imbalance, fp8, length, compiled)
-    without = [
-        normalised_bytes(model, x) if frozen and not _fused(backend, compiled) else 0.0 for x in running
-    ]
+    running = _tensors(model, kernels, kinds, cut, imbalance, fp8, length)
+    without = [normalised_bytes(model, x) if frozen and not kernels.fused else 0.0 for x in running]
     totals = [tensors.total - less for tensors, less in zip(running, without, strict=True)]
     layers, first = sum(kind.layers for kind in kinds), running[0]
-    by_operation = recompute == "selective" and backend == "fsdp2"
+    by_operation = recompute == "selective" and kernels.backend == "fsdp2"
     if recompute != "full" and not by_operation:
         phases = tuple(phase for tensors in running for phase in tensors.backward)
         return sum(k.layers * total for k, total in zip(kinds, totals, strict=True)), phases
@@ -170,11 +179,6 @@ def _kept_and_running(
         for phase in tensors.backward
     )
     return kept * layers, phases
-
-
-def _fused(backend: Backend, compiled: bool) -> bool:
-    """Whether norms and activations are one kernel each."""
-    return backend == "megatron" or compiled
 
 
 def _kept_by_operation(model: ModelSpec, tp: int) -> float:
@@ -218,7 +222,7 @@ def _alive(
     score_length: float,
 ) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
-    running = _tensors(model, backend, model.kinds, (tp, etp, sequence_parallel), imbalance)
+    running = _tensors(model, _Kernels(backend), model.kinds, (tp, etp, sequence_parallel), imbalance)
     working = max(t.forward for t in running)
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
@@ -230,30 +234,28 @@ def _alive(
 
 def _tensors(
     model: ModelSpec,
-    backend: Backend,
+    kernels: _Kernels,
     kinds: tuple[LayerKind, ...],
     cut: tuple[int, int, bool],
     imbalance: float,
     fp8: bool = False,
     score_length: float = 0.0,
-    compiled: bool = False,
 ) -> list[LayerTensors]:
-    """A layer of each kind under a layout; the compiler fuses norms and activations, not experts.
+    """A layer of each kind under a layout.
 
     `cut`: TP, TP of an expert, and whether sequences are split over TP.
     """
     tp, etp, sequence_parallel = cut
     options: dict[str, Any] = {
-        "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
-        "fused": _fused(backend, compiled),
-        "fused_experts": backend == "megatron",
+        "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[kernels.backend].sequence_parallel,
+        "fused": kernels.fused,
         "fp8": fp8,
         "score_length": score_length,
     }
-    experts = {"etp": etp, "imbalance": imbalance}
+    routed = RoutedExperts(etp, imbalance, kernels.backend == "megatron")
     return [
         layer_tensors(
-            model, tp, kind=one_layer(kind), **options, **(experts if kind.ffn == "experts" else {})
+            model, tp, routed if kind.ffn == "experts" else RoutedExperts(), kind=one_layer(kind), **options
         )
         for kind in kinds
     ]

@@ -59,17 +59,26 @@ def one_layer(kind: LayerKind) -> LayerKind:
     return kind._replace(layers=1)
 
 
+class RoutedExperts(NamedTuple):
+    """How one layer's experts run."""
+
+    tp: int = 1
+    """Tensor parallelism of an expert."""
+    imbalance: float = 1.0
+    """Tokens of the fullest expert rank over the mean."""
+    fused: bool | None = None
+    """Whether one kernel runs them; None: as the rest of the layer."""
+
+
 @lru_cache(maxsize=65536)
 def layer_tensors(
     model: ModelSpec,
     tp: int,
-    etp: int = 1,
+    routed: RoutedExperts = RoutedExperts(),  # noqa: B008  immutable
     *,
     sequence_parallel: bool = False,
     fused: bool = True,
-    fused_experts: bool | None = None,
     kind: LayerKind = DENSE,
-    imbalance: float = 1.0,
     fp8: bool = False,
     score_length: float = 0.0,
 ) -> LayerTensors:
@@ -95,9 +104,10 @@ def layer_tensors(
     experts = kind.ffn == "experts"
     if score_length and kind.mixer == "attention":
         saved["attention_scores"] = (5 if fused else 8) * heads(model.attention, tp).query * score_length
-    by_kernel = fused if fused_experts is None else fused_experts
+    by_kernel = fused if routed.fused is None else routed.fused
     if experts and model.moe:
-        copies, width = model.moe.top_k * s * etp * imbalance, model.moe.expert_ffn / etp
+        copies = model.moe.top_k * s * routed.tp * routed.imbalance
+        width = model.moe.expert_ffn / routed.tp
         saved |= _moe(model, tp, s, by_kernel, copies, width)
         backward, forward = _moe_phases(model, copies, width)
         widest = copies * (2 * model.expert_width + 3 * width)

@@ -22,7 +22,7 @@ from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
-from rlhfsim.memory.layer_tensors import layer_tensors, one_layer
+from rlhfsim.memory.layer_tensors import RoutedExperts, layer_tensors, one_layer
 from rlhfsim.memory.logits import Size
 from rlhfsim.memory.routes import COPIES, INDEX, step_bytes, teacher_bytes, token_bytes
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Shard, Stage, States
@@ -503,7 +503,7 @@ def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
         tensors = layer_tensors(
             kind.model,
             layout.tp,
-            layout.etp,
+            RoutedExperts(layout.etp),
             sequence_parallel=layout.tp > 1,
             kind=one_layer(one),
             fp8=kind.fp8,

@@ -8,8 +8,9 @@ replica, so E[max] over replicas and not the max of means (G8). Where the KV cac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -119,7 +120,6 @@ def generate(
     kv_tokens: float | None = None,
     lengths: Floats | None = None,
     engine: Engine = "vllm",
-    shared_prompts: bool = True,
     worker: bool = False,
 ) -> Generation:
     """The rollout stage of `requests` on `layout.dp` replicas.
@@ -136,10 +136,10 @@ def generate(
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
     limit = most_running(layout, requests)
     if lengths is None:
-        plan = expected_schedule(requests, layout.dp, limit, capacity, shared_prompts)
+        plan = expected_schedule(requests, layout.dp, limit, capacity)
     else:
         known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
-        plan = schedule(known, requests, layout.dp, limit, capacity, shared_prompts)
+        plan = schedule(known, requests, layout.dp, limit, capacity)
     table = step_table(
         device,
         model,
@@ -157,13 +157,14 @@ def generate(
         line = plan.timeline
         alone = table.between(line.running, line.start, line.start + line.steps).sum() / line.steps.sum()
         late = delayed(known, waited, float(alone))
-        delays = schedule(late, requests, layout.dp, limit, capacity, shared_prompts)
+        delays = schedule(late, requests, layout.dp, limit, capacity)
         plan = replace(delays, longest=plan.longest)
         waiting = Waiting(
             per_token=float(waited.sum() / known.sum()), workers=requests.environment.workers / layout.dp
         )
-    first = _first(device, model, layout, requests, plan, shared_prompts, engine)
-    return _assemble(device, layout, plan, table, first, capacity, worker, engine, waiting)
+    first = _first(device, model, layout, requests, plan, engine)
+    cost = partial(steps_cost, device, layout, engine=engine, worker=worker)
+    return _assemble(layout, plan, table, first, capacity, cost, waiting)
 
 
 def _apart(
@@ -195,14 +196,13 @@ def _first(
     layout: RolloutLayout,
     requests: Requests,
     plan: SequenceSchedule,
-    shared: bool,
     engine: Engine,
 ) -> Cost:
     """Prefill of one replica's prompts, and of what preempted sequences had generated."""
     each = plan.each / layout.attention_dp
     cost = Cost()
     if requests.prefills:
-        cost = _prompts(device, model, layout, each, requests, plan.prompt, shared, engine)
+        cost = _prompts(device, model, layout, each, requests, plan.prompt, True, engine)
     if not plan.preempted:
         return cost
     context, evicted = plan.recomputed / plan.preempted, plan.preempted / layout.attention_dp
@@ -290,15 +290,13 @@ def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> floa
 
 
 def _assemble(
-    device: Device,
     layout: RolloutLayout,
     plan: SequenceSchedule,
     table: StepTable,
     first: Cost,
     capacity: float,
-    worker: bool,
-    engine: Engine,
-    waiting: Waiting | None = None,
+    decoding_cost: Callable[[dict[Resource, float], float], Cost],
+    waiting: Waiting | None,
 ) -> Generation:
     cut = None if plan.wanted is None else aborted(plan, table, plan.wanted)
     plan = plan if cut is None else cut.plan
@@ -321,7 +319,7 @@ def _assemble(
     decoded = spent if waiting is None else table.between(n, begin, until) * shown
     busy["tail"] = float(decoded[tail].sum())
     engine_steps = steps / layout.tokens_per_step
-    spent_on = steps_cost(device, layout, busy, float(engine_steps[full].sum()), engine, worker)
+    spent_on = decoding_cost(busy, float(engine_steps[full].sum()))
     if waiting is not None:
         spent_on += Cost(parts=(part("environment", float((spent - decoded).sum()), RESTS_ON),))
     return Generation(

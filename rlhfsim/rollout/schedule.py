@@ -107,15 +107,13 @@ def expected_lengths(requests: Requests) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def expected_schedule(
-    requests: Requests, replicas: int, most: int, capacity: float, shared: bool
-) -> SequenceSchedule:
+def expected_schedule(requests: Requests, replicas: int, most: int, capacity: float) -> SequenceSchedule:
     """The schedule of the expected lengths; cached, because many layouts share it."""
-    return schedule(expected_lengths(requests), requests, replicas, most, capacity, shared)
+    return schedule(expected_lengths(requests), requests, replicas, most, capacity)
 
 
 def schedule(
-    lengths: Floats, requests: Requests, replicas: int, most: int, capacity: float, shared: bool
+    lengths: Floats, requests: Requests, replicas: int, most: int, capacity: float
 ) -> SequenceSchedule:
     """Sequences dealt to `replicas`, at most `most` at a time and `capacity` tokens of KV cache each.
 
@@ -123,7 +121,7 @@ def schedule(
     """
     prompt = stats(requests.prompt_lengths).mean
     common = prompt - (requests.answered.answers_total if requests.answered else 0.0)
-    saved = common * (1.0 - 1.0 / requests.samples) if shared else 0.0
+    saved = common * (1.0 - 1.0 / requests.samples)
     dealt = deal(lengths, replicas, requests.samples, requests.seed)
     timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
     preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)

@@ -27,7 +27,6 @@ import numpy as np
 from rlhfsim.kernels.cost import Cost, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
-from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
 from rlhfsim.rollout.prefill import prefill, prompts
@@ -66,7 +65,6 @@ def steady_state(
     staleness: float,
     interrupted: bool,
     kv_tokens: float | None = None,
-    engine: Engine = "vllm",
     worker: bool = False,
 ) -> SteadyState:
     """Time per batch of `layout.dp` replicas that are refilled as sequences finish.
@@ -87,7 +85,6 @@ def steady_state(
         layout,
         running,
         prompt + _longest(requests, response),
-        engine=engine,
         worker=worker,
         adapters=requests.adapters,
     )
@@ -95,14 +92,14 @@ def steady_state(
     tau = sum(step.values())
     steps = requests.sequences * response.mean / (layout.dp * running)
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = prompts(device, model, layout, share, requests, prompt, engine=engine).cost(device)
+    first = prompts(device, model, layout, share, requests, prompt).cost(device)
     again = (
-        prefill(device, model, layout, running / layout.attention_dp, context, engine=engine).cost(device)
+        prefill(device, model, layout, running / layout.attention_dp, context).cost(device)
         if interrupted
         else Cost()
     )
     busy = {r: s * steps for r, s in step.items()}
-    work = first + steps_cost(device, layout, busy, steps / layout.tokens_per_step, engine, worker) + again
+    work = first + steps_cost(device, layout, busy, steps / layout.tokens_per_step, "vllm", worker) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()

@@ -17,6 +17,7 @@ from rlhfsim.specs.hardware.biases import bias_of
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.step.timetable import SYNC
+from rlhfsim.weight_sync.endpoints import PoolPair
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 Floats = NDArray[np.float64]
@@ -101,9 +102,7 @@ class Paths:
             self.models.actor,
             source[1].layout,
             target[1].layout,
-            source=self._device(source[0]),
-            target=self._device(target[0]),
-            backend=self.request.backend,
-            same_pool=partition.joined,
-            lora=self.request.workload.lora,
+            PoolPair(self._device(source[0]), self._device(target[0]), partition.joined),
+            self.request.backend,
+            self.request.workload.lora,
         )

@@ -52,10 +52,11 @@ from rlhfsim.step.framework_overhead import (
 from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency, spread_of
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
-from rlhfsim.training.forward import forward
+from rlhfsim.training.forward import ScoredModel, forward
 from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.training import TrainedModel, micro_batches
 from rlhfsim.weight_sync import offload
+from rlhfsim.weight_sync.endpoints import PoolPair
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 
@@ -380,8 +381,7 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
     """What prices one scoring forward over the whole batch under any layout in the pool of `placed`."""
     assert call.kind in ("logprob", "value", "score"), call.name
     workload = setting.workload
-    price = partial(
-        forward,
+    asked = ScoredModel(
         device=setting.device(placed),
         model=setting.models.of(call.role),
         sequences=sequences_of(workload, setting.trained),
@@ -391,7 +391,7 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
         lora=workload.lora if call.role == "actor" else None,
         software=stack_of(setting),
     )
-    return Pricing(_caller(setting, call.name, placed, lambda x, packs: price(layout=x, pack_len=packs)))
+    return Pricing(_caller(setting, call.name, placed, partial(forward, asked)))
 
 
 def passed_on(setting: CallSetting) -> dict[str, Cost]:
@@ -441,11 +441,13 @@ def planned_sync(setting: CallSetting) -> SyncCost:
         setting.models.actor,
         placement.actor.layout,
         placement.rollout.layout,
-        source=setting.device(placement.actor),
-        target=setting.device(placement.rollout),
-        backend=placement.backend,
-        same_pool=placement.actor.pool == placement.rollout.pool,
-        lora=setting.workload.lora,
+        PoolPair(
+            setting.device(placement.actor),
+            setting.device(placement.rollout),
+            placement.actor.pool == placement.rollout.pool,
+        ),
+        placement.backend,
+        setting.workload.lora,
     )
 
 

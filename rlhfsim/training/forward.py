@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from operator import add
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
@@ -13,7 +13,7 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
@@ -25,19 +25,20 @@ from rlhfsim.training.unequal_lengths import late_parts, spread_of
 Head = Literal["logprob", "value", "score"]
 
 
-def forward(
-    device: Device,
-    model: ModelSpec,
-    layout: Layout,
-    sequences: Sequences,
-    *,
-    backend: Backend,
-    head: Head = "logprob",
-    precision: str = "bf16",
-    pack_len: float | None = None,
-    software: Software | None = None,
-    lora: Lora | None = None,
-) -> Cost:
+class ScoredModel(NamedTuple):
+    """What reads sequences without gradients, whatever the layout."""
+
+    device: Device
+    model: ModelSpec
+    sequences: Sequences
+    backend: Backend
+    software: Software
+    head: Head = "logprob"
+    lora: Lora | None = None
+    precision: str = "bf16"
+
+
+def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -> Cost:
     """Time of one forward over all `sequences` by the layout's d ranks.
 
         T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
@@ -46,19 +47,13 @@ def forward(
     read one number a token or sequence instead of V logits; `lora` runs its adapters too. Source: F1;
     GPipe's forward. Models of one role run one after the other, each over its part of the sequences.
     """
+    device, model, sequences, backend, software, head, lora, precision = asked
     if model.others:
-        parts_of = sequences.dealt(len(model.each))
-        shared = partial(
-            forward, device, layout=layout, backend=backend, head=head, precision=precision, pack_len=pack_len
-        )
-        runs = [
-            shared(model=one, sequences=its, software=software, lora=lora)
-            for one, its in zip(model.each, parts_of, strict=True)
-        ]
-        return reduce(add, runs)
+        dealt = zip(model.each, sequences.dealt(len(model.each)), strict=True)
+        runs = (asked._replace(model=one, sequences=its) for one, its in dealt)
+        return reduce(add, (forward(run, layout, pack_len) for run in runs))
     if head != "logprob" and not model.value_head:
         model = replace(model, value_head=True)
-    software = software or default_software(backend)
     size, count = micro_batches(layout, sequences, 1, pack_len, scoring=True)
     work = work_of(device, layout, sequences, size, precision, software, model)
     scored, frozen = head == "logprob", lora is not None

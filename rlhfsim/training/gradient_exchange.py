@@ -135,6 +135,17 @@ class Room(NamedTuple):
         return max(0.0, self.seconds - self.held.get(link, 0.0))
 
 
+class GradientSums(NamedTuple):
+    """How gradients add up over data-parallel ranks."""
+
+    bytes_each: float
+    """Bytes of a gradient that is sent."""
+    whole: bool = False
+    """All are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums)."""
+    copies_each: bool = False
+    """Copies of shards add up after every micro-batch, not once."""
+
+
 def exchange(
     device: Device,
     model: ModelSpec,
@@ -143,21 +154,17 @@ def exchange(
     *,
     forward: Room,
     backward: Room,
-    reduce_bytes: float,
-    whole: bool = False,
-    copies_each: bool = False,
+    sums: GradientSums,
     share: float = 1.0,
 ) -> list[Part]:
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
-
-    `whole`: all gradients are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums).
-    `copies_each`: copies of shards add up after every micro-batch, not once.
 
     All shards on one link share it and the time it is free: no step is shorter than the traffic of a
     link. Collectives that run beside kernels take a share of the SMs (Calculon, arXiv 2305.06990).
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
+    reduce_bytes, whole, copies_each = sums
     parts_held = shards(device, model, layout, share=share)
     for link in LINKS:
         raw = [

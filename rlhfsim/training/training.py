@@ -19,7 +19,7 @@ from rlhfsim.memory.states import PASSED, cut, passed
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.micro_batch import whole_units
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
@@ -41,18 +41,24 @@ class TrainedModel(NamedTuple):
     device: Device
     model: ModelSpec
     sequences: Sequences
-    """Sequences of one pass over the data."""
+    """Sequences of one pass over the data; several epochs are several passes."""
     backend: Backend
-    steps: int
-    """Optimizer steps."""
-    optimizer: Optimizer
-    lora: Lora | None
-    precision: str
     software: Software
+    steps: int = 1
+    """Optimizer steps."""
+    optimizer: Optimizer = "adam"
+    lora: Lora | None = None
+    precision: str = "bf16"
 
-    def passes(self, layout: Layout, pack_len: float | None) -> Cost:
+    def passes(self, layout: Layout, pack_len: float | None = None) -> Cost:
         """All optimizer steps without their updates: the same of layouts that differ in `offload_optimizer`
-        and `offload_fraction` alone; `pack_len`: see `train`."""
+        and `offload_fraction` alone. `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences)
+        a micro-batch.
+
+            T = steps (pipeline(m, stages) + exposed DP traffic + optimizer + wait for the slowest rank)
+
+        with the optimizer from `updates`. Source: physics section 3.
+        """
         parts, count = _passed(self, passed(layout), pack_len)
         return _times([*parts, *_from_elsewhere(self, layout, count)], self.steps)
 
@@ -76,40 +82,6 @@ class _Step(NamedTuple):
     work: Work
     micro_batches: int
     through: Passes
-
-
-def train(
-    device: Device,
-    model: ModelSpec,
-    layout: Layout,
-    sequences: Sequences,
-    *,
-    backend: Backend,
-    optimizer_steps: int = 1,
-    lora: Lora | None = None,
-    precision: str = "bf16",
-    pack_len: float | None = None,
-    software: Software | None = None,
-) -> Cost:
-    """Time of one pass over `sequences` in `optimizer_steps` steps of Adam.
-
-        T = steps (pipeline(m, stages) + exposed DP traffic + optimizer + wait for the slowest rank)
-
-    `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences) a micro-batch. Several
-    epochs are several passes. Source: physics section 3.
-    """
-    asked = TrainedModel(
-        device,
-        model,
-        sequences,
-        backend,
-        optimizer_steps,
-        "adam",
-        lora,
-        precision,
-        software or default_software(backend),
-    )
-    return asked.passes(layout, pack_len) + asked.updates(layout)
 
 
 @lru_cache(maxsize=8192)
@@ -318,9 +290,11 @@ def _exchange(step: _Step) -> list[Part]:
         step.micro_batches,
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
-        reduce_bytes=software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
-        copies_each=software.copies_each,
-        whole=software.fp32_sums and layout.zero == 1,
+        sums=exchange.GradientSums(
+            software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
+            software.fp32_sums and layout.zero == 1,
+            software.copies_each,
+        ),
         share=share,
     )
     if software.fp32_sums:

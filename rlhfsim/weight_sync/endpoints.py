@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.states import lora_params
@@ -225,28 +226,35 @@ class Route:
         return apart <= min(self.source.domain, self.target.domain)
 
 
+class PoolPair(NamedTuple):
+    """The pools that train and generate."""
+
+    source: Device
+    target: Device
+    same: bool
+    """Both are one pool."""
+    rdma: bool = True
+    """Memory of GPUs is read over the network."""
+
+
 def route(
     model: ModelSpec,
     train: Layout,
     rollout: RolloutLayout,
-    *,
-    source: Device,
-    target: Device,
+    pools: PoolPair,
     backend: Backend,
-    same_pool: bool,
     lora: Lora | None = None,
-    rdma: bool = True,
 ) -> Route:
     """The two ends of a weight sync of `model`."""
     return Route(
         weights=weights_of(model),
         train=train,
         rollout=rollout,
-        source=source,
-        target=target,
+        source=pools.source,
+        target=pools.target,
         backend=backend,
-        same_pool=same_pool,
-        rdma=rdma,
+        same_pool=pools.same,
+        rdma=pools.rdma,
         adapters=lora_params(model, (lora or _DEFAULT_ADAPTER).rank),
         has_adapters=lora is not None,
     )

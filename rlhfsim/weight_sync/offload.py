@@ -53,18 +53,19 @@ def held(
     layout: Layout,
     backend: Backend,
     *,
-    trained: bool,
-    optimizer: Optimizer = "adam",
+    optimizer: Optimizer | None,
     lora: Lora | None = None,
 ) -> MovedBytes:
     """What a role holds on a GPU of its fullest stage; states that live on the host anyway left out.
+
+    Without an optimizer its weights are frozen.
 
     All stages move at once, so the fullest decides. Gradients are not counted: they are zero between
     steps, so frameworks free them.
     """
     parts = [shard(model, layout, backend, stage) for stage in stages(layout)]
     part = max(parts, key=lambda p: p.dense / p.dense_ranks + p.expert / p.expert_ranks)
-    if not trained:
+    if optimizer is None:
         return MovedBytes(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
     if lora is None:
         states = trained_states(part, layout, backend, optimizer=optimizer)
@@ -176,15 +177,14 @@ def moves(
         role.residency,
         role.offload_between,
         placement.backend,
-        call.kind == "train" or learns,
-        workload.optimizer,
+        workload.optimizer if call.kind == "train" or learns else None,
         workload.lora if call.role == "actor" else None,
     )
 
 
 def leaving(device: Device, model: ModelSpec, layout: Layout, backend: Backend) -> Cost:
     """A trained role leaves GPU memory with its weights and optimizer states, as before a colocated refit."""
-    return _moves(device, model, layout, "offloaded", False, backend, True, "adam", None)[1]
+    return _moves(device, model, layout, "offloaded", False, backend, "adam", None)[1]
 
 
 @lru_cache(maxsize=65536)
@@ -195,12 +195,11 @@ def _moves(
     residency: Residency,
     between: bool,
     backend: Backend,
-    trained: bool,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     lora: Lora | None,
 ) -> tuple[Cost, Cost]:
     """Moves of a role: lengths and batches do not matter, so that one answer serves many workloads."""
-    role = held(model, layout, backend, trained=trained, optimizer=optimizer, lora=lora)
+    role = held(model, layout, backend, optimizer=optimizer, lora=lora)
     placed = RolePlacement(pool="any", layout=layout, residency=residency, offload_between=between)
     return _around_role(device, placed, role, pinned=backend in PINNING)
 

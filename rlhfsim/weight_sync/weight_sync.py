@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from rlhfsim.kernels.cost import Cost
-from rlhfsim.kernels.device import Device
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.weight_sync import paths, reshard, storage
-from rlhfsim.weight_sync.endpoints import Route, route
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.stages import Priced
 
 
@@ -102,31 +101,17 @@ def sync(
     model: ModelSpec,
     train: Layout,
     rollout: RolloutLayout,
-    *,
-    source: Device,
-    target: Device,
+    pools: PoolPair,
     backend: Backend,
-    same_pool: bool,
     lora: Lora | None = None,
-    rdma: bool = True,
 ) -> SyncCost:
     """Cost of one weight path between two layouts, in its usual form.
 
     An unavailable path is priced too; `available` and `why_not` say so.
     """
-    ends = route(
-        model,
-        train,
-        rollout,
-        source=source,
-        target=target,
-        backend=backend,
-        same_pool=same_pool,
-        lora=lora,
-        rdma=rdma,
-    )
+    ends = route(model, train, rollout, pools, backend, lora)
     if path == "disk":
-        shared = not same_pool or train.gpus > source.gpus_per_node
+        shared = not pools.same or train.gpus > pools.source.gpus_per_node
         return VARIANTS["disk-shared" if shared else "disk-local"](ends)
     return VARIANTS[path](ends)
 

@@ -14,6 +14,7 @@ from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.weight_sync.endpoints import PoolPair
 from rlhfsim.weight_sync.weight_sync import sync as weight_sync
 
 ASK = ["--model", "70b", "--from", "tp=8,dp=2", "--to", "tp=8"]
@@ -137,7 +138,5 @@ def test_the_framework_of_a_plan_has_costs_of_its_own() -> None:
     group = NodeGroup(profile=load_profile("h100-sxm"), gpus=32, gpus_per_node=8)
     device = device_of(group, framework="verl", backend="fsdp2")
     layouts = Layout(dp=32, zero=3), RolloutLayout(tp=8, dp=4)
-    known = weight_sync(
-        "ipc", resolve_model("8b"), *layouts, source=device, target=device, backend="fsdp2", same_pool=True
-    )
+    known = weight_sync("ipc", resolve_model("8b"), *layouts, PoolPair(device, device, same=True), "fsdp2")
     assert ipc_s("--framework", "verl") == known.cost.seconds != ipc_s()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.memory.layer_tensors import BackwardPhase, layer_tensors, norm_bytes
+from rlhfsim.memory.layer_tensors import BackwardPhase, RoutedExperts, layer_tensors, norm_bytes
 from rlhfsim.specs.model.mixers import DENSE, EXPERTS, LayerKind
 from rlhfsim.specs.model.presets import preset
 
@@ -115,7 +115,7 @@ def test_fp8_keeps_inputs_of_products_in_one_byte_and_the_attention_output_in_th
 
 def test_a_layer_of_experts_by_hand() -> None:
     """Qwen3-30B-A3B: 8 of 128 experts of 768, hidden 2048, four KV heads of 128 and norms of Q and K."""
-    t = layer_tensors(QWEN, 1, kind=EXPERTS, imbalance=1.5)
+    t = layer_tensors(QWEN, 1, RoutedExperts(imbalance=1.5), kind=EXPERTS)
     copies = 8 * 1.5
     assert t.saved["query_key_norm"] == 2 * (4096 + 512)
     assert t.saved["router"] == 4 * 2 * 128
@@ -143,15 +143,15 @@ def test_eager_experts_run_as_grouped_products() -> None:
     assert other.forward == 4 * stream + (2 * 4 + 2) * h
     wide = layer_tensors(replace(QWEN, moe=replace(QWEN.moe, expert_ffn=20480)), 1, kind=EXPERTS, fused=False)
     assert wide.forward == 4 * stream + 2 * h + 4 * 2 * 8 * 20480
-    half = layer_tensors(QWEN, 1, kind=EXPERTS, fused=True, fused_experts=False)
+    half = layer_tensors(QWEN, 1, RoutedExperts(fused=False), kind=EXPERTS)
     assert half.backward == t.backward
 
 
 def test_experts_cut_over_two_gpus_see_twice_the_tokens_at_half_the_width() -> None:
-    one, two = layer_tensors(QWEN, 2, kind=EXPERTS), layer_tensors(QWEN, 2, 2, kind=EXPERTS)
+    one, two = layer_tensors(QWEN, 2, kind=EXPERTS), layer_tensors(QWEN, 2, RoutedExperts(2), kind=EXPERTS)
     assert two.saved["dispatched"] == 2 * one.saved["dispatched"]
     assert two.saved["expert_mlp_activation"] == one.saved["expert_mlp_activation"] == 8 * 2 * 768
-    cut = layer_tensors(QWEN, 2, 2, kind=EXPERTS, sequence_parallel=True)
+    cut = layer_tensors(QWEN, 2, RoutedExperts(2), kind=EXPERTS, sequence_parallel=True)
     assert cut.saved["router"] == 4 * 2 * 128 / 2
     assert cut.saved["dispatched"] == one.saved["dispatched"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
-from rlhfsim.memory.layer_tensors import layer_tensors
+from rlhfsim.memory.layer_tensors import RoutedExperts, layer_tensors
 from rlhfsim.memory.role_bytes import RoleKind, _stood
 from rlhfsim.specs.model.mixers import EXPERTS
 from rlhfsim.specs.model.presets import resolve_model
@@ -106,7 +106,10 @@ def test_attention_without_flash_keeps_five_bytes_per_score():
 def test_moe_layer_keeps_top_k_copies():
     tensors = layer_tensors(QWEN_MOE, 1, kind=EXPERTS).saved
     assert tensors["dispatched"] == 2 * 8 * 2048
-    assert layer_tensors(QWEN_MOE, 1, kind=EXPERTS, imbalance=2).saved["dispatched"] == 4 * 8 * 2048
+    assert (
+        layer_tensors(QWEN_MOE, 1, RoutedExperts(imbalance=2), kind=EXPERTS).saved["dispatched"]
+        == 4 * 8 * 2048
+    )
 
 
 @pytest.mark.parametrize(

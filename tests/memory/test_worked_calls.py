@@ -12,7 +12,7 @@ from rlhfsim.kernels.cost import Z90
 from rlhfsim.memory import activations, components, kv_cache, logits, residency, risk, role_bytes, states
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.findings import host_findings
-from rlhfsim.memory.layer_tensors import layer_tensors
+from rlhfsim.memory.layer_tensors import RoutedExperts, layer_tensors
 from rlhfsim.memory.ledger import EngineStart, Ledger, LedgerPhase, host_bytes, no_start
 from rlhfsim.memory.role_bytes import Extra, RoleKind
 from rlhfsim.memory.states import States
@@ -65,7 +65,7 @@ def test_activations_peak_at_the_loss_or_in_the_backward_pass() -> None:
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
 def test_activations_of_a_training_call_add_up_layers(backend) -> None:
     """1000 tokens, cut over two ranks of context parallelism, through 32 layers."""
-    layer = layer_tensors(LLAMA, 1, fused=backend == "megatron", fused_experts=backend == "megatron")
+    layer = layer_tensors(LLAMA, 1, fused=backend == "megatron")
     got = activations.training_activations(
         LLAMA, Layout(dp=2, cp=2, recompute="none"), backend, activations.MicroBatches(tokens=1000, count=4)
     )
@@ -108,7 +108,7 @@ def test_a_tied_head_s_gradient_waits_for_the_embedding_s() -> None:
         ).working
 
     matrix = 2 * 128256 * 2048
-    layer = layer_tensors(TIED, 1, fused=False, fused_experts=False)
+    layer = layer_tensors(TIED, 1, fused=False)
     own = max(1000 * p.token + p.fixed for p in layer.backward)
     assert working(TIED) == own + matrix
     assert working(TIED.with_value_head()) == own
@@ -125,7 +125,7 @@ def test_selective_recomputation_by_operation_keeps_products_and_attention() -> 
     )
     kept = 2 * 4096 + 2 * (32 * 256 + 8 * 128 + 14336 + 4096) + 4 * 32
     assert got.saved == 10 * 32 * kept
-    layer = layer_tensors(LLAMA, 1, fused=False, fused_experts=False)
+    layer = layer_tensors(LLAMA, 1, fused=False)
     again = layer.total + 2 * 4096 - kept
     assert got.working == pytest.approx(10 * max(p.token + again for p in layer.backward))
     bare = preset("qwen3-30b-a3b")
@@ -141,7 +141,7 @@ def test_a_scoring_call_has_one_layer_alive() -> None:
     assert scores.working == 1000 * (layer_tensors(LLAMA, 2, sequence_parallel=True).forward + 4 * 16 * 700)
     eager = activations.forward_activations(MOE, Layout(dp=2), "fsdp2", tokens=100, imbalance=2.0)
     layer = layer_tensors(
-        MOE, 1, fused=False, fused_experts=False, kind=MOE.kinds[0]._replace(layers=1), imbalance=2.0
+        MOE, 1, RoutedExperts(imbalance=2.0), fused=False, kind=MOE.kinds[0]._replace(layers=1)
     )
     assert eager.working == 100 * layer.forward
 

@@ -170,7 +170,7 @@ def test_kv_capacity_grows_with_utilisation_and_shrinks_with_weights():
 
 def test_sharing_prompts_saves_prefill_and_cache():
     shared = stage(RolloutLayout(dp=4))
-    alone = stage(RolloutLayout(dp=4), shared_prompts=False)
+    alone = stage(RolloutLayout(dp=4), requests(prompts=1024, samples=1))
     assert alone.prefill_seconds > 3 * shared.prefill_seconds
     assert alone.kv_tokens > shared.kv_tokens
 

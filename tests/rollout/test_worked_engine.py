@@ -711,15 +711,15 @@ def test_groups_of_a_schedule_end_with_their_longest_sample() -> None:
         prompts=4, samples=2, prompt_lengths=Fixed(value=10), response_lengths=Fixed(value=8), wanted=3
     )
     lengths = np.array([1.0, 2, 3, 4, 5, 6, 7, 8])
-    made = schedule.schedule(lengths, asked, 2, 100, 1e9, False)
+    made = schedule.schedule(lengths, asked, 2, 100, 1e9)
     dealt = schedule.deal(lengths, 2, 2, 0).reshape(2, 2, 2)
     assert made.group_ends is not None
     assert made.group_ends.tolist() == dealt.max(axis=2).tolist()
     assert made.group_tokens.tolist() == dealt.sum(axis=2).tolist()
-    assert (made.wanted, made.shared, made.tokens, made.longest) == (3, 0, 36, 8)
-    few = schedule.schedule(lengths, asked, 5, 100, 1e9, False)  # samples apart: each counts alone
+    assert (made.wanted, made.shared, made.tokens, made.longest) == (3, 5, 36, 8)
+    few = schedule.schedule(lengths, asked, 5, 100, 1e9)  # samples apart: each counts alone
     assert (few.wanted, few.group_ends.shape) == (6, (5, 2))
-    one = schedule.schedule(lengths, asked, 1, 1, 1e9, False)  # one after the other
+    one = schedule.schedule(lengths, asked, 1, 1, 1e9)  # one after the other
     assert one.group_ends.max() == 36
     first = schedule.first_to_finish(asked, tuple(lengths.tolist()))
     groups = np.random.default_rng(0).permutation(lengths).reshape(4, 2)
@@ -730,8 +730,8 @@ def test_groups_of_a_schedule_end_with_their_longest_sample() -> None:
 def test_a_prompt_that_is_shared_costs_its_group_one_cache() -> None:
     asked = Requests(prompts=2, samples=4, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=10))
     lengths = np.full(8, 10.0)
-    alone = schedule.schedule(lengths, asked, 1, 100, 1e9, False)
-    shared = schedule.schedule(lengths, asked, 1, 100, 1e9, True)
+    alone = schedule.schedule(lengths, replace(asked, prompts=8, samples=1), 1, 100, 1e9)
+    shared = schedule.schedule(lengths, asked, 1, 100, 1e9)
     assert (alone.kv_tokens, shared.shared, shared.kv_tokens) == (8 * 110, 75, 8 * 35)
 
 
@@ -785,7 +785,7 @@ def test_a_stage_by_hand(device: Device) -> None:
 def test_evicted_sequences_prefill_their_context_again(device: Device) -> None:
     asked = Requests(prompts=40, samples=1, prompt_lengths=Fixed(value=84), response_lengths=Fixed(value=100))
     got = generation.generate(device, LLAMA, RolloutLayout(), asked, kv_tokens=2000.0)
-    plan = schedule.expected_schedule(asked, 1, 1024, 2000.0, True)
+    plan = schedule.expected_schedule(asked, 1, 1024, 2000.0)
     assert plan.preempted > 0
     first = total(prefill.group_prefill(device, LLAMA, RolloutLayout(), 40.0, 1.0, 84.0))
     again = total(
@@ -950,7 +950,7 @@ def test_a_rollout_ends_with_the_groups_that_are_wanted(device: Device) -> None:
         prompts=4, samples=1, prompt_lengths=Fixed(value=0.0001), response_lengths=Fixed(value=8), wanted=3
     )
     lengths = np.array([2.0, 4.0, 6.0, 8.0])
-    plan = schedule.schedule(lengths, asked, 2, 100, 1e9, False)
+    plan = schedule.schedule(lengths, asked, 2, 100, 1e9)
     cut = aborted(plan, table, 3)
     assert cut.finish.tolist() == pytest.approx([2, 4, 6])
     assert (cut.trained_tokens, cut.plan.tokens) == (12, pytest.approx(2 + 4 + 6 + 6))
@@ -1055,7 +1055,7 @@ def test_latents_ranks_and_short_responses_on_the_other_side(device: Device) -> 
     assert costs.parts[-1].rests_on == "decode_sequence_overhead"
     evicted = RolloutLayout(attention_dp=2, ep=2)
     asked = Requests(prompts=40, samples=1, prompt_lengths=Fixed(value=84), response_lengths=Fixed(value=100))
-    plan = schedule.expected_schedule(asked, 1, 2048, 2000.0, True)
+    plan = schedule.expected_schedule(asked, 1, 2048, 2000.0)
     first = total(prefill.group_prefill(device, MOE, evicted, 20.0, 1.0, 84.0))
     context = plan.recomputed / plan.preempted
     again = total(prefill.prefill(device, MOE, evicted, plan.preempted / 2, context))

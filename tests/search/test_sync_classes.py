@@ -15,6 +15,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.weight_paths import SEARCHED, WEIGHT_PATHS, WeightPath
+from rlhfsim.weight_sync.endpoints import PoolPair
 from rlhfsim.weight_sync.weight_sync import sync
 
 DEVICE = device_on(parse_cluster(64, "h100"), 0, "megatron")
@@ -44,8 +45,7 @@ def seconds(
     path: WeightPath, model: ModelSpec, train: Layout, rollout: RolloutLayout, *, joined: bool
 ) -> tuple[bool, float]:
     """Whether a path joins two layouts, and in how many seconds."""
-    ends = {"source": DEVICE, "target": DEVICE}
-    found = sync(path, model, train, rollout, **ends, backend="megatron", same_pool=joined)
+    found = sync(path, model, train, rollout, PoolPair(DEVICE, DEVICE, joined), "megatron")
     return found.available, found.cost.seconds
 
 

@@ -15,8 +15,7 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.step.framework_overhead import framework_call, launched_layers
-from rlhfsim.training.forward import forward
-from rlhfsim.training.training import train
+from tests.one_call import forward, train
 
 CLUSTER = parse_cluster(8, "h100")
 NEMO = device_on(replace(CLUSTER, framework="nemo-rl"), 0, "megatron")

@@ -45,7 +45,7 @@ def asked(prompts: int, wanted: int | None, lengths: AnyLengths = TAIL, samples:
 def test_the_rollout_ends_with_the_last_group_that_is_wanted(slots: int, end: float) -> None:
     # one replica, lengths 10, 20, 30, 40; three are wanted; one slot runs them one after the other
     lengths = np.array([10.0, 20.0, 30.0, 40.0])
-    plan = schedule(lengths, asked(4, 3), 1, slots, 1e9, False)
+    plan = schedule(lengths, asked(4, 3), 1, slots, 1e9)
     cut = aborted(plan, flat(), 3)
     by_end = {4: [10, 20, 30], 1: None}[slots]
     if by_end is None:  # in the order of the deal: the first three of the permutation
@@ -62,7 +62,7 @@ def test_the_rollout_ends_with_the_last_group_that_is_wanted(slots: int, end: fl
 def test_groups_wait_for_their_last_sample() -> None:
     lengths = np.arange(1.0, 9.0)
     groups = np.random.default_rng(0).permutation(lengths).reshape(4, 2)
-    cut = aborted(schedule(lengths, asked(4, 2, samples=2), 1, 99, 1e9, False), flat(), 2)
+    cut = aborted(schedule(lengths, asked(4, 2, samples=2), 1, 99, 1e9), flat(), 2)
     assert cut.finish.tolist() == pytest.approx(sorted(groups.max(axis=1))[:2])
     trained = groups[np.argsort(groups.max(axis=1), kind="stable")[:2]]
     assert cut.trained_tokens == trained.sum()

@@ -29,9 +29,9 @@ from rlhfsim.step import calls, speed_of_light
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.framework_overhead import framework_call, launched_layers, trains_pieces
 from rlhfsim.step.iteration import Program
-from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import pack_len, sequences_of
-from rlhfsim.training.training import micro_batches, train
+from rlhfsim.training.training import micro_batches
+from tests.one_call import forward, train
 
 H100 = load_profile("h100_sxm")
 LLAMA = preset("llama-3.1-8b")
@@ -78,7 +78,7 @@ def test_all_epochs_of_a_trained_role_by_hand(role: str, lora: Lora | None) -> N
         ROLE.layout,
         sequences,
         backend="megatron",
-        optimizer_steps=2,
+        steps=2,
         lora=lora if role == "actor" else None,
         software=calls.stack_of(at),
         pack_len=pack_len(at.workload, ROLE.layout),
@@ -125,7 +125,7 @@ def test_training_on_preferences_has_no_framework_around_it() -> None:
         ROLE.layout,
         sequences_of(work),
         backend="megatron",
-        optimizer_steps=2,
+        steps=2,
         software=calls.stack_of(at),
         pack_len=pack_len(work, ROLE.layout),
     )

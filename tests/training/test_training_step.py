@@ -23,11 +23,11 @@ from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
-from rlhfsim.training.forward import forward
 from rlhfsim.training.mixer_time import attention
-from rlhfsim.training.training import micro_batches, train
+from rlhfsim.training.training import micro_batches
 from rlhfsim.training.unequal_lengths import Spread, spread_of, waits
 from rlhfsim.training.work import Work
+from tests.one_call import forward, train
 from tests.oracles import one_f_one_b
 
 PROFILE = load_profile("h100_sxm")

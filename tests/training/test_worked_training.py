@@ -23,13 +23,13 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
-from rlhfsim.training import forward as forward_pass
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import layer_time, mixer_time, packing, passes, pipeline, unequal_lengths
 from rlhfsim.training import training as step
 from rlhfsim.training.gradient_exchange import GradientShard, Room
 from rlhfsim.training.layer_time import Pass
 from rlhfsim.training.work import Work
+from tests.one_call import forward, train
 
 H100 = load_profile("h100_sxm")
 LLAMA, MOE, LITE = preset("llama-3.1-8b"), preset("qwen3-30b-a3b"), preset("deepseek-v2-lite")
@@ -654,22 +654,30 @@ def test_an_exchange_by_hand(device: Device) -> None:
     (shard,) = exchange.shards(device, LLAMA, layout)
     gather, reduce = exchange.traffic(device, shard, layout, 4, 4.0)
     room = Room(gather, {"nvlink": gather / 2})
-    parts = exchange.exchange(device, LLAMA, layout, 4, forward=room, backward=room, reduce_bytes=4.0)
+    parts = exchange.exchange(
+        device, LLAMA, layout, 4, forward=room, backward=room, sums=exchange.GradientSums(4.0)
+    )
     seen = (gather - 0.25 * gather) + (reduce - 0.25 * gather)
     assert [p.resource for p in parts] == ["nvlink", "compute"]
     assert parts[0].seconds == pytest.approx(seen)
     assert parts[1].seconds == pytest.approx(device["sm_share_nvlink"] * (gather + reduce - seen))
     whole = exchange.exchange(
-        device, LLAMA, layout, 4, forward=room, backward=room, reduce_bytes=4.0, whole=True
+        device, LLAMA, layout, 4, forward=room, backward=room, sums=exchange.GradientSums(4.0, whole=True)
     )
     all_of_it = collectives.all_reduce(device, 4 * shard.params, shard.ranks)
     assert whole[0].seconds == pytest.approx(0.75 * gather + all_of_it)
     three = exchange.exchange(
-        device, LLAMA, replace(layout, zero=3), 4, forward=room, backward=room, reduce_bytes=4.0
+        device,
+        LLAMA,
+        replace(layout, zero=3),
+        4,
+        forward=room,
+        backward=room,
+        sums=exchange.GradientSums(4.0),
     )
     assert three[-1].seconds == pytest.approx(8 * exchange.weights_of(LLAMA).tensors * 1e-5)
     alone = exchange.exchange(
-        device, LLAMA, Layout(dp=1, zero=1), 4, forward=room, backward=room, reduce_bytes=4.0
+        device, LLAMA, Layout(dp=1, zero=1), 4, forward=room, backward=room, sums=exchange.GradientSums(4.0)
     )
     assert alone == []
 
@@ -681,7 +689,13 @@ def test_copies_cross_the_network_once_or_after_every_micro_batch(device: Device
     once = collectives.all_reduce(device, 4 * shard.params / 8, shard.copies)
     for each, times in ((False, 1), (True, 4)):
         parts = exchange.exchange(
-            device, LLAMA, layout, 4, forward=none, backward=none, reduce_bytes=4.0, copies_each=each
+            device,
+            LLAMA,
+            layout,
+            4,
+            forward=none,
+            backward=none,
+            sums=exchange.GradientSums(4.0, copies_each=each),
         )
         far = sum(p.seconds for p in parts if p.resource == "network")
         assert far == pytest.approx(times * once)
@@ -867,7 +881,7 @@ def test_a_step_of_equal_sequences_by_hand(device: Device, pp: int, vp: int) -> 
     """Compute, ramp, sends and the update of one optimizer step of a pipeline without data parallelism."""
     layout = Layout(pp=pp, vp=vp, dp=1, zero=0, micro_batch=1, recompute="none")
     sequences = _lengths(8)
-    cost = step.train(device, LLAMA, layout, sequences, backend="megatron")
+    cost = train(device, LLAMA, layout, sequences, backend="megatron")
     work = step.work_of(device, layout, sequences, 1000.0, "bf16", Software(), LLAMA)
     through = passes.slowed(
         passes.passes(device, LLAMA, work, Software(), "none"), passes.contention(device, layout.gpus)
@@ -880,14 +894,14 @@ def test_a_step_of_equal_sequences_by_hand(device: Device, pp: int, vp: int) -> 
     assert cost.seconds == pytest.approx(whole + sends + update)
     bubble = sum(p.seconds for p in cost.parts if p.resource == "bubble")
     assert bubble == pytest.approx(whole - 8 * sum(times) / pp)
-    twice = step.train(device, LLAMA, layout, _lengths(16), backend="megatron", optimizer_steps=2)
+    twice = train(device, LLAMA, layout, _lengths(16), backend="megatron", steps=2)
     assert twice.seconds == pytest.approx(2 * cost.seconds)
 
 
 def test_data_parallel_traffic_of_a_step_by_hand(device: Device) -> None:
     layout = Layout(dp=8, zero=1, micro_batch=1, recompute="none")
     sequences = _lengths(64)
-    cost = step.train(device, LLAMA, layout, sequences, backend="megatron")
+    cost = train(device, LLAMA, layout, sequences, backend="megatron")
     work = step.work_of(device, layout, sequences, 1000.0, "bf16", Software(), LLAMA)
     through = passes.slowed(
         passes.passes(device, LLAMA, work, Software(), "none"), passes.contention(device, 8)
@@ -901,7 +915,7 @@ def test_data_parallel_traffic_of_a_step_by_hand(device: Device) -> None:
         8,
         forward=step._room(device, layout, ahead, through.sent[0]),
         backward=step._room(device, layout, back, through.sent[1]),
-        reduce_bytes=BACKENDS["megatron"].reduce_bytes,
+        sums=exchange.GradientSums(BACKENDS["megatron"].reduce_bytes),
     )
     update = exchange.update(device, LLAMA, layout, optimizer="adam")
     busy = 8 * (through.layer * 32 + sum(through.ends))
@@ -911,24 +925,18 @@ def test_data_parallel_traffic_of_a_step_by_hand(device: Device) -> None:
 def test_what_4_bit_bases_and_weights_on_the_host_add_to_a_step(device: Device) -> None:
     layout = Layout(dp=8, zero=1, micro_batch=1, recompute="none")
     asked = {"backend": "megatron", "lora": Lora(rank=8)}
-    plain = step.train(device, LLAMA, layout, _lengths(64), **asked).seconds
-    quantised = step.train(
-        device, LLAMA, layout, _lengths(64), backend="megatron", lora=Lora(rank=8, base="nf4")
-    )
+    plain = train(device, LLAMA, layout, _lengths(64), **asked).seconds
+    quantised = train(device, LLAMA, layout, _lengths(64), backend="megatron", lora=Lora(rank=8, base="nf4"))
     each = exchange.dequantised(device, LLAMA, layout, 16).seconds
     assert quantised.seconds - plain == pytest.approx(each)
     full = replace(layout, recompute="full")
-    plain = step.train(device, LLAMA, full, _lengths(64), **asked).seconds
-    quantised = step.train(
-        device, LLAMA, full, _lengths(64), backend="megatron", lora=Lora(rank=8, base="nf4")
-    )
+    plain = train(device, LLAMA, full, _lengths(64), **asked).seconds
+    quantised = train(device, LLAMA, full, _lengths(64), backend="megatron", lora=Lora(rank=8, base="nf4"))
     assert quantised.seconds - plain == pytest.approx(each * 1.5)
     three = Layout(dp=8, zero=3, micro_batch=1)
     host = replace(three, offload_params="cpu")
     fetch = exchange.fetches(device, LLAMA, host, "deepspeed", 16, 7).seconds
-    here, away = (
-        step.train(device, LLAMA, x, _lengths(64), backend="deepspeed").seconds for x in (three, host)
-    )
+    here, away = (train(device, LLAMA, x, _lengths(64), backend="deepspeed").seconds for x in (three, host))
     assert away - here == pytest.approx(fetch)
 
 
@@ -936,7 +944,7 @@ def test_what_4_bit_bases_and_weights_on_the_host_add_to_a_step(device: Device) 
 def test_a_forward_by_hand(device: Device, pp: int) -> None:
     layout = Layout(pp=pp, dp=1, zero=0, micro_batch=1)
     sequences = _lengths(8)
-    got = forward_pass.forward(device, LLAMA, layout, sequences, backend="megatron")
+    got = forward(device, LLAMA, layout, sequences, backend="megatron")
     work = step.work_of(device, layout, sequences, 1000.0, "bf16", Software(), LLAMA)
     through = passes.slowed(
         passes.passes(device, LLAMA, work, Software(), "none", scoring=True),
@@ -945,16 +953,14 @@ def test_a_forward_by_hand(device: Device, pp: int) -> None:
     times = pipeline.split(32, pp).times(through.layer_forward, *through.ends_forward)
     sends = sum(p.seconds for p in step.send_parts(device, LLAMA, layout, work, 8, 1.0, back=False))
     assert got.seconds == pytest.approx(7 * max(times) + sum(times) + sends)
-    value = forward_pass.forward(device, LLAMA, layout, sequences, backend="megatron", head="value")
-    critic = forward_pass.forward(
-        device, LLAMA.with_value_head(), layout, sequences, backend="megatron", head="value"
-    )
+    value = forward(device, LLAMA, layout, sequences, backend="megatron", head="value")
+    critic = forward(device, LLAMA.with_value_head(), layout, sequences, backend="megatron", head="value")
     assert value.seconds == critic.seconds < got.seconds
 
 
 def test_a_forward_of_sharded_unequal_and_quantised_weights_by_hand(device: Device) -> None:
     layout, sequences = Layout(dp=8, zero=3, micro_batch=1), _lengths(64, deviation=500.0)
-    got = forward_pass.forward(device, LLAMA, layout, sequences, backend="megatron")
+    got = forward(device, LLAMA, layout, sequences, backend="megatron")
     length = step.micro_batches(layout, sequences, 1, None)[0]
     work = step.work_of(device, layout, sequences, length, "bf16", Software(), LLAMA)
     through = passes.slowed(
@@ -965,16 +971,12 @@ def test_a_forward_of_sharded_unequal_and_quantised_weights_by_hand(device: Devi
     spread = unequal_lengths.spread_of(sequences, layout, 1, 8, None)
     late = unequal_lengths.late_parts(device, 8 * sum(through.forward), 8 * through.launch / 2, spread, 1.0)
     assert got.seconds == pytest.approx(busy + sum(p.seconds for p in (*gathers, *late)))
-    away = forward_pass.forward(
-        device, LLAMA, replace(layout, offload_params="cpu"), sequences, backend="deepspeed"
-    )
-    here = forward_pass.forward(device, LLAMA, layout, sequences, backend="deepspeed")
+    away = forward(device, LLAMA, replace(layout, offload_params="cpu"), sequences, backend="deepspeed")
+    here = forward(device, LLAMA, layout, sequences, backend="deepspeed")
     fetch = exchange.fetches(device, LLAMA, replace(layout, offload_params="cpu"), "deepspeed", 8).seconds
     assert away.seconds - here.seconds == pytest.approx(fetch)
     plain, small = (
-        forward_pass.forward(
-            device, LLAMA, layout, sequences, backend="megatron", lora=Lora(rank=8, base=base)
-        )
+        forward(device, LLAMA, layout, sequences, backend="megatron", lora=Lora(rank=8, base=base))
         for base in ("bf16", "nf4")
     )
     assert small.seconds - plain.seconds == pytest.approx(
@@ -1027,7 +1029,9 @@ def test_context_parallel_ranks_hold_the_same_gradients(device: Device) -> None:
 def test_intervals_of_what_is_exposed(device: Device) -> None:
     layout = Layout(dp=8, zero=3)
     room = Room(0.0, {})
-    parts = exchange.exchange(device, LLAMA, layout, 1, forward=room, backward=room, reduce_bytes=4.0)
+    parts = exchange.exchange(
+        device, LLAMA, layout, 1, forward=room, backward=room, sums=exchange.GradientSums(4.0)
+    )
     assert [p.spread for p in parts[:2]] == [(0.4, 1.8), (0.3, 1.5)]
     gathers = exchange.gathers(device, LLAMA, layout, 4, 1e9)
     assert gathers[0].spread == (0.4, 1.8)

@@ -20,7 +20,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Dispatcher, Layout
 from rlhfsim.training.layer_time import TRAINS_WITH
-from rlhfsim.training.training import train
+from tests.one_call import train
 
 EP32, EP16 = Layout(tp=8, pp=2, ep=32, dp=4), Layout(tp=8, pp=4, ep=16, dp=2)
 

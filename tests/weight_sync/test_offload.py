@@ -146,7 +146,7 @@ def test_fp8_halves_the_rollout_shard() -> None:
 
 
 def test_a_trained_role_holds_no_frozen_weights() -> None:
-    found = held(MODEL, ACTOR.layout, "megatron", trained=True)
+    found = held(MODEL, ACTOR.layout, "megatron", optimizer="adam")
     assert found.frozen == 0
     assert found.learned > 0
 

@@ -33,7 +33,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.scenario import load_scenario
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.weight_sync.endpoints import Route, route
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.weight_sync import VARIANTS
 from rlhfsim.what_if.plan_files import cluster_of
 from rlhfsim.what_if.sent_changes import sent_changes
@@ -52,10 +52,8 @@ def ends(link: WanLink | None) -> Route:
         MODEL,
         Layout(tp=8, dp=2, zero=1),
         RolloutLayout(tp=4, dp=4),
-        source=device(None),
-        target=device(link),
-        backend="megatron",
-        same_pool=False,
+        PoolPair(device(None), device(link), same=False),
+        "megatron",
     )
 
 

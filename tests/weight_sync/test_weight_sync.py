@@ -14,19 +14,22 @@ from rlhfsim.kernels.links import gather_rate, network
 from rlhfsim.specs.hardware.hardware import Bandwidth, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.units import GB, GIB
 from rlhfsim.weight_sync import paths, reshard
-from rlhfsim.weight_sync.endpoints import Route, route, weights_of
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route, weights_of
 from rlhfsim.weight_sync.weight_sync import SyncCost, every_path, sync
 
 H100 = load_profile("h100_sxm")
 DENSE, MOE = resolve_model("llama-3.1-70b"), resolve_model("qwen3-30b-a3b")
 
 
-def every(*layouts: Any, **between: Any) -> tuple[SyncCost, ...]:
-    return every_path(route(*layouts, **between))
+def every(
+    *layouts: Any, source: Device, target: Device, backend: Backend, same_pool: bool, lora: Lora | None = None
+) -> tuple[SyncCost, ...]:
+    return every_path(route(*layouts, PoolPair(source, target, same_pool), backend, lora))
 
 
 def device(gpus: int = 16, profile=H100) -> Device:  # type: ignore[no-untyped-def]
@@ -37,7 +40,7 @@ def ends(
     train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, on: Device | None = None
 ) -> Route:  # type: ignore[no-untyped-def]
     on = on or device()
-    return route(model, train, rollout, source=on, target=on, backend="megatron", same_pool=same_pool)
+    return route(model, train, rollout, PoolPair(on, on, same_pool), "megatron")
 
 
 def priced(
@@ -50,18 +53,7 @@ def priced(
     lora: Lora | None = None,
     rdma: bool = True,
 ) -> SyncCost:  # type: ignore[no-untyped-def]
-    return sync(
-        path,
-        model,
-        train,
-        rollout,
-        source=device(),
-        target=device(),
-        backend="megatron",
-        same_pool=same_pool,
-        lora=lora,
-        rdma=rdma,
-    )  # type: ignore[arg-type]
+    return sync(path, model, train, rollout, PoolPair(device(), device(), same_pool, rdma), "megatron", lora)  # type: ignore[arg-type]
 
 
 TRAIN, ROLLOUT = Layout(tp=8, dp=2), RolloutLayout(tp=8)
@@ -213,10 +205,8 @@ def test_pools_in_one_nvlink_domain_do_not_cross_the_network() -> None:
         model,
         Layout(tp=4),
         RolloutLayout(tp=4),
-        source=device(8),
-        target=device(8),
-        backend="megatron",
-        same_pool=False,
+        PoolPair(device(8), device(8), same=False),
+        "megatron",
     )
     assert "network" not in found.cost.by_resource()
 

@@ -28,7 +28,7 @@ from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GB
 from rlhfsim.weight_sync import offload, paths, reshard, stages, storage
-from rlhfsim.weight_sync.endpoints import Route, mean_bytes, route, weights_of, without_ffn
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, mean_bytes, route, weights_of, without_ffn
 from rlhfsim.weight_sync.offload import MovedBytes
 from rlhfsim.weight_sync.weight_sync import VARIANTS, SyncCost, quantised, sync
 
@@ -76,8 +76,11 @@ def device() -> Device:
 
 
 def ends(device: Device, train: Layout, rollout: RolloutLayout, model=DENSE, **options) -> Route:
-    between = {"source": device, "target": device, "backend": "megatron", "same_pool": False} | options
-    return route(model, train, rollout, **between)
+    backend, lora = options.pop("backend", "megatron"), options.pop("lora", None)
+    pools = PoolPair(
+        **{"source": device, "target": device, "same": options.pop("same_pool", False)} | options
+    )
+    return route(model, train, rollout, pools, backend, lora)
 
 
 def seconds(stage) -> list[float]:
@@ -597,11 +600,11 @@ def test_moves_around_a_call_by_hand(device: Device, pinned: bool) -> None:
 def test_what_a_role_moves_by_hand() -> None:
     """8 ranks of Megatron's distributed optimizer: 2 bytes of weights each, 12 / 8 of the optimizer."""
     elements = 8_030_261_248
-    trained = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", trained=True)
+    trained = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", optimizer="adam")
     assert trained == MovedBytes(frozen=0, learned=2 * elements, optimizer=pytest.approx(1.5 * elements))
-    frozen = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", trained=False)
+    frozen = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", optimizer=None)
     assert (frozen.frozen, frozen.learned, frozen.optimizer) == (2 * elements, 0, 0)
-    lora = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", trained=True, lora=Lora(rank=8))
+    lora = offload.held(DENSE, Layout(dp=8, zero=1), "megatron", optimizer="adam", lora=Lora(rank=8))
     adapters = lora_params(DENSE, 8)
     assert (lora.frozen, lora.learned, lora.optimizer) == (
         2 * elements,
@@ -685,7 +688,7 @@ def test_a_role_that_leaves_takes_weights_and_optimizer_along(device: Device) ->
     size = (2 + 12 / 8) * DENSE.num_params
     got = offload.leaving(device, DENSE, Layout(dp=8, zero=1), "megatron").seconds
     assert got == pytest.approx(offload.copy_out(device, size, pinned=False).seconds + 0.13)
-    shards = offload.held(MOE, Layout(dp=8, ep=4, pp=2, zero=1), "megatron", trained=True)
+    shards = offload.held(MOE, Layout(dp=8, ep=4, pp=2, zero=1), "megatron", optimizer="adam")
     first, last = (
         shard(MOE, Layout(dp=8, ep=4, pp=2, zero=1), "megatron", stage) for stage in ("first", "last")
     )
@@ -732,9 +735,7 @@ def test_calls_move_the_states_that_they_need(device: Device) -> None:
 
 def test_a_plan_s_disk_is_shared_where_nodes_must_read_each_other(device: Device) -> None:
     def name(train: Layout, rollout: RolloutLayout, same: bool) -> str:
-        return sync(
-            "disk", DENSE, train, rollout, source=device, target=device, backend="megatron", same_pool=same
-        ).name
+        return sync("disk", DENSE, train, rollout, PoolPair(device, device, same), "megatron").name
 
     assert name(Layout(dp=8), RolloutLayout(dp=8), True) == "disk-local"
     assert name(Layout(dp=16), RolloutLayout(dp=16), True) == "disk-shared"

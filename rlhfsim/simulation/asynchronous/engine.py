@@ -16,7 +16,6 @@ import numpy as np
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
-from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity, step_table
 from rlhfsim.rollout.prefill import prefill, prompts
 from rlhfsim.rollout.schedule import Requests, most_running
@@ -120,7 +119,6 @@ def engine_of(
     longest: float,
     admitted: float,
     *,
-    engine: Engine = "vllm",
     worker: bool = True,
 ) -> ReplicaEngine:
     """The replica of a rollout role, priced as `rollout.steady_state` prices it.
@@ -138,28 +136,24 @@ def engine_of(
     limit = most_running(layout, requests)
     slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = prompts(device, model, layout, share, requests, prompt, engine=engine)
+    first = prompts(device, model, layout, share, requests, prompt)
     adapters, reach, most = requests.adapters, prompt + longest, float(slots)
     return ReplicaEngine(
-        clock=StepClock(
-            step_table(device, model, layout, most, reach, engine=engine, worker=worker, adapters=adapters)
-        ),
+        clock=StepClock(step_table(device, model, layout, most, reach, worker=worker, adapters=adapters)),
         slots=slots,
         capacity=capacity,
         prompt=prompt,
         own=own,
         prefill=first.cost(device).seconds / max(1.0, requests.prompts / layout.dp),
-        again=_Reprefill(device, model, layout, engine, prompt + longest),
+        again=_Reprefill(device, model, layout, prompt + longest),
     )
 
 
 class _Reprefill:
     """`rollout.prefill.prefill` between powers of two in n and a geometric grid of contexts, bilinear."""
 
-    def __init__(
-        self, device: Device, model: ModelSpec, layout: RolloutLayout, engine: Engine, longest: float
-    ) -> None:
-        self._of = (device, model, layout, engine)
+    def __init__(self, device: Device, model: ModelSpec, layout: RolloutLayout, longest: float) -> None:
+        self._of = (device, model, layout)
         low = min(64.0, longest / 2)
         self._seconds: dict[tuple[float, int], float] = {}
         self._contexts = [float(c) for c in np.geomspace(low, max(longest, 2 * low), REPREFILL_CONTEXTS)]
@@ -189,7 +183,7 @@ class _Reprefill:
 
 @lru_cache(maxsize=65536)
 def _prefill_seconds(
-    device: Device, model: ModelSpec, layout: RolloutLayout, engine: Engine, n: float, context: float
+    device: Device, model: ModelSpec, layout: RolloutLayout, n: float, context: float
 ) -> float:
     each = n / layout.attention_dp
-    return prefill(device, model, layout, each, context, engine=engine).cost(device).seconds
+    return prefill(device, model, layout, each, context).cost(device).seconds

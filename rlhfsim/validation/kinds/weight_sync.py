@@ -26,7 +26,7 @@ from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.outcome import Change, Outcome, Skip, unchanged
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import offload, paths, storage
-from rlhfsim.weight_sync.endpoints import Route, route
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.stages import Priced
 
 KIND, OTHER = "weight_sync", "weight_sync.other_scope"
@@ -231,7 +231,7 @@ def _ends(row: Row) -> Route:
         for n in (train.gpus, rollout.gpus)
     )
     one_node = "1 node, intra-node" in (row.text("train_parallel") or "")
-    ends = route(model, train, rollout, source=source, target=target, backend=_backend(row), same_pool=same)
+    ends = route(model, train, rollout, PoolPair(source, target, same), _backend(row))
     if same or one_node or not ends.one_domain:
         return ends
     # a pool of its own starts at a node of its own
