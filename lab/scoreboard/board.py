@@ -16,7 +16,7 @@ from lab.scoreboard import transfer
 from lab.scoreboard.blind import blind, reference_errors
 from lab.scoreboard.intervals import with_intervals
 from lab.scoreboard.left_out import refits, without
-from lab.scoreboard.reliability import above_median, by_group, groups_covered, odds
+from lab.scoreboard.reliability import above_median, by_group, groups_covered, odds, order_across_gpus
 from lab.scoreboard.rows import part_of, rows_of
 from lab.scoreboard.targets import results
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
@@ -166,6 +166,7 @@ def _left_out(kind: str, rows: list[Outcome]) -> dict[str, Any]:
         **order_figures(unseen),
         "above_median": above_median(unseen),
         "groups_covered": groups_covered(groups),
+        "order_across_gpus": order_across_gpus(unseen),
         "groups": groups,
         "publishers": {name: figures_of(kind, group) for name, group in by_publisher.items()},
     }

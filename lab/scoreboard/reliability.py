@@ -22,7 +22,7 @@ from lab.scoreboard.blind import blind
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.step.groups import groups_of
 from rlhfsim.validation.outcome import Outcome, publisher
-from rlhfsim.validation.statistics import Figures, coverage, grouped, rate, scored
+from rlhfsim.validation.statistics import Figures, coverage, grouped, order, rate, scored
 
 DEADLINES = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
 """Multiples of the predicted seconds."""
@@ -110,12 +110,14 @@ def _names(o: Outcome, publishers: Mapping[str, int]) -> Iterator[str]:
 
 def _figures(rows: list[Outcome]) -> Figures:
     middles = [(o.median or o.predicted or 0.0) / (o.measured or 1.0) for o in rows]
+    errors = [o.error for o in rows if o.error is not None]
     return {
         "rows": len(rows),
         "publishers": len({publisher(o.source) for o in rows}),
         "coverage": coverage(rows),
         "above_median": fmean(x < 1 for x in middles),
-        "bias": median(o.error for o in rows if o.error is not None),
+        "bias": median(errors),
+        "median_abs_error": median(map(abs, errors)),
         "median_bias": median(middles) - 1,
     }
 
@@ -131,3 +133,11 @@ def above_median(outcomes: Iterable[Outcome]) -> float | None:
     """Share of measured values above P50."""
     above = [o.measured > (o.median or o.predicted) for o in outcomes if o.measured and o.predicted]
     return fmean(above) if above else None
+
+
+def order_across_gpus(outcomes: Iterable[Outcome]) -> float | None:
+    """Share of pairs of one job and release, on two kinds of GPU, that are predicted in the right order."""
+    rows = [o for o in outcomes if o.conditions]
+    by_gpu = grouped(rows, lambda o: o.conditions.gpu if o.conditions else "")
+    every, alone = order(rows).right, [order(of_one).right for of_one in by_gpu.values()]
+    return rate(every.hits - sum(x.hits for x in alone), every.of - sum(x.of for x in alone)).value

@@ -21,13 +21,18 @@ class Target:
     """Lower end where the figure must lie between two."""
     left_out: bool = True
     """Whether it is meant of predictions without a row of their publisher in any fit."""
+    within: tuple[str, ...] = ()
+    """Keys that lead from the figures of the kind to those of a group or a publisher."""
     title: str
     missed: str = ""
     """Why it is missed, where it is: what is known of the reason."""
 
     def value(self, figures: Mapping[str, Any]) -> float | None:
         """The figure reached, or None when no row says it."""
-        figure = (figures.get("left_out", {}) if self.left_out else figures).get(self.figure)
+        part = figures.get("left_out", {}) if self.left_out else figures
+        for key in self.within:
+            part = part.get(key, {})
+        figure = part.get(self.figure)
         return None if figure is None else float(figure)
 
     def met(self, figures: Mapping[str, Any]) -> bool | None:
@@ -67,6 +72,11 @@ TOO_FAST = (
     "fast, prime-rl's mixtures of experts with all experts on each GPU by half; Qwen3-30B with fused experts "
     "(26.06) comes out half too slow (docs/validation_training.md)"
 )
+MIXTURES = ("groups", "model kind: mixture of experts")
+SLOW_STEPS = (
+    "DeepSeek-V3 on policy comes out a fifth too fast and Qwen3-235B on 128 GB200 a third: releases before 0.7 of NeMo-RL put "
+    "a replica's nodes into any rack, and replicas of several nodes lack up to 30 ms a decode step that nobody has published"
+)
 TARGETS: tuple[Target, ...] = (
     Target(
         kind="training", figure="predicted", limit=450, at_most=False, left_out=False, title="rows predicted"
@@ -74,7 +84,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         kind="training",
         figure="median_abs_error",
-        limit=0.09,
+        limit=0.08,
         title="median error over rows",
         missed=TOO_FAST,
     ),
@@ -90,6 +100,14 @@ TARGETS: tuple[Target, ...] = (
         kind="memory.training_peak", figure="median_abs_error", limit=0.10, title="median error over rows"
     ),
     Target(kind="memory.training_peak", figure="p90_abs_error", limit=0.30, title="P90 error over rows"),
+    Target(
+        kind="memory.training_peak",
+        figure="median_abs_error",
+        within=("publishers", "modelscope/ms-swift"),
+        limit=0.12,
+        title="ms-swift: median error",
+        missed="three figures of nvidia-smi in the heads of scripts, whose GPU is not stated; all come out low",
+    ),
     _coverage("memory.training_peak"),
     _groups(
         "memory.training_peak",
@@ -110,15 +128,57 @@ TARGETS: tuple[Target, ...] = (
         title="median error over rows",
         missed="TensorRT-LLM's tables (95 of 124 rows) come out too slow; no fit reads them",
     ),
-    Target(kind="rlhf.step", figure="mean_abs_error", limit=0.18, title="mean error over rows"),
+    Target(
+        kind="rlhf.step",
+        figure="mean_abs_error",
+        limit=0.14,
+        title="mean error over rows",
+        missed="two runs of DeepSpeed-Chat of 2023 (OPT-66B and V100) and DAPO of DeepSeek-V3 are off by more than a half",
+    ),
+    Target(kind="rlhf.step", figure="bias", least=-0.04, limit=0.04, title="bias", missed=SLOW_STEPS),
+    Target(
+        kind="rlhf.step",
+        figure="median_abs_error",
+        within=MIXTURES,
+        limit=0.10,
+        title="mixtures of experts: median error",
+        missed=SLOW_STEPS,
+    ),
     Target(
         kind="rlhf.step",
         figure="bias",
+        within=MIXTURES,
+        least=-0.05,
+        limit=0.05,
+        title="mixtures of experts: bias",
+        missed=SLOW_STEPS,
+    ),
+    Target(
+        kind="rlhf.step",
+        figure="bias",
+        within=("groups", "gpu: gb200_nvl72"),
         least=-0.08,
         limit=0.08,
-        title="bias",
-        missed="DeepSeek-V3 on policy (its refit and switching) and Qwen3-235B on 128 GB200 come out a fifth "
-        "to two fifths too fast, verl on MI300X a third",
+        title="GB200: bias",
+        missed=SLOW_STEPS,
+    ),
+    Target(
+        kind="rlhf.step",
+        figure="bias",
+        within=("groups", "gpu: mi300x"),
+        least=-0.08,
+        limit=0.08,
+        title="MI300X: bias",
+        missed="two logs of one publisher: generation 9 % too fast (engine V0), training 16 and 27 %, of which no cause is known",
+    ),
+    Target(
+        kind="rlhf.step",
+        figure="order_across_gpus",
+        limit=0.95,
+        at_most=False,
+        title="pairs of plans on two kinds of GPU in the right order",
+        missed="Qwen3-235B on 128 GB200, two racks that NeMo-RL placed nodes in without looking, is a third too fast "
+        "against 256 H100 and 64 GB200; Qwen3-30B on 16 GB200 by 18 % (v0.5)",
     ),
     Target(
         kind="rlhf.step",

@@ -91,6 +91,17 @@ def test_groups_say_how_many_lie_inside_and_above_the_median() -> None:
     assert reliability.groups_covered(many) == 0.5
 
 
+def test_order_across_gpus_counts_pairs_of_two_kinds_alone() -> None:
+    gb200 = replace(DENSE, gpu="gb200_nvl72")
+    cases = ((10.0, 10.0, DENSE), (20.0, 15.0, DENSE), (14.0, 12.0, gb200), (30.0, 11.0, gb200))
+    jobs = [
+        replace(outcome(measured, "a/b", where), predicted=predicted, job="grpo", release="1")
+        for measured, predicted, where in cases
+    ]
+    assert reliability.order_across_gpus(jobs) == 3 / 4  # 30 s, said to take 11, against 20
+    assert reliability.order_across_gpus(jobs[:2]) is None
+
+
 # --- the law --------------------------------------------------------------------------------------
 
 
