@@ -21,7 +21,7 @@ SPACE = {
 }
 BUDGET = {
     "rlhfsim": 10860,
-    "rlhfsim/calibration": 35780,
+    "rlhfsim/calibration": 35790,
     "rlhfsim/cli": 33500,
     "rlhfsim/desk": 14470,
     "rlhfsim/frameworks": 108100,
@@ -30,7 +30,7 @@ BUDGET = {
     "rlhfsim/present": 86920,
     "rlhfsim/rollout": 16780,
     "rlhfsim/search": 55600,
-    "rlhfsim/simulation": 25270,
+    "rlhfsim/simulation": 25250,
     "rlhfsim/specs": 42150,
     "rlhfsim/step": 15190,
     "rlhfsim/training": 12860,

@@ -184,7 +184,7 @@ def fit(
         if rests:
             break
     residuals = y - model.log(_values(fitted, theta))
-    return _posterior(data, fitted, others, theta, residuals, slopes, doubt, tau, known)
+    return _posterior(data, fitted, others, theta, residuals, slopes, doubt, (tau, known))
 
 
 def _values(fitted: Sequence[Prior], theta: Floats) -> dict[str, float]:
@@ -308,9 +308,9 @@ def _posterior(
     residuals: Floats,
     slopes: Floats,
     doubt: Floats,
-    tau: Mapping[str, float],
-    known: bool,
+    unexplained: tuple[Mapping[str, float], bool],
 ) -> Posterior:
+    tau, known = unexplained
     sigma = _sigma(data, tau)
     weights = 1 / np.sqrt(1 + (residuals / sigma) ** 2)
     covariance = np.asarray(

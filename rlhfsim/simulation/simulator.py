@@ -111,24 +111,15 @@ class SpanRecorder:
             plan_hash="",
             seed=seed,
             steps=steps,
-            spans=tuple(_span(*s) for s in spans),
+            spans=tuple(map(_span, spans)),
             counters=tuple(
                 Counter(name=n, pool=p, group=g, time_s=t, value=float(v)) for n, p, t, v, g in counters
             ),
         )
 
 
-def _span(
-    name: str,
-    pool: str,
-    step: int,
-    start: float,
-    end: float,
-    bound_by: str,
-    group: str,
-    version: int | None,
-    attributes: dict[str, float | str],
-) -> Span:
+def _span(recorded: tuple[Any, ...]) -> Span:
+    name, pool, step, start, end, bound_by, group, version, attributes = recorded
     words = name.split(".")
     kind = words[-1] if words[-1] in ("load", "unload") else words[min(1, len(words) - 1)]
     return Span(

@@ -82,8 +82,8 @@ def options(
     nodes = node.gpus, node.gpus_per_node, node.profile.usable_memory.value
     beside, adapters = role == "reference" and "actor" in group, path == "lora"
     shares = request.runs is not None and request.runs.says.shares(role, group)
-    where = nodes, adapters, beside, shares
-    return _options(trainer, request.workload, models, limits, fix, forbid, role, gpus, where)
+    where = gpus, nodes, adapters, beside, shares
+    return _options(trainer, request.workload, models, limits, fix, forbid, role, where)
 
 
 @lru_cache(maxsize=65536)
@@ -95,10 +95,9 @@ def _options(
     fix: tuple[tuple[str, Any], ...],
     forbid: frozenset[str],
     role: str,
-    gpus: int,
-    where: tuple[tuple[int, int, float], bool, bool, bool],
+    where: tuple[int, tuple[int, int, float], bool, bool, bool],
 ) -> tuple[AnyRolePlacement, ...]:
-    nodes, adapters, beside, shares = where
+    gpus, nodes, adapters, beside, shares = where
     profile = load_cached("h100")
     profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
     group = NodeGroup(profile=profile, gpus=nodes[0], gpus_per_node=nodes[1])
