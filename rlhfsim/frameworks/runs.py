@@ -185,6 +185,8 @@ class Runs:
     """The samples of a micro-batch are padded to its longest, never packed."""
     always_swaps: bool = False
     """A reference beside the actor has no other residency than swapped."""
+    hosts_reference: tuple[Backend, ...] = ()
+    """Backends under which a reference has its weights on the host, whatever the configuration."""
     reuses_logprobs: Callable[[Workload], bool] = lambda work: False
     """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
     rules_ahead: Callable[[Workload], bool] = lambda work: False
@@ -245,9 +247,11 @@ class Runs:
         """Whether an inference engine runs a role that scores."""
         return role == "reward" and self.serves_reward
 
-    def rules(self, backend: Backend, role: str) -> BackendRules:
+    def rules(self, backend: Backend, role: str, workload: Workload) -> BackendRules:
         """What is run of the layouts of a role."""
-        return SERVED if self.serves(role) else self.trainers[backend]
+        rules = SERVED if self.serves(role) else self.trainers[backend]
+        own = role == "reference" and not workload.base_is_reference
+        return _hosted(rules) if own and backend in self.hosts_reference else rules
 
     def lacks_layout(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
         """What of a training or scoring layout is not run."""
@@ -262,7 +266,7 @@ class Runs:
             return Lacks(
                 code="backend-not-run", what=f"training by {title}", remedy=self._other_trainer(backend)
             )
-        rules = self.rules(backend, role)
+        rules = self.rules(backend, role, workload)
         if layout.cp > 1 and not rules.context_parallel:
             ways = "recompute: full, offload_optimizer: cpu" + (" or tp" if rules.tensor_parallel else "")
             return Lacks(
@@ -448,6 +452,11 @@ class Runs:
         names = [x.name for x in frameworks() if backend in x.trainers]
         elsewhere = f", or design for {' or '.join(names)} (--framework {names[0]})" if names else ""
         return f"use --backend {' or '.join(self.trainers)}{elsewhere}"
+
+
+@cache
+def _hosted(rules: BackendRules) -> BackendRules:
+    return replace(rules, hosted=True)
 
 
 def _code(name: str) -> str:

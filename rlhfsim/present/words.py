@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import kind
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
+from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, stats
 from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, Dimension, format, significant
 from rlhfsim.units import likely as likely
 from rlhfsim.units import percent as percent
@@ -200,6 +200,8 @@ COMPONENTS = {
     "optimizer": ("optimizer", "optimizer states"),
 }
 """Component of the ledger -> as a label, in a sentence, where its name alone does not say it."""
+CUT_SHOWN = 0.05
+"""Share of the mean from which on what a cut takes of it is shown."""
 _ACRONYMS = "RL HBM NVLink PCIe NIC RPC KV GPU CPU PUE MoE GEMM NCCL ZeRO CUDA"
 ACRONYMS = {word.lower(): word for word in _ACRONYMS.split()}
 
@@ -379,12 +381,14 @@ def between(c: Coefficient) -> str:
 
 
 def lengths(spec: AnyLengths, *, file: bool = False) -> str:
-    """`1,024 tokens`, `lognormal (mean 2,000, at most 8,192 tokens)`; a file by its name only if asked."""
+    """`1,024 tokens`, `lognormal (mean 292, 250 as cut, at most 512 tokens)`; a file by name if asked."""
     if isinstance(spec, Fixed):
         return f"{spec.value:,.0f} tokens"
     if isinstance(spec, Empirical):
         return f"lengths of {spec.file}" if file else "lengths read from a file"
-    return f"{spec.kind} (mean {spec.mean:,.0f}, at most {spec.max:,.0f} tokens)"
+    mean = stats(spec).mean
+    cut = f", {mean:,.0f} as cut" if abs(mean - spec.mean) > CUT_SHOWN * spec.mean else ""
+    return f"{spec.kind} (mean {spec.mean:,.0f}{cut}, at most {spec.max:,.0f} tokens)"
 
 
 def work_parts(names: Sequence[str]) -> str:

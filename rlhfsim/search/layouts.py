@@ -167,7 +167,7 @@ def _shapes(
             "recompute": recompute,
             "offload_optimizer": offload,
             "offload_fraction": share,
-            "offload_params": offload if rules.offloads_all else "none",
+            "offload_params": "cpu" if rules.hosted else offload if rules.offloads_all else "none",
             "sequence_parallel": rules.sequence_parallel,
             **exchange,
         }

@@ -203,7 +203,7 @@ class Request(_Runner):
 
     def rules(self, role: str) -> BackendRules:
         """What competes of the layouts of a role."""
-        return self.runs.rules(self.backend, role) if self.runs else self.trainer
+        return self.runs.rules(self.backend, role, self.workload) if self.runs else self.trainer
 
     @property
     def left_out(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.measurable import OWN_LOSS
 from rlhfsim.specs.workload.workload import Workload
@@ -390,6 +390,7 @@ def scorer(setting: CallSetting, call: Call, placed: RolePlacement) -> Pricing:
         precision=workload.train_precision,
         lora=workload.lora if call.role == "actor" else None,
         software=stack_of(setting),
+        trained=call.role in TRAINED,
     )
     return Pricing(_caller(setting, call.name, placed, partial(forward, asked)))
 

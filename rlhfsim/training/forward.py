@@ -36,6 +36,8 @@ class ScoredModel(NamedTuple):
     head: Head = "logprob"
     lora: Lora | None = None
     precision: str = "bf16"
+    trained: bool = False
+    """Its role is trained too, so that FSDP2's shards are FP32."""
 
 
 def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -> Cost:
@@ -47,7 +49,7 @@ def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -
     read one number a token or sequence instead of V logits; `lora` runs its adapters too. Source: F1;
     GPipe's forward. Models of one role run one after the other, each over its part of the sequences.
     """
-    device, model, sequences, backend, software, head, lora, precision = asked
+    device, model, sequences, backend, software, head, lora, precision, trained = asked
     if model.others:
         dealt = zip(model.each, sequences.dealt(len(model.each)), strict=True)
         runs = (asked._replace(model=one, sequences=its) for one, its in dealt)
@@ -72,7 +74,8 @@ def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -
     if lora is not None and lora.base == "nf4":
         parts.append(exchange.dequantised(device, model, layout, count))
     if layout.offload_params != "none":
-        parts.append(exchange.fetches(device, model, layout, backend, count))
+        width = exchange.FP32 if trained and backend == "fsdp2" else exchange.BF16
+        parts += exchange.fetches(device, model, layout, count, busy, width=width)
     spread = spread_of(sequences, layout, 1, count, pack_len)
     launch = count / layout.pp * through.launch / 2
     parts += late_parts(device, sum(through.forward) * count / layout.pp, launch, spread, total / busy)

@@ -14,7 +14,6 @@ from rlhfsim.kernels.links import host_rate, moved
 from rlhfsim.memory.states import BASE_BYTES, CUT, Parted, parted
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.weight_sync.endpoints import weights_of
 
@@ -323,16 +322,30 @@ def updated(
 
 
 def fetches(
-    device: Device, model: ModelSpec, layout: Layout, backend: Backend, passes: int, returned: int = 0
-) -> Part:
-    """Sharded weights from the host in `passes` passes over PCIe, which the GPUs of a node share.
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    passes: int,
+    compute: float,
+    *,
+    width: float = BF16,
+    returned: int = 0,
+) -> list[Part]:
+    """Sharded weights of `width` bytes from the host in `passes` passes over PCIe, which a node's GPUs share.
 
-    FSDP2's shards are FP32, and it sends the gradients of each micro-batch down: of `returned` ones beside
-    those that the update counts (torch, CPUOffloadPolicy).
+    A layer's copy runs on a stream of its own while the layer before computes: it hides behind `compute`
+    seconds as ZeRO-3's gathers do (torch, foreach_all_gather; DeepSpeed, overlap_comm). FP32 gradients of
+    `returned` micro-batches beside those that the update counts come down, and block (foreach_reduce).
     """
     held = sum(s.owned(3) for s in shards(device, model, layout))
-    size = passes * FP32 + returned * FP32 if backend == "fsdp2" else passes * BF16
-    return moved(size * held, host_rate(device, min(device.gpus_per_node, layout.gpus)))
+    rate = host_rate(device, min(device.gpus_per_node, layout.gpus))
+    copied, depth = moved(passes * width * held, rate), -(-model.num_layers // layout.pp)
+    low, seen, high = (
+        hidden_behind(seconds, compute, device["overlap_dp"], depth)
+        for seconds in (copied.low, copied.seconds, copied.high)
+    )
+    fetched = part(copied.resource, seen, copied.rests_on, spread=(low / seen, high / seen))
+    return [fetched, moved(returned * FP32 * held, rate)]
 
 
 def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) -> list[Part]:

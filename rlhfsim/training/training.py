@@ -60,7 +60,8 @@ class TrainedModel(NamedTuple):
         with the optimizer from `updates`. Source: physics section 3.
         """
         parts, count = _passed(self, passed(layout), pack_len)
-        return _times([*parts, *_from_elsewhere(self, layout, count)], self.steps)
+        busy = sum(x.seconds for x in parts)
+        return _times([*parts, *_from_elsewhere(self, layout, count, busy)], self.steps)
 
     def updates(self, layout: Layout) -> Cost:
         """The updates of all optimizer steps: the same of layouts that agree in `memory.states.CUT`."""
@@ -302,15 +303,22 @@ def _exchange(step: _Step) -> list[Part]:
     return exchanged
 
 
-def _from_elsewhere(asked: TrainedModel, layout: Layout, micro_batches: int) -> list[Part]:
-    """4-bit weights dequantised and parameters fetched from the host, in one optimizer step."""
+def _from_elsewhere(asked: TrainedModel, layout: Layout, micro_batches: int, busy: float) -> list[Part]:
+    """4-bit weights dequantised and parameters fetched from the host, in an optimizer step of `busy` s.
+
+    FSDP2's shards are FP32, and it sends the gradients of each micro-batch down (torch, CPUOffloadPolicy).
+    """
     device, model, lora, parts = asked.device, asked.model, asked.lora, list[Part]()
     if lora is not None and lora.base == "nf4":
         rounds = micro_batches * (3 if layout.recompute == "full" else 2)
         parts.append(exchange.dequantised(device, model, layout, rounds))
     if layout.offload_params != "none":
-        ahead, back = 2 * micro_batches, micro_batches - 1
-        parts.append(exchange.fetches(device, model, layout, asked.backend, ahead, back))
+        width, returned = (
+            (exchange.FP32, micro_batches - 1) if asked.backend == "fsdp2" else (exchange.BF16, 0)
+        )
+        parts += exchange.fetches(
+            device, model, layout, 2 * micro_batches, busy, width=width, returned=returned
+        )
     return parts
 
 

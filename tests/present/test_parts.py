@@ -36,7 +36,7 @@ from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
 from rlhfsim.present.terminal.plan import header, trained
-from rlhfsim.present.words import pools, signed
+from rlhfsim.present.words import lengths, pools, signed
 from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -407,6 +407,7 @@ def test_a_page_has_phases_in_words_and_kinds_with_their_switches(overlapping: P
     told = "Hybrid takes 9 s more: training of the policy +4.6 s, loads and unloads +3 s, waiting for generation -1 s"
     assert told in str(page.sections)
     assert "response lognormal (mean 2,000, at most 8,192 tokens)" in page.subtitle
+    assert lengths(LogNormal(mean=292, max=512)) == "lognormal (mean 292, 250 as cut, at most 512 tokens)"
     assert "100 %" not in " ".join(page.sure)
 
 

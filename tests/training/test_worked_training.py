@@ -753,9 +753,19 @@ def test_an_optimizer_step_on_the_host_by_hand(device: Device, where, fraction: 
 def test_weights_from_the_host_and_what_fp32_sums_read_by_hand(device: Device) -> None:
     layout = Layout(dp=8, zero=3, offload_params="cpu")
     owned, link = exchange.shards(device, LLAMA, layout)[0].params / 8, host_rate(device, 8).value
-    assert exchange.fetches(device, LLAMA, layout, "deepspeed", 3).seconds == pytest.approx(6 * owned / link)
-    ours = exchange.fetches(device, LLAMA, layout, "fsdp2", 3, 2)
-    assert ours.seconds == pytest.approx((12 + 8) * owned / link)
+    (alone, none) = exchange.fetches(device, LLAMA, layout, 3, 0.0)
+    assert (alone.seconds, none.seconds) == (pytest.approx(6 * owned / link), 0.0)
+    work, hidden = 4 * owned / link, device["overlap_dp"]
+    fetched, back = exchange.fetches(device, LLAMA, layout, 3, work, width=4.0, returned=2)
+    assert fetched.seconds == pytest.approx(12 * owned / link - hidden * work)
+    assert back.seconds == pytest.approx(8 * owned / link)
+    low, high = (12 * owned / link * bound for bound in alone.spread)
+    assert (fetched.low, fetched.high) == (
+        pytest.approx(low - hidden * work),
+        pytest.approx(high - hidden * work),
+    )
+    first_layer = exchange.fetches(device, LLAMA, layout, 3, 1e6)[0].seconds
+    assert first_layer == pytest.approx(6 * owned / link / LLAMA.num_layers)
     rate = H100.hbm.value * device["optimizer_hbm_efficiency"]
     sums = exchange.summed(device, LLAMA, layout, 5, share=1.0)
     assert sums.seconds == pytest.approx(5 * owned * 4 / rate)
@@ -935,9 +945,11 @@ def test_what_4_bit_bases_and_weights_on_the_host_add_to_a_step(device: Device) 
     assert quantised.seconds - plain == pytest.approx(each * 1.5)
     three = Layout(dp=8, zero=3, micro_batch=1)
     host = replace(three, offload_params="cpu")
-    fetch = exchange.fetches(device, LLAMA, host, "deepspeed", 16, 7).seconds
-    here, away = (train(device, LLAMA, x, _lengths(64), backend="deepspeed").seconds for x in (three, host))
-    assert away - here == pytest.approx(fetch)
+    for backend, width, returned in (("deepspeed", 2.0, 0), ("fsdp2", 4.0, 7)):
+        here, away = (train(device, LLAMA, x, _lengths(64), backend=backend).seconds for x in (three, host))
+        busy = here - sum(p.seconds for p in exchange.update(device, LLAMA, three, optimizer="adam"))
+        fetched = exchange.fetches(device, LLAMA, host, 16, busy, width=width, returned=returned)
+        assert away - here == pytest.approx(sum(p.seconds for p in fetched))
 
 
 @pytest.mark.parametrize("pp", [1, 4])
@@ -971,10 +983,15 @@ def test_a_forward_of_sharded_unequal_and_quantised_weights_by_hand(device: Devi
     spread = unequal_lengths.spread_of(sequences, layout, 1, 8, None)
     late = unequal_lengths.late_parts(device, 8 * sum(through.forward), 8 * through.launch / 2, spread, 1.0)
     assert got.seconds == pytest.approx(busy + sum(p.seconds for p in (*gathers, *late)))
-    away = forward(device, LLAMA, replace(layout, offload_params="cpu"), sequences, backend="deepspeed")
-    here = forward(device, LLAMA, layout, sequences, backend="deepspeed")
-    fetch = exchange.fetches(device, LLAMA, replace(layout, offload_params="cpu"), "deepspeed", 8).seconds
-    assert away.seconds - here.seconds == pytest.approx(fetch)
+    host = replace(layout, offload_params="cpu")
+    away = forward(device, LLAMA, host, sequences, backend="megatron")
+    fetch = exchange.fetches(device, LLAMA, host, 8, busy)[0].seconds
+    assert away.seconds - got.seconds == pytest.approx(fetch)
+    frozen, trained = (
+        forward(device, LLAMA, host, sequences, backend="fsdp2", trained=trained).seconds
+        for trained in (False, True)
+    )
+    assert trained > frozen  # FP32 shards
     plain, small = (
         forward(device, LLAMA, layout, sequences, backend="megatron", lora=Lora(rank=8, base=base))
         for base in ("bf16", "nf4")

@@ -130,9 +130,19 @@ def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
     else:
         changes["offload_params"] = read[f"{role}.offload_optimizer"]
     if role == "reference":
+        changes |= _reference_home(s, read)
         changes["recompute"], train, score = read["actor.recompute"], score, None
         changes |= {"micro_batch": read["reference.score_micro_batch"], "score_micro_batch": None}
     return cut(read, read["actor.gpus"], role=role, pack_tokens=train, score_pack_tokens=score, **changes)
+
+
+def _reference_home(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    """Where FSDP has the weights of a reference: on the host, whatever its keys say; as adapters' base, with
+    the policy."""
+    if read["backend"] == "megatron":
+        return {}
+    s.overruled(*(f"{FSDP['reference']}.{key}" for key in ("param_offload", "offload_policy")))
+    return {"offload_params": read["actor.offload_optimizer"] if read["workload.lora.rank"] else "cpu"}
 
 
 # --- the rows -----------------------------------------------------------------------------------------------
@@ -205,9 +215,16 @@ def _fsdp(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
             3,
             Codec(lambda zero: False if zero == 2 else None, flag(3, 2).read, (3, 2)),
         ),
-        Key(f"{role}.offload_optimizer", f"{group}.offload_policy", codec=flag("cpu", "none"), why=memory),
-        *_leaving(role, group, trained=trained),
+        *(_homes(role, group) if trained else ()),
     )
+
+
+def _homes(role: str, group: str) -> tuple[Key | FixedKey, ...]:
+    """Where FSDP has what is trained, while it works and between its calls."""
+    policy = Key(
+        f"{role}.offload_optimizer", f"{group}.offload_policy", codec=flag("cpu", "none"), why=memory
+    )
+    return (policy, *_leaving(role, group, trained=True))
 
 
 def _leaving(role: str, group: str, *, trained: bool) -> tuple[Key | FixedKey, ...]:

@@ -64,6 +64,21 @@ ROWS = (
         "!shared schedule.asynchronous",
     ),
     layers_whole("critic"),
+    Instead(
+        "reference.offload_params",
+        "cpu",
+        "the weights of the reference on the GPUs while it scores",
+        "FSDP has those of a role that is never trained on the host, whatever its keys say",
+        "kl !backend=megatron !workload.lora.rank",
+    ),
+    Instead(
+        "reference.residency",
+        "resident",
+        "a reference that leaves between its calls",
+        "it is on the host anyway",
+        "kl !backend=megatron !workload.lora.rank",
+        also=("reference.offload_between",),
+    ),
     OWN_ENVIRONMENT,
     Instead(
         "workload.dynamic_sampling.max_gen_batches",

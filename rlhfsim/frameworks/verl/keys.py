@@ -210,13 +210,20 @@ def _interrupts(s: FrameworkSettings) -> bool:
     return s.has("async_training") and s.flag("async_training.partial_rollout", default=True)
 
 
+def _leaves(read: Fields, role: str) -> bool:
+    """Whether weights leave between calls; with FSDP those of a reference are the policy's or on the host."""
+    if role == "reference" and read["backend"] != "megatron":
+        return bool(read["actor.hosted"] and read["workload.lora.rank"])
+    return bool(read[f"{role}.hosted"])
+
+
 def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
     """What critic, reference and reward model have of their own."""
     roles = {}
     for role in ("reference", *(["critic"] if read["critic"] else [])):
         roles[role] = RoleDescription(
             layout=layout_of(s, read, role),
-            residency="offloaded" if read[f"{role}.hosted"] else "resident",
+            residency="offloaded" if _leaves(read, role) else "resident",
             optimizer_leaves=bool(read[f"{role}.leaves"]),
         )
     if not read["critic"]:

@@ -49,6 +49,9 @@ RUNS = Runs(
     algorithms=(*COMMON, "dapo", "gspo", "cispo", "sft"),  # sft: trainer/sft_trainer.py
     serves_reward=True,
     filters_on_arrival=True,  # _resolve_filter_groups_metric of trainer/ppo/v1/trainer_base.py
+    hosts_reference=(
+        "fsdp2",
+    ),  # CPUOffloadPolicy where forward_only (workers/engine/fsdp/transformer_impl.py)
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     shares="batch",
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),

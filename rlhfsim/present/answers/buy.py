@@ -108,7 +108,8 @@ def _tiles(answer: Decision) -> Iterator[Tile]:
     (low, usd, high), planned = answer.usd, answer.chosen.usd
     cost = f"Cost of {words.plural(answer.portfolio.years, 'year')}"
     asked = f"asked for: {words.percent(answer.confidence)}"
-    yield Tile(label=cost, value=usd, kind=MONEY, range=(low, high))
+    drawn = f"as planned {words.money(planned)}"
+    yield Tile(label=cost, value=usd, kind=MONEY, range=(low, high), detail=drawn)
     yield Tile(label="No run is late", value=answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
     paid = list(accumulate(answer.chosen.cash))
     latest = f"by the end of {_quarter(paid.index(max(paid)))}"

@@ -35,6 +35,8 @@ class BackendRules:
     """Those under which only a share of them can (`offload_fraction`)."""
     hybrid_stages: tuple[int, ...] = ()
     """Stages that can shard over a part of the ranks, in as many copies (HSDP)."""
+    hosted: bool = False
+    """The weights of a role that scores live there always, and come layer by layer."""
     offloads_all: bool = False
     """Weights leave for the host together with optimizer states, or neither does."""
     tp_with_pp: Literal["yes", "unverified", "no"]

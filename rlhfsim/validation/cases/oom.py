@@ -21,13 +21,12 @@ from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
-from rlhfsim.specs.workload.lengths import cut_log_normal
+from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
-from rlhfsim.validation.cases.oom_settings import GSM8K_TOKENS, gsm8k
 from rlhfsim.validation.cases.oom_software import software, token_budget
-from rlhfsim.validation.cases.rlhf import sleep_level
+from rlhfsim.validation.cases.rlhf import framework_of, reference_on_host, sleep_level
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
 
@@ -169,9 +168,7 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 
 def _workload(row: Row) -> Workload:
-    limits = _lengths(row)
-    means = GSM8K_TOKENS if gsm8k(row) else limits
-    prompt, response = (cut_log_normal(*each) for each in zip(means, limits, strict=True))
+    prompt, response = (Fixed(value=tokens) for tokens in _lengths(row))
     rank = re.search(r"lora\D*r(\d+)", (row.text("algo") or "").lower())
     lora = "lora" in (row.text("algo") or "").lower()
     return Workload(
@@ -267,6 +264,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         raise Skip("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
     offload = row.text("offload") or ""
+    hosted = reference_on_host(framework_of(row), backend, lora=workload.lora is not None)
 
     def placed(role: str) -> RolePlacement | None:
         if getattr(models, role) is None or placed_roles.get(role) not in sizes:
@@ -276,11 +274,11 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         away: Residency = residency if trained else _frozen_residency(row, offload)
         if role == "reference" and residency == "resident" and placed_roles[role] == placed_roles["actor"]:
             away = "swapped" if (row.text("framework") or "").startswith("NeMo-RL") else away
+        layout = _layout(row, backend, sizes[placed_roles[role]], micro)
+        if role == "reference" and hosted:
+            layout, away = replace(layout, offload_params="cpu"), "resident"
         return RolePlacement(
-            pool=placed_roles[role],
-            layout=_layout(row, backend, sizes[placed_roles[role]], micro),
-            residency=away,
-            offload_between=trained and optimizer_away,
+            pool=placed_roles[role], layout=layout, residency=away, offload_between=trained and optimizer_away
         )
 
     actor = placed("actor")

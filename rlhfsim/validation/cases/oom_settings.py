@@ -14,15 +14,6 @@ from rlhfsim.validation.rows import Row
 from rlhfsim.what_if.doctor.case import Case, judged
 
 FITTED, HELD_OUT = "fitted", "held out"
-GSM8K_TOKENS = 100.0, 250.0
-"""Means of prompts and responses that verl's logs of GSM8K print (scenarios/recipes), on which its tuning
-scripts train (`data.train_files` at 603c07d99), but for one of 72B on H20, which leaves its data open."""
-
-
-def gsm8k(row: Row) -> bool:
-    """Whether a row is a script that trains on GSM8K, far below its limits."""
-    source = row.text("source") or ""
-    return "examples/tuning/" in source and "scaling/" not in source and "32_h20" not in source
 
 
 def half(row: Row) -> str:
@@ -46,14 +37,7 @@ def ledger_of(row: Row) -> Ledger:
     named = {NAMED_MODEL: row.text("model"), configuration.version_key: row.text("version")}
     values |= {key: value for key, value in named.items() if value is not None}
     settings = FrameworkSettings(values, f"{row.file}, line {row.line}")
-    prompt, response = GSM8K_TOKENS if gsm8k(row) else (None, None)
-    case = Case(
-        configuration=configuration,
-        settings=settings,
-        gpu=row.text("gpu_type") or "",
-        prompt_tokens=prompt,
-        response_tokens=response,
-    )
+    case = Case(configuration=configuration, settings=settings, gpu=row.text("gpu_type") or "")
     try:
         return judged(case.under({}), None).memory
     except RlhfsimError as error:

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from rlhfsim.frameworks.configuration.described import (
     Lengths,
+    RoleDescription,
     RunDescription,
     RunSpecs,
     placement_of,
@@ -192,7 +193,8 @@ def description_of(row: Row) -> RunDescription:
     """What a row says about its run.
 
     verl and NeMo-RL keep reference weights on the host between its calls (NeMo-RL swaps them in place of
-    the actor's) and put the engine of a shared pool to sleep; DeepSpeed-Chat's hybrid engine does neither.
+    the actor's; verl's FSDP fetches them layer by layer) and put the engine of a shared pool to sleep;
+    DeepSpeed-Chat's hybrid engine does neither.
     """
     gpus, apart, backend = _whole(row, "gpus"), separate(row), backend_of(row)
     training, generating = (_whole(row, "gpus_train"), _whole(row, "gpus_gen")) if apart else (gpus, gpus)
@@ -207,6 +209,14 @@ def description_of(row: Row) -> RunDescription:
     path = _stated(row, "weight_path", get_args(WeightPath)) or _weight_path(row, apart)
     limits: dict[str, Any] = {name: row.integer(name) for name in ("max_num_seqs", "max_batched_tokens")}
     limits |= {"memory_utilization": row.number("gpu_memory_utilization")}
+    layout = training_layout(
+        training,
+        **degrees,
+        **micro_batch_of(row, degrees["cp"]),
+        zero=(1 if backend == "megatron" else 3) if zero is None else zero,
+        recompute=_stated(row, "recompute", get_args(Recompute)) or "full",
+    )
+    hosted = reference_on_host(framework_of(row), backend, lora=bool(row.integer("lora_rank")))
     return RunDescription(
         algorithm=_algorithm(row),
         model=row.text("model_config_key") or row.text("actor_model") or "",
@@ -225,13 +235,8 @@ def description_of(row: Row) -> RunDescription:
         gpus=training,
         gpus_per_node=training,
         rollout_gpus=generating if apart else None,
-        layout=training_layout(
-            training,
-            **degrees,
-            **micro_batch_of(row, degrees["cp"]),
-            zero=(1 if backend == "megatron" else 3) if zero is None else zero,
-            recompute=_stated(row, "recompute", get_args(Recompute)) or "full",
-        ),
+        layout=layout,
+        roles={"reference": RoleDescription(layout=replace(layout, offload_params="cpu"))} if hosted else {},
         actor_residency="offloaded" if leaves else "resident",
         optimizer_leaves=row.text("optimizer_offload") == "yes",
         train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
@@ -249,6 +254,13 @@ def description_of(row: Row) -> RunDescription:
         staleness=staleness_of(row),
         partial_rollout=row.text("partial_rollout") == "yes",
     )
+
+
+def reference_on_host(framework: str | None, backend: Backend, *, lora: bool) -> bool:
+    """Whether a framework has the weights of a reference on the host, whatever its flags say; as the base of
+    adapters they are the policy's."""
+    runs = runs_of(framework)
+    return runs is not None and backend in runs.hosts_reference and not lora
 
 
 def sleep_level(framework: str | None) -> SleepLevel:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rlhfsim.memory.ledger import Ledger
 
-USERS_SPREAD = 0.33
-"""Deviation of ln peak beyond that of the components (P10 to P90: 0.27 to 0.41): maximum likelihood of the
+USERS_SPREAD = 0.34
+"""Deviation of ln peak beyond that of the components (P10 to P90: 0.28 to 0.42): maximum likelihood of the
 fitted half of the public cases (`python -m lab.fits.oom`). It leaves 50 % at 50 %."""
 EXTREME = 0.01
 """No risk is said nearer to 0 or 1; answers that were nearer are scored here."""
@@ -39,8 +39,8 @@ class ExtremeAnswers:
 
 
 SCORED: Mapping[str, tuple[ExtremeAnswers, ExtremeAnswers]] = {
-    "nemo-rl": (ExtremeAnswers(5, 5), ExtremeAnswers(0, 1)),
-    OTHERS: (ExtremeAnswers(0, 1), ExtremeAnswers(5, 5)),
+    "nemo-rl": (ExtremeAnswers(3, 3), ExtremeAnswers(0, 1)),
+    OTHERS: (ExtremeAnswers(0, 1), ExtremeAnswers(4, 4)),
 }
 """Framework -> answers `it fits` and `it does not` to the cases of oom_cases*.csv; a test counts them."""
 

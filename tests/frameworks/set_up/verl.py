@@ -101,8 +101,13 @@ def _layout(role: str, worker: Any, groups: Groups) -> dict[str, Any]:
             f"{role}.layout.cp": engine.ulysses_sequence_parallel_size,
             f"{role}.layout.shards": shards,
             f"{role}.layout.zero": 3 if config.reshard_after_forward else 2,
-            f"{role}.layout.offload_params": "cpu" if config.offload_policy else "none",
+            # FSDPEngine._build_fsdp_module: CPUOffloadPolicy or CPUOffload, and nothing leaves between calls
+            f"{role}.layout.offload_params": "cpu"
+            if config.offload_policy or config.forward_only
+            else "none",
         }
+        if config.forward_only:
+            derived[f"{role}.residency"] = "resident"
     scores = {"pack": config.infer_max_token_len_per_gpu, "batch": config.infer_micro_batch_size_per_gpu}
     trains = {"pack": config.max_token_len_per_gpu, "batch": config.micro_batch_size_per_gpu}
     for kind, sizes in (("score", scores), ("train", trains)):
