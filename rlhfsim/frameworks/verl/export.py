@@ -79,6 +79,20 @@ ROWS = (
         "kl !backend=megatron !workload.lora.rank",
         also=("reference.offload_between",),
     ),
+    Instead(
+        "reference.offload_params",
+        lambda plan: plan.placement.actor.layout.offload_params,
+        "weights under the adapters that are not where the policy's are",
+        "they are the policy's",
+        "kl !backend=megatron workload.lora.rank",
+    ),
+    Instead(
+        "reference.residency",
+        lambda plan: plan.placement.actor.residency,
+        "weights under the adapters that do not leave with the policy's",
+        "they are the policy's",
+        "kl !backend=megatron workload.lora.rank",
+    ),
     OWN_ENVIRONMENT,
     Instead(
         "workload.dynamic_sampling.max_gen_batches",
