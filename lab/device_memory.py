@@ -1,6 +1,6 @@
 """Memory of the calls of a step on the rehearsal device, beside the ledger of their plan at the same moments.
 
-    python -m lab.device_memory                     # 14 small plans, two ranks: about 2 min of CPU
+    python -m lab.device_memory                     # 18 small plans, two ranks: about 3 min of CPU
     python -m lab.device_memory "dpo zero3" "sft zero1"
     python -m lab.device_memory --engines           # vLLM's weights and KV cache, and both ends of a weight sync
 

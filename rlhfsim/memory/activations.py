@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -43,6 +44,10 @@ class Activations(NamedTuple):
     """The layer that runs: temporaries, gradients, and its tensors while it is recomputed."""
     logits: Size
     """Final norm, logits and loss on the last stage."""
+    layer: Size = 0.0
+    """The part of `saved` that leaves with the backward pass of one layer."""
+    input: Size = 0.0
+    """A layer's input alone, or its gradient."""
 
     @property
     def peak(self) -> Size:
@@ -122,10 +127,12 @@ def training_activations(
         frozen,
     )
     held = in_flight(layout.pp, layout.vp, batch.count, stage)
-    # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
-    gradients = backend == "deepspeed" and not frozen
+    # DeepSpeed's hooks take a gradient when it is whole, FSDP2's a layer's; FSDP1's count with its buffers
+    by_layer = backend == "fsdp2" and not software.flat_parameters
+    gradients = (backend == "deepspeed" or by_layer) and not frozen
     working = reduce(np.maximum, (local * token + (fixed if gradients else 0.0) for token, fixed in phases))
-    if gradients and model.tied_embeddings and stage == "only" and not model.value_head:
+    late = by_layer or (model.tied_embeddings and stage == "only")
+    if gradients and late and stage != "first" and not model.value_head:
         working += head_gradient(model, layout)  # complete only after the embedding's own
     logits: Size = 0.0
     if stage != "first":
@@ -133,7 +140,9 @@ def training_activations(
         logits = head_peak(
             model, layout, backend, local, software.head, norm=norm, gradients=gradients, frozen=frozen
         )
-    return Activations(saved=local * saved * held, working=working, logits=logits)
+    layers = sum(kind.layers for kind in stage_layers(model, layout.pp, stage))
+    token = BF16 * model.hidden * (1.0 / layout.tp if layout.sequence_parallel else 1.0)
+    return Activations(local * saved * held, working, logits, local * saved / layers, local * token)
 
 
 class _Kernels(NamedTuple):
@@ -170,15 +179,23 @@ def _kept_and_running(
     layers, first = sum(kind.layers for kind in kinds), running[0]
     by_operation = recompute == "selective" and kernels.backend == "fsdp2"
     if recompute != "full" and not by_operation:
-        phases = tuple(phase for tensors in running for phase in tensors.backward)
+        phases = tuple(phase for tensors in running for phase in _moments(tensors, kernels.backend))
         return sum(k.layers * total for k, total in zip(kinds, totals, strict=True)), phases
     kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
         BackwardPhase(phase.token + total + first.input - kept, phase.fixed)
         for tensors, total in zip(running, totals, strict=True)
-        for phase in tensors.backward
+        for phase in _moments(tensors, kernels.backend)
     )
     return kept * layers, phases
+
+
+def _moments(tensors: LayerTensors, backend: Backend) -> tuple[BackwardPhase, ...]:
+    """Moments of a layer's backward pass; under FSDP gradients stay until all of the layer are there."""
+    if backend != "fsdp2":
+        return tensors.backward
+    fixed = accumulate(phase.fixed for phase in tensors.backward)
+    return tuple(phase._replace(fixed=sum_) for phase, sum_ in zip(tensors.backward, fixed, strict=True))
 
 
 def _kept_by_operation(model: ModelSpec, tp: int) -> float:

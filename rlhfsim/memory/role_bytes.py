@@ -165,7 +165,12 @@ class RoleMemory(NamedTuple):
         if swapped:
             return RoleBytes(States(host=standing.states.weights), States(), score, Extra(), 0.0, 0.0, False)
         again = standing.again * (self.batch.each(layouts)[1] > 1)
-        standing = standing._replace(buffers=standing.buffers + again)
+        kept = standing.experts * np.array([layout.recompute == "none" for layout in layouts])
+        standing = standing._replace(
+            buffers=standing.buffers + again,
+            at_loss=standing.at_loss + again * (standing.layer > 0),
+            gathered=standing.gathered + kept,
+        )
         train = _training(standing, backward, self.waste) if kind.trained else Extra()
         nccl = self.nccl * standing.communicators
         return RoleBytes(standing.states, States(), score, train, self.framework, nccl, False)
@@ -186,7 +191,7 @@ class RoleMemory(NamedTuple):
         for i, layout in enumerate(layouts):
             groups[*activations.LIKE(layout), layout.ep > 1].append(i)
         tokens, micro_batches = self.batch.each(layouts)
-        found = np.zeros((2, 3, len(layouts)))
+        found = np.zeros((2, len(Activations._fields), len(layouts)))
         for rows in groups.values():
             layout = layouts[rows[0]]
             passed = _passed(
@@ -205,7 +210,8 @@ class RoleMemory(NamedTuple):
                     token_bytes(kind.model, "", INDEX) / (layout.pp * layout.tp * layout.cp) * tokens[:, rows]
                 )
             if kind.trained and (share := _share_kept(kind, layout, layers[rows[0]])) != 1.0:
-                found[1, 0, rows] *= share
+                for kept in ("saved", "layer"):
+                    found[1, Activations._fields.index(kept), rows] *= share
         return Activations(*found[0]), Activations(*found[1])
 
 
@@ -309,6 +315,12 @@ class _Standing(NamedTuple):
     """The part of these that is there at the loss."""
     again: Size
     """Gradients of a further micro-batch."""
+    experts: Size
+    """Weights of experts that a pass without recomputation keeps gathered."""
+    layer: Size
+    """BF16 gradients of a layer, where FSDP2 reduces them together."""
+    running: Size
+    """Weights of a running layer that are not there at the loss."""
     step: Size
     """Bytes of the optimizer step alone."""
     layers: Size
@@ -316,6 +328,8 @@ class _Standing(NamedTuple):
     communicators: Size = 0
 
 
+OWN = _Standing._fields[1:-1]
+"""What a `_Standing` says of arrays beside states and communicators."""
 Cut: TypeAlias = tuple[Any, ...]
 """Fields `memory.states.CUT` of a layout."""
 _PP, _DP = map(memory.CUT.index, ("pp", "dp"))
@@ -360,16 +374,27 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
     gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
     buffers = memory.gradient_buffer_bytes(
-        trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
+        trainable,
+        layout,
+        backend,
+        overlap=software.overlaps_reduction,
+        fp32_sums=fp32_sums,
+        flat=software.flat_parameters,
     )
+    by_layer = memory.reduce_scatters(layout, backend) and not software.flat_parameters
     return _Standing(
         states=states,
-        gathered=memory.gathered_bytes(part, layout, backend, flat=software.flat_parameters)
+        gathered=memory.gathered_bytes(
+            part, layout, backend, flat=software.flat_parameters, cast=not frozen_base
+        )
         if gathers
         else dequantised,
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
         again=memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums),
+        experts=memory.experts_kept(part, layout, backend),
+        layer=BF16 * trainable.layer * by_layer,
+        running=BF16 * part.layer * (by_layer and layout.zero == 3),
         step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
         layers=part.num_layers,
     )
@@ -382,19 +407,20 @@ def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
     groups: dict[object, list[int]] = defaultdict(list)
     for cut, i in numbers.items():
         groups[_alike(kind, *cut)].append(i)
-    distinct, sizes = list(numbers), np.zeros((len(States._fields) + 6, len(numbers)))
+    distinct, sizes = list(numbers), np.zeros((len(States._fields) + len(OWN), len(numbers)))
     for rows in groups.values():
         like = [distinct[i] for i in rows]
         parts = [_part(kind, stage if cut[_PP] > 1 else "only", _parted(cut)) for cut in like]
         layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
         held = _standing(kind, layout, memory.stacked(parts))
-        for row, size in zip(sizes, (*held.states, *held[1:7]), strict=True):
+        for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=True):
             row[rows] = size
     if passed := COPIES * (kind.routes + kind.logits):
         sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in distinct])
-    *states, gathered, buffers, at_loss, again, step, layers = sizes[:, places]
+    states, own = np.split(sizes[:, places], [len(States._fields)])
     communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
-    return _Standing(States(*states), gathered, buffers, at_loss, again, step, layers, communicators)
+    named = dict(zip(OWN, own, strict=True))
+    return _Standing(States(*states), **named, communicators=communicators)
 
 
 def _part(kind: RoleKind, stage: Stage, cut: memory.Parted) -> Shard:
@@ -415,8 +441,16 @@ def _alike(kind: RoleKind, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int
 
 
 def _training(standing: _Standing, backward: Activations, waste: float) -> Extra:
-    """What training adds; with short batches the optimizer step is the peak."""
-    buffers = standing.at_loss + backward.beside(standing.buffers - standing.at_loss)
+    """What training adds; with short batches the optimizer step is the peak.
+
+    Where FSDP2 reduces gradients layer by layer, the FP32 ones of a layer are there when it has run: next to
+    all BF16 ones of the layer and its input's, or to the next layer, but not to what it had saved.
+    """
+    waiting = standing.buffers - standing.at_loss
+    after = np.maximum(0.0, standing.layer + backward.input - backward.working)
+    waiting = np.where(standing.layer > 0, np.maximum(0.0, waiting + after - backward.layer), waiting)
+    backward = backward._replace(logits=backward.logits - standing.running)
+    buffers = standing.at_loss + backward.beside(waiting)
     call = _extra(standing.gathered, buffers, backward, waste)
     stepping = standing.step > standing.gathered + buffers + backward.peak
     alone = Extra(buffers=standing.step)

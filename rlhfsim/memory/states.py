@@ -384,14 +384,17 @@ def lora_states(
     return base, trained_states(adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes)
 
 
-def gathered_bytes(part: Shard, layout: Layout, backend: Backend, *, flat: bool = False) -> Size:
+def gathered_bytes(
+    part: Shard, layout: Layout, backend: Backend, *, flat: bool = False, cast: bool = True
+) -> Size:
     """BF16 weights that ZeRO-3 or FSDP hold gathered while a layer runs.
 
     DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches whole parameters until its bucket is
     full, so by up to a parameter more. FSDP2 holds the running layer
     and, for the whole pass, the root (embedding and head), and beside them what the all-gathers wrote, which
     is copied from: their stream keeps a pool of its own, in which a layer is written while what the root's or
-    the layer before wrote is kept. FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
+    the layer before wrote is kept, and before it the rank's own part in BF16 (`cast`: the shards are FP32).
+    FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
     at one time. On one rank the running and the next layer stand there; without resharding after forward
     (stage 2) all weights, beside what all-gathers wrote. Weights on the host pass through the same buffers.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard (frees a result
@@ -400,9 +403,10 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend, *, flat: bool 
     """
     if backend == "fsdp2":
         in_place = flat or layout.dp * layout.cp == 1 or not layout.zero
-        written = 0.0 if in_place else part.layer + np.maximum(part.root, part.layer)
+        own = cast * part.layer / part.dense_ranks
+        written = 0.0 if in_place else part.layer + np.maximum(part.root, part.layer) + own
         running = part.root + part.layer * (1 + in_place) if layout.zero == 3 else part.elements
-        return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements, written))
+        return BF16 * (np.minimum(part.elements, running) + np.minimum(part.elements + own, written))
     if layout.zero == 3:
         ahead = np.minimum(part.layer, DEEPSPEED.prefetch + part.matrix)
         return BF16 * (np.minimum(part.elements, DEEPSPEED.live) + ahead)
@@ -411,16 +415,37 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend, *, flat: bool 
     return 0.0
 
 
+def experts_kept(part: Shard, layout: Layout, backend: Backend) -> Size:
+    """BF16 weights of experts that stay gathered under ZeRO-3 until a layer's backward pass, in addition.
+
+    transformers keeps all experts of a layer in one parameter and multiplies by a view of it, which autograd
+    saves; DeepSpeed gives a parameter other memory when it lets go, and the view keeps what was gathered.
+    The last layer's are those that DeepSpeed counts as live. FSDP2 frees the storage under all views.
+    Source: transformers 5.19, integrations/moe.py, _grouped_linear; DeepSpeed 0.19.8, free_param of
+    runtime/zero/partition_parameters.py; tests/rehearsal/held.py reads it.
+    """
+    if backend != "deepspeed" or layout.zero != 3:
+        return 0.0
+    return BF16 * np.maximum(0.0, part.expert - np.minimum(part.layer, DEEPSPEED.live))
+
+
 def gradient_buffer_bytes(
-    part: Shard, layout: Layout, backend: Backend, *, overlap: bool = True, fp32_sums: bool = False
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    *,
+    overlap: bool = True,
+    fp32_sums: bool = False,
+    flat: bool = False,
 ) -> Size:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
     DeepSpeed allocates whole buckets at any number of ranks, of `DEEPSPEED.reduce_bucket` elements or, where
     fewer are trained, of those: one (ZeRO-1), two where the reduction overlaps (ZeRO-2), one and the copy
     that a reduce-scatter interleaves (ZeRO-3); none where ZeRO-1 sums in FP32, one gradient after the other.
-    FSDP2 holds BF16 gradients of two layers and of the root, and
-    one FP32 reduce-scatter input. Megatron reduces in place in its FP32 buffer.
+    FSDP2 holds one FP32 reduce-scatter input, of the layer whose backward pass is through (its gradients
+    until then count with its activations); FSDP1 (`flat`) besides BF16 gradients of two layers and of the
+    root. Megatron reduces in place in its FP32 buffer.
     `overlap`: as the executor asks for; DeepSpeed's own default overlaps under ZeRO-3 alone.
     Source: DeepSpeed 0.19.8, setup_buckets of runtime/zero/stage_1_and_2.py, reduce_scatter_coalesced of
     runtime/comm/coalesced_collectives.py (tests/executor/test_deepspeed_buckets.py runs both).
@@ -428,18 +453,27 @@ def gradient_buffer_bytes(
     if backend == "deepspeed":
         buckets = (0, 0 if fp32_sums else 1, 2 if overlap else 1, 2)[layout.zero]
         return BF16 * buckets * np.minimum(part.elements, DEEPSPEED.reduce_bucket)
-    if backend == "megatron" or layout.dp * layout.cp == 1:
+    if not reduce_scatters(layout, backend):
         return 0.0
-    return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
+    return FP32 * part.layer + flat * BF16 * (2 * part.layer + part.root)
+
+
+def reduce_scatters(layout: Layout, backend: Backend) -> bool:
+    """Whether FSDP reduces gradients layer by layer into shards."""
+    return backend == "fsdp2" and layout.dp * layout.cp > 1 and layout.zero >= 2
 
 
 def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:
     """Gradients of a further micro-batch beside the sums of those before it, in the rank's own partition.
 
     ZeRO-2 fills a second buffer of the partition, which it adds when the micro-batch is through; FP32 sums
-    take each gradient at once. Source: DeepSpeed 0.19.8, grads_in_partition of copy_grads_in_partition and
-    all_grad_tensors of runtime/zero/stage_1_and_2.py.
+    take each gradient at once. FSDP2 writes the rank's part of a layer's, or the root's, sum in FP32, in the
+    pool of the stream that reduces. Source: DeepSpeed 0.19.8, grads_in_partition of copy_grads_in_partition
+    and all_grad_tensors of runtime/zero/stage_1_and_2.py; torch 2.13, foreach_reduce of
+    distributed/fsdp/_fully_shard/_fsdp_collectives.py.
     """
+    if reduce_scatters(layout, backend):
+        return FP32 * np.maximum(part.layer, part.root) / part.dense_ranks
     if backend != "deepspeed" or layout.zero != 2 or fp32_sums or layout.offload_optimizer != "none":
         return 0.0
     return BF16 * (part.dense / part.dense_ranks + part.expert / part.expert_ranks)
@@ -449,7 +483,7 @@ def loss_share(layout: Layout, backend: Backend) -> float:
     """Share of `gradient_buffer_bytes` that is there at the loss of a micro-batch, before layers run back.
 
     ZeRO-1 keeps its bucket from the first micro-batch of a step to the last, ZeRO-3 one of its two for good;
-    ZeRO-2 and FSDP2 take theirs with the first gradient and free them with the last of a micro-batch.
+    ZeRO-2 and FSDP take theirs with the first gradient and free them with the last of a micro-batch.
     """
     return {1: 1.0, 3: 0.5}.get(layout.zero, 0.0) if backend == "deepspeed" else 0.0
 
@@ -457,7 +491,8 @@ def loss_share(layout: Layout, backend: Backend) -> float:
 def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:
     """What the optimizer step itself needs: FP32 gradients (DeepSpeed), intermediates (FSDP2).
 
-    FP32 sums serve as they are, but ZeRO-1 reduces them whole, from a copy in BF16.
+    FP32 sums serve as they are, but ZeRO-1 reduces them whole, from a copy in BF16. ZeRO-3 makes one tensor
+    of a sub-group's in BF16 first (DeepSpeed 0.19.8, _prepare_fp32_grad_for_sub_group of stage3.py).
     It runs when activations are gone, so it counts only where it exceeds them. The fused Adam of
     Megatron works in place.
     """
@@ -468,9 +503,11 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool
         owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
     if fp32_sums and layout.zero < 3:
         return BF16 * part.elements if layout.zero == 1 else 0.0
+    width = FP32
     if backend == "deepspeed" and layout.zero == 3:
         owned = np.minimum(owned, DEEPSPEED.sub_group)
-    return FP32 * owned * (1 if layout.offload_optimizer == "none" else 1 - layout.offload_fraction)
+        width += 0.0 if fp32_sums else BF16
+    return width * owned * (1 if layout.offload_optimizer == "none" else 1 - layout.offload_fraction)
 
 
 def communicators(

@@ -1,7 +1,8 @@
 """What both ends of a weight sync hold on their GPUs where vLLM's transfer engines carry the weights.
 
 The trainer packs whole tensors into buckets; one with shards gathers the experts of a layer at once, for
-transformers 5 keeps them in two tensors. The engine keeps what arrived until all tensors of a module
+transformers 5 keeps them in two tensors, and of every bucket the last expert's matrix is a copy that stays
+beside the next. The engine keeps what arrived until all tensors of a module
 (QKV, gate and up, all experts of a layer) are there, makes the module of them and copies it into place.
 
 Sources: vLLM 0.32.0, distributed/weight_transfer/packed_tensor.py (CUDA IPC: one buffer at the trainer, whose
@@ -68,10 +69,13 @@ def transfer_bytes(model: ModelSpec, transport: Transport, bucket: float) -> Tra
     if transport in ("host", "disk"):  # tensors come from host memory
         return TransferBytes(0.0, group, _front([Arrival(0.0, max(map(sum, each)))]))
     chunks = _chunks(each, size, over=transport == "broadcast")
+    copy = max((tensor for module in each if len(module) > FUSED for tensor in module), default=0.0)
     if transport == "ipc":
-        return TransferBytes(size, group, _front(_arrivals(each, chunks, slots=1)))
+        return TransferBytes(size + copy, group, _front(_arrivals(each, chunks, slots=1)))
     both, with_gathered = _packed(chunks, _chunks(kept, size, over=False))
-    return TransferBytes(both, with_gathered - both, _front(_arrivals(each, chunks, slots=SLOTS)))
+    return TransferBytes(
+        both + SLOTS * copy, with_gathered - both, _front(_arrivals(each, chunks, slots=SLOTS))
+    )
 
 
 def modules(model: ModelSpec) -> Iterator[Module]:

@@ -130,14 +130,16 @@ def test_gathered_weights_by_hand() -> None:
     assert states.gathered_bytes(PART, away, "megatron") == 2 * 200
     assert states.gathered_bytes(replace(PART, layer=900), away, "megatron") == 2 * 1400
     # running layer and root, and beside them what was written: a layer beside the root or another layer
-    assert states.gathered_bytes(PART, three, "fsdp2") == 2 * (140 + 200)
-    assert states.gathered_bytes(big, three, "fsdp2") == 2 * (5e8 + 5e8)
+    # and before it the rank's own eighth of a layer, where shards are FP32
+    assert states.gathered_bytes(PART, three, "fsdp2") == 2 * (140 + 200 + 12.5)
+    assert states.gathered_bytes(PART, three, "fsdp2", cast=False) == 2 * (140 + 200)
+    assert states.gathered_bytes(big, three, "fsdp2") == 2 * (5e8 + 5e8 + 1.25e7)
     assert states.gathered_bytes(big, three, "fsdp2", flat=True) == 2 * (4e8 + 2 * 1e8), "FSDP1: two layers"
     assert states.gathered_bytes(big, Layout(dp=8, zero=2), "fsdp2", flat=True) == 2 * big.elements
-    assert states.gathered_bytes(replace(PART, dense=100, expert=0), three, "fsdp2") == 2 * (100 + 100)
+    assert states.gathered_bytes(replace(PART, dense=100, expert=0), three, "fsdp2") == 2 * (100 + 112.5)
     assert states.gathered_bytes(PART, Layout(dp=1, zero=3), "fsdp2") == 2 * 240
     assert states.gathered_bytes(replace(PART, dense=200, expert=0), Layout(dp=1, zero=3), "fsdp2") == 2 * 200
-    assert states.gathered_bytes(PART, Layout(dp=8, zero=2), "fsdp2") == 2 * (1400 + 100 + 100)
+    assert states.gathered_bytes(PART, Layout(dp=8, zero=2), "fsdp2") == 2 * (1400 + 100 + 100 + 12.5)
     assert states.gathered_bytes(PART, Layout(dp=8, zero=0), "fsdp2") == 2 * 1400
     assert states.gathered_bytes(PART, Layout(dp=1, zero=2), "fsdp2") == 2 * 1400
 
@@ -153,9 +155,28 @@ def test_deepspeed_allocates_whole_buckets(zero: int, options: dict, buckets: in
     assert states.gradient_buffer_bytes(big, layout, "deepspeed", **options) == 2 * buckets * 5e8
 
 
-def test_fsdp2_holds_gradients_of_two_layers_and_the_root() -> None:
+def test_experts_stay_gathered_under_zero_3_alone_but_for_the_last_layer_s() -> None:
+    three = Layout(dp=8, zero=3)
+    assert states.experts_kept(PART, three, "deepspeed") == 2 * (600 - 100)
+    assert states.experts_kept(replace(PART, expert=0), three, "deepspeed") == 0
+    wide = replace(PART, expert=9e9, layer=3e9)
+    assert states.experts_kept(wide, three, "deepspeed") == 2 * (9e9 - 1e9), "of which a billion may live"
+    assert states.experts_kept(PART, three, "fsdp2") == 0
+    assert states.experts_kept(PART, Layout(dp=8, zero=2), "deepspeed") == 0
+
+
+def test_fsdp2_sums_a_further_micro_batch_in_the_pool_that_reduces() -> None:
+    three = Layout(dp=8, zero=3)
+    assert states.summed_again(PART, three, "fsdp2") == 4 * 100 / 8
+    assert states.summed_again(replace(PART, root=240), three, "fsdp2") == 4 * 240 / 8
+    assert states.summed_again(PART, Layout(dp=8, zero=1), "fsdp2") == 0
+
+
+def test_fsdp1_holds_gradients_of_two_layers_and_the_root_and_fsdp2_of_one_in_fp32() -> None:
     sharded = states.gradient_buffer_bytes(PART, Layout(dp=8, zero=3), "fsdp2")
-    assert sharded == 2 * (2 * 100 + 40) + 4 * 100
+    assert sharded == 4 * 100
+    flat = states.gradient_buffer_bytes(PART, Layout(dp=8, zero=3), "fsdp2", flat=True)
+    assert flat == 2 * (2 * 100 + 40) + 4 * 100
     assert states.gradient_buffer_bytes(PART, Layout(dp=8, zero=1), "fsdp2") == 0
     assert states.gradient_buffer_bytes(PART, Layout(dp=1, zero=3), "fsdp2") == 0
     assert states.gradient_buffer_bytes(PART, Layout(dp=1, cp=2, zero=3), "fsdp2") == sharded
@@ -167,14 +188,15 @@ def test_bytes_of_the_optimizer_step_by_hand() -> None:
         return states.step_bytes(part, Layout(dp=8, zero=zero, **layout), backend, fp32_sums=fp32_sums)
 
     assert step(0) == 4 * 1400
-    assert step(1) == step(3) == step(3, "fsdp2") == 4 * 400
+    assert step(1) == step(3, "fsdp2") == 4 * 400
+    assert step(3) == (4 + 2) * 400, "and one BF16 tensor of them"
     assert step(1, "megatron") == 0
     assert step(1, offload_optimizer="cpu") == 0
     assert step(1, offload_optimizer="cpu", offload_fraction=0.25) == 0.75 * 4 * 400
     assert step(1, fp32_sums=True) == 2 * 1400
     assert step(2, fp32_sums=True) == 0
     assert step(3, fp32_sums=True) == 4 * 400
-    assert step(3, part=replace(PART, dense=3e10)) == 4 * 1e9
+    assert step(3, part=replace(PART, dense=3e10)) == 6 * 1e9
 
 
 def test_a_communicator_for_each_dimension_above_one() -> None:

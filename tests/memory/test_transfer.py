@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def test_a_sharded_trainer_has_gathered_from_the_bucket_s_first_tensor_to_the_en
 def test_the_modules_are_the_model_but_for_norms_and_biases(name: str) -> None:
     model = resolve_model(name)
     assert sum(map(sum, modules(model))) == pytest.approx(2 * model.num_params, rel=2e-4)
+
+
+def test_the_last_expert_s_matrix_of_a_bucket_is_a_copy() -> None:
+    matrix = 2 * 768 * 2048
+    assert transfer_bytes(EXPERTS, "ipc", GIB).sent == GIB + matrix
+    plain, each = transfer_bytes(EXPERTS, "broadcast", GIB), list(modules(EXPERTS))
+    pairs = [sum(chunk) for chunk in _chunks(each, GIB, over=True)]
+    assert plain.sent == max(a + b for a, b in pairwise(pairs)) + 2 * matrix
 
 
 def test_buckets_of_llama_8b() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -70,15 +71,20 @@ def test_activations_of_a_training_call_add_up_layers(backend) -> None:
         LLAMA, Layout(dp=2, cp=2, recompute="none"), backend, activations.MicroBatches(tokens=1000, count=4)
     )
     assert got.saved == 500 * 32 * layer.total
-    owned = backend == "deepspeed"
-    assert got.working == max(500 * p.token + (p.fixed if owned else 0) for p in layer.backward)
+    # DeepSpeed takes each gradient when it is whole; FSDP2 a layer's together, and the head's after all
+    sums = list(accumulate(p.fixed for p in layer.backward)) if backend == "fsdp2" else None
+    owned = {"deepspeed": [p.fixed for p in layer.backward], "fsdp2": sums}.get(backend) or [0.0] * 9
+    head = 2 * 128256 * 4096 if backend == "fsdp2" else 0
+    tokens = [p.token for p in layer.backward]
+    assert got.working == max(500 * t + f for t, f in zip(tokens, owned, strict=False)) + head
+    assert (got.layer, got.input) == (500 * layer.total, 500 * 2 * 4096)
     full = activations.training_activations(
         LLAMA, Layout(dp=2, cp=2, recompute="full"), backend, activations.MicroBatches(tokens=1000, count=4)
     )
     assert full.saved == 500 * 32 * 2 * 4096
-    assert full.working == max(
-        500 * (p.token + layer.total) + (p.fixed if owned else 0) for p in layer.backward
-    )
+    again = 500 * layer.total
+    assert full.working == max(500 * t + f + again for t, f in zip(tokens, owned, strict=False)) + head
+    assert full.layer == 500 * 2 * 4096
     frozen = activations.training_activations(
         LLAMA,
         Layout(dp=2, cp=2, recompute="none"),
@@ -127,7 +133,9 @@ def test_selective_recomputation_by_operation_keeps_products_and_attention() -> 
     assert got.saved == 10 * 32 * kept
     layer = layer_tensors(LLAMA, 1, fused=False)
     again = layer.total + 2 * 4096 - kept
-    assert got.working == pytest.approx(10 * max(p.token + again for p in layer.backward))
+    fixed = accumulate(p.fixed for p in layer.backward)
+    moments = (10 * (p.token + again) + f for p, f in zip(layer.backward, fixed, strict=True))
+    assert got.working == pytest.approx(max(moments) + 2 * 128256 * 4096)
     bare = preset("qwen3-30b-a3b")
     assert activations._kept_by_operation(bare, 1) == 2 * (32 * 256 + 4 * 128) + 4 * 32
 
@@ -211,6 +219,56 @@ def test_a_call_with_its_waste_by_hand() -> None:
     assert deep == Extra(10, 20, 107, 0, pytest.approx(13.7))
     wide = role_bytes._extra(10.0, 20.0, Activations(saved=100, working=5, logits=7), 0.1)
     assert wide == Extra(10, 20, 100, 7, pytest.approx(13.7))
+
+
+@pytest.mark.parametrize(
+    ("backward", "buffers"),
+    [
+        (
+            Activations(saved=100, working=30, logits=10, layer=50, input=5),
+            1 + 0,
+        ),  # the next layer's are as many
+        (Activations(saved=100, working=30, logits=10, layer=15, input=5), 1 + 40 - 15),  # beside the next
+        (
+            Activations(saved=100, working=10, logits=5, layer=15, input=5),
+            1 + 40 + 20 + 5 - 10 - 15,
+        ),  # its own
+        (Activations(saved=100, working=30, logits=60, layer=15, input=5), 1 + 40 - 15 - (60 - 8 - 30)),
+    ],
+)
+def test_fsdp2_s_gradients_of_a_layer_are_there_when_what_it_saved_is_gone(backward, buffers) -> None:
+    """40 bytes of a layer in FP32, 20 of BF16, 8 of its weights, and 1 in the pool that reduces."""
+    standing = role_bytes._Standing(
+        States(),
+        gathered=12,
+        buffers=41,
+        at_loss=1,
+        again=0,
+        experts=0,
+        layer=20,
+        running=8,
+        step=0,
+        layers=4,
+    )
+    held = role_bytes._training(standing, backward, 0.0)
+    logits = max(0, backward.logits - 8)
+    assert held.buffers == buffers
+    assert held.gathered + held.activations + held.logits == 12 + 100 + max(backward.working, logits)
+
+
+def test_without_recomputation_a_zero_3_actor_keeps_the_experts_it_gathered() -> None:
+    def gathered(call: str, **options) -> float:
+        layout = Layout(dp=8, zero=3, **options)
+        placed = RolePlacement(pool="all", layout=layout)
+        work = Workload(model="qwen3-30b-a3b", algorithm="grpo", prompts=8)
+        models = models_of(work)
+        held = role_bytes.role_memory(models, "actor", work, backend="deepspeed", profile=H100).of(placed)
+        return getattr(held, call).gathered
+
+    part = states.shard(MOE, Layout(dp=8, zero=3), "deepspeed")
+    kept = 2 * (part.expert - part.layer)
+    assert gathered("train", recompute="none") - gathered("train", recompute="full") == pytest.approx(kept)
+    assert gathered("score", recompute="none") == gathered("score", recompute="full")
 
 
 def test_what_a_role_keeps_between_its_calls() -> None:
@@ -488,7 +546,7 @@ def test_ranks_of_experts_buffers_and_steps_on_the_other_side() -> None:
     small = states.Shard(
         dense=800, expert=600, dense_ranks=8, expert_ranks=2, layer=100, root=40, matrix=30, num_layers=7
     )
-    assert states.gradient_buffer_bytes(small, Layout(dp=2, cp=2, zero=2), "fsdp2") == 2 * 240 + 400
+    assert states.gradient_buffer_bytes(small, Layout(dp=2, cp=2, zero=2), "fsdp2") == 400
     whole = states.trained_states(small, Layout(dp=8, zero=0, offload_optimizer="cpu"), "deepspeed")
     assert whole.host == 12 * 1400
     assert states.root_params(LLAMA, 2, "first") == -(-128256 // 256) * 256 / 2 * 4096

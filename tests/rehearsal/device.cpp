@@ -728,6 +728,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &item);
   m.impl("record_stream", &record_stream);
+  // one kernel on CUDA; without this, torch takes it apart into five tensors
+  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&any>());
 }
 
 TORCH_LIBRARY_IMPL(c10d, CUDA, m) {

@@ -93,13 +93,16 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo lora": {"algorithm": "grpo", "layout": {"zero": 1}, "workload": {"lora": {"rank": 16}}},
     "sft zero1 fp32 sums": {"algorithm": "sft", "layout": {"zero": 1}, "workload": {"gradients": "fp32"}},
     "sft zero2 fp32 sums": {"algorithm": "sft", "layout": {"zero": 2}, "workload": {"gradients": "fp32"}},
-}
-"""Case -> algorithm, layout, what roles do between their calls."""
-OPEN: dict[str, dict[str, Any]] = {
     "sft zero3 of experts": {"algorithm": "sft", "layout": {"zero": 3}},
     "sft fsdp2 of experts": {"algorithm": "sft", "backend": "fsdp2", "layout": {"zero": 3}},
+    "sft zero3 recompute of experts": {"algorithm": "sft", "layout": {"zero": 3, "recompute": "full"}},
+    "sft fsdp2 recompute of experts": {
+        "algorithm": "sft",
+        "backend": "fsdp2",
+        "layout": {"zero": 3, "recompute": "full"},
+    },
 }
-"""Run only where they are named: docs/gpu.md says by how much the ledger is off, and why."""
+"""Case -> algorithm, layout, what roles do between their calls."""
 
 
 EXPERTS = {
@@ -116,7 +119,7 @@ BUCKET, LIVE, PREFETCH, CHUNK = 500_000, 1_000_000, 50_000, 2**20
 """Elements of DeepSpeed's buckets and of what ZeRO-3 gathers, bytes of logits at one time: scaled down as well."""
 
 
-SENT = {"sft zero1", "dpo zero3", "sft fsdp2 zero3", *OPEN}
+SENT = {"sft zero1", "dpo zero3", "sft fsdp2 zero3", "sft zero3 of experts"}
 """Cases whose actor sends its weights as well, to nobody: in buckets of `SYNC_BUCKET` bytes, by each way of vLLM."""
 SYNC_BUCKET = 2 * 2**20
 
@@ -312,7 +315,7 @@ def main(rank: int, port: int, folder: Path, names: list[str]) -> None:
     found = {}
     for name in names:
         model = folder / ("experts" if name.endswith("experts") else "model")
-        step = Step(rank, (CASES | OPEN)[name], model, folder / f"away-{rank}")
+        step = Step(rank, CASES[name], model, folder / f"away-{rank}")
         for _ in range(STEPS):
             step.run()
         found[name] = [*step.rows(), *(step.sent() if name in SENT else ())]

@@ -8,7 +8,7 @@ from typing import Any
 import programs
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # a fixture launches up to six runs
 CLOSE = 1e-4
 
 
