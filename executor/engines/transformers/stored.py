@@ -56,8 +56,8 @@ class StoredForm:
         model: Any = SimpleNamespace(_weight_conversions=self._conversions, config=self._config)
         stored = revert_weight_conversion(model, {name: t.as_subclass(_Uncopied) for name, t in bucket})
         *most, (name, last) = [(n, t.as_subclass(Tensor).contiguous()) for n, t in stored.items()]
-        whole = name in dict(bucket)  # whoever reads keeps the last beside the next: no view of all
-        return [*most, (name, last if whole else last.clone())]
+        view = last.untyped_storage().nbytes() > last.nbytes
+        return [*most, (name, last.clone() if view else last)]  # whoever reads keeps the last with the next
 
     def _check(self) -> None:
         for one in self._conversions:
