@@ -26,7 +26,7 @@ ROOM, TOO_MUCH = 0.9, 2.0
 RESPONSE_SHARE, PROMPT_SHARE = 0.4, 0.15
 """Mean tokens over the limit, where nobody says them: of responses 0.37 (0.13 to 0.74) over 21 published logs
 of verl and RLinf, of prompts 0.14 (0.08 to 0.2) over 17 of verl (lab/scoreboard/data/rlhf*.csv). None of the
-cases of memory that are scored is among them."""
+scored cases of memory is among them, but verl's scripts among these have such prompts too."""
 UNLIMITED = 1024.0
 """Mean tokens where there is no limit either."""
 
