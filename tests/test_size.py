@@ -34,7 +34,7 @@ BUDGET = {
     "rlhfsim/specs": 42160,
     "rlhfsim/step": 15200,
     "rlhfsim/training": 13000,
-    "rlhfsim/validation": 27620,
+    "rlhfsim/validation": 27650,
     "rlhfsim/weight_sync": 9800,
     "rlhfsim/what_if": 87520,
     "executor": 23600,

@@ -214,6 +214,18 @@ def test_deepspeed_chat_decodes_with_kernels_of_its_own() -> None:
     )
 
 
+def test_where_placement_ignores_racks_two_nodes_are_joined_by_the_network() -> None:
+    """Qwen3-235B at TP8 over two nodes of four GB200: a job of one rack keeps its NVLink, one of two has none."""
+    rows = {r.line: assumptions.apply("rlhf", r)[0] for r in rows_of("rlhf") if r.file == "rlhf_nemo_rl.csv"}
+    domains = {line: device_on(specs_of(rows[line]).cluster, 0, "megatron").domain for line in (9, 10)}
+    assert domains == {9: 64, 10: 4}  # 64 and 128 GPUs
+    known = rows[10].filled({"racks": "known"})
+    assert device_on(specs_of(known).cluster, 0, "megatron").domain == 72
+    across = seconds(priced(specs_of(rows[10])), "actor.generate")
+    inside = seconds(priced(specs_of(known)), "actor.generate")
+    assert 1.02 < across / inside < 1.15
+
+
 def test_engine_v0_of_vllm_takes_its_own_time_of_a_sequence_in_a_decode_step() -> None:
     """GRPO of a 7B model on four replicas of TP 2: 1,280 sequences of 133 tokens each, and their prefill."""
     old, new = filled(66), filled(66).filled({"vllm_engine": "v1"})

@@ -187,4 +187,4 @@ def test_held_out_pairs_are_inside_the_interval(monkeypatch: pytest.MonkeyPatch)
         inside
     )  # 80 % intervals hold no more in a quarter of cases
     _, _, high, published = inside["AReaL 7B"]
-    assert published < 1.03 * high
+    assert published < 1.04 * high

@@ -63,22 +63,25 @@ def specs_of(row: Row) -> RunSpecs:
             row.text("gpu_type") or "",
             framework_of(row),
             row.text("vllm_engine") == "v0",
+            row.text("racks") == "ignored",
         ),
     )
 
 
 @lru_cache(maxsize=256)
-def _cluster(gpus: int, gpu: str, framework: str | None, v0: bool) -> Cluster:
-    """The cluster; engine V0 of vLLM has its own time of a sequence in a decode step."""
+def _cluster(gpus: int, gpu: str, framework: str | None, v0: bool, racks_ignored: bool) -> Cluster:
+    """The cluster; engine V0 of vLLM has its own time of a sequence in a decode step, and over several racks
+    whose borders placement ignores any two nodes are joined by the network."""
     cluster = replace(parse_cluster(gpus, gpu), framework=framework)
-    if not v0:
-        return cluster
-    groups = []
-    for nodes in cluster.node_groups:
-        known = nodes.profile.coefficients
-        own = {**known, "decode_sequence_overhead_vllm": known["decode_sequence_overhead_v0"]}
-        groups.append(replace(nodes, profile=replace(nodes.profile, coefficients=own)))
-    return replace(cluster, node_groups=tuple(groups))
+    nodes = cluster.node_group
+    profile = nodes.profile
+    if racks_ignored and gpus > profile.scale_up.domain:
+        profile = replace(profile, scale_up=replace(profile.scale_up, domain=profile.node.gpus))
+    if v0:
+        known = profile.coefficients
+        own = {"decode_sequence_overhead_vllm": known["decode_sequence_overhead_v0"]}
+        profile = replace(profile, coefficients={**known, **own})
+    return replace(cluster, node_groups=(replace(nodes, profile=profile),))
 
 
 def framework_of(row: Row) -> str | None:
