@@ -139,7 +139,8 @@ def price(name: str, *, search: bool = True, time_limit: float = TIME_LIMIT) -> 
         return Priced(name=name, title=scenario.title, recipe=recipe)
     asked = question(scenario)
     risk = min(MOST_RISK, max(asked.max_oom, LEEWAY * recipe.prediction.probability_out_of_memory))
-    answer = design(replace(asked, time_limit=time_limit, max_oom=risk))
+    asked = replace(asked, time_limit=time_limit, max_oom=risk)
+    answer = design(asked, explain=False, rivals=False, simple=False)
     return Priced(
         name=name, title=scenario.title, recipe=recipe, plan=answer.best, proven=answer.certificate.proven
     )

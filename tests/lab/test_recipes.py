@@ -86,6 +86,11 @@ def test_the_committed_page_has_every_recipe_and_none_beats_a_plan_called_proven
     assert all(f"**{name}**" in page for name in priced())
 
 
+def test_the_committed_page_has_the_seconds_of_today() -> None:
+    old = recipes.stale(recipes.REPORT.read_text(), list(priced().values()))
+    assert not old, "python -m lab.recipes writes the page anew, in five minutes"
+
+
 def test_a_page_with_other_seconds_of_a_recipe_is_stale() -> None:
     every = list(priced().values())
     page = recipes.report(every)
