@@ -28,10 +28,11 @@ from rlhfsim.memory.components import (
     entry,
     role_components,
 )
+from rlhfsim.memory.framework_sync import ON_ONE_GPU, framework_bytes
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_memory, software_of
 from rlhfsim.memory.states import Stage, lora_params
-from rlhfsim.memory.transfer import ON_ONE_GPU, Arrival, transfer_bytes
+from rlhfsim.memory.transfer import Arrival, transfer_bytes
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
@@ -128,8 +129,8 @@ def sync_bytes(
 ) -> SyncBytes:
     """What a weight path adds: buffers, what arrives, and its NCCL group.
 
-    `shared`: actor and rollout are on the same GPUs. Of other frameworks than ours a bucket, or
-    the largest tensor where that is larger, on either side; within a GPU as `ON_ONE_GPU` says.
+    `shared`: actor and rollout are on the same GPUs. Other frameworks than ours have a bucket, or
+    the largest tensor where that is larger, on either side, if `memory.framework_sync` does not say more.
     """
     rules = WEIGHT_PATHS[path]
     if not rules.copies:
@@ -139,12 +140,18 @@ def sync_bytes(
     adapters = 2.0 * lora_params(model, lora.rank) if rules.adapters_only and lora else None
     transport = rules.transports.get("same GPU" if shared else "same node")
     if framework != OWN or transport is None:
-        width = 2.0 if backend != "fsdp2" else 4.0
-        largest = width * max(model.params_embedding, model.params_expert)
-        buffers = max(profile["sync_bucket_bytes"], largest) if adapters is None else adapters
-        trainer, engine = ON_ONE_GPU.get(framework or "", (1, 0)) if shared and adapters is None else (1, 0)
-        cloned = (Arrival(engine * buffers, 0.0),) * (engine > 0)
-        return SyncBytes(buffers=trainer * buffers, group=group, host=host, arrivals=cloned)
+        bucket = profile["sync_bucket_bytes"]
+        held = framework_bytes(framework, path, model, backend, bucket, lora)
+        if held is None:
+            width = 2.0 if backend != "fsdp2" else 4.0
+            largest = width * max(model.params_embedding, model.params_expert)
+            buffers = max(bucket, largest) if adapters is None else adapters
+            trainer, engine = (
+                (1, 0) if adapters is not None or not shared else ON_ONE_GPU.get(framework or "", (1, 0))
+            )
+            cloned = (Arrival(engine * buffers, 0.0),) * (engine > 0)
+            return SyncBytes(buffers=trainer * buffers, group=group, host=host, arrivals=cloned)
+        return SyncBytes(buffers=held.sent, group=group, gathered=held.group, arrivals=held.arrivals)
     if adapters is not None:  # merged on the host, from which modules are made
         arrivals = transfer_bytes(model, "host", 0.0).arrivals
         return SyncBytes(buffers=adapters, group=group, arrivals=arrivals)

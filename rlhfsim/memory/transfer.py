@@ -10,13 +10,13 @@ tensors the engine clones; NCCL: two at the trainer, each closed by the tensor t
 the engine a third, made before the oldest is given back) and model_executor/model_loader/reload/layerwise.py
 (`loaded_weights`, `materialize_layer`). Read on the rehearsal device: docs/gpu.md.
 
-Not known here: of other frameworks more than `ON_ONE_GPU`; copies of adapters, tensor-parallel gathers.
+Not known here: copies of adapters, tensor-parallel gathers. Other frameworks: `memory.framework_sync`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -29,10 +29,6 @@ from rlhfsim.specs.placement.weight_paths import Transport
 BF16 = 2.0
 SLOTS = 2
 """Buffers of a broadcast on either side (`DEFAULT_PACKED_NUM_BUFFERS`)."""
-ON_ONE_GPU: Mapping[str, tuple[int, int]] = {"verl": (1, 1), "slime": (2, 0)}
-"""Buckets at a trainer and at an engine that share a GPU, where they are not one and none: verl's engine
-clones what arrives (workers/rollout/vllm_rollout/bucketed_weight_transfer.py, 018aa20), slime's trainer makes
-a flat copy of its tensors (backends/megatron_utils/update_weight/update_weight_from_tensor.py, 04b6c8d)."""
 FUSED = 3
 """Most tensors of a module (QKV) that is not a layer's experts."""
 Module = tuple[float, ...]
@@ -68,11 +64,11 @@ def transfer_bytes(model: ModelSpec, transport: Transport, bucket: float) -> Tra
     group = max(size, *map(max, kept))
     if transport in ("host", "disk"):  # tensors come from host memory
         return TransferBytes(0.0, group, _front([Arrival(0.0, max(map(sum, each)))]))
-    chunks = _chunks(each, size, over=transport == "broadcast")
+    chunks = buckets_of(each, size, over=transport == "broadcast")
     copy = max((tensor for module in each if len(module) > FUSED for tensor in module), default=0.0)
     if transport == "ipc":
         return TransferBytes(size + copy, group, _front(_arrivals(each, chunks, slots=1)))
-    both, with_gathered = _packed(chunks, _chunks(kept, size, over=False))
+    both, with_gathered = _packed(chunks, buckets_of(kept, size, over=False))
     return TransferBytes(
         both + SLOTS * copy, with_gathered - both, _front(_arrivals(each, chunks, slots=SLOTS))
     )
@@ -121,7 +117,7 @@ def _qkv(model: ModelSpec, size: float) -> Module:
     return tuple(size * width / sum(widths) for width in widths)
 
 
-def _chunks(each: Sequence[Module], size: float, *, over: bool) -> list[list[float]]:
+def buckets_of(each: Sequence[Module], size: float, *, over: bool) -> list[list[float]]:
     """Tensors of every bucket: closed before the tensor that would exceed `size`, or (`over`) after it."""
     chunks: list[list[float]] = [[]]
     filled = 0.0
