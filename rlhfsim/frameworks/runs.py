@@ -195,6 +195,8 @@ class Runs:
     """Groups are filtered as they arrive, before a reward model on the actor's GPUs has scored them."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
+    frees_experts: bool = False
+    """Under ZeRO-3 it lets experts go with their layer, which transformers alone keeps gathered."""
     engine: str = PRICED_ENGINE
     """What generates; where it has no figures of its own it is priced with those of `PRICED_ENGINE`."""
     other_engines: tuple[ServingEngine, ...] = ()

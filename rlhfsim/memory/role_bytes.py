@@ -61,6 +61,7 @@ def software_of(
         head=software.head
         or (known.heads if packing else {**known.heads, **known.padded_heads}).get(backend),
         frees_gradients=backend in known.frees_gradients if frees is None else frees,
+        frees_experts=software.frees_experts or known.frees_experts,
     )
 
 
@@ -392,7 +393,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
         again=memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums),
-        experts=memory.experts_kept(part, layout, backend),
+        experts=0.0 if software.frees_experts else memory.experts_kept(part, layout, backend),
         layer=BF16 * trainable.layer * by_layer,
         running=BF16 * part.layer * (by_layer and layout.zero == 3),
         step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),

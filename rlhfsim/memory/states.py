@@ -420,7 +420,8 @@ def experts_kept(part: Shard, layout: Layout, backend: Backend) -> Size:
 
     transformers keeps all experts of a layer in one parameter and multiplies by a view of it, which autograd
     saves; DeepSpeed gives a parameter other memory when it lets go, and the view keeps what was gathered.
-    The last layer's are those that DeepSpeed counts as live. FSDP2 frees the storage under all views.
+    The last layer's are those that DeepSpeed counts as live. FSDP2 frees the storage under all views, and so
+    does who saves the place of a view (`Software.frees_experts`).
     Source: transformers 5.19, integrations/moe.py, _grouped_linear; DeepSpeed 0.19.8, free_param of
     runtime/zero/partition_parameters.py; tests/rehearsal/held.py reads it.
     """

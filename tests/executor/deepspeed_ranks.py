@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from executor.algorithms import losses
 from executor.engines import checkpoints, packing, training
 from executor.engines.background import Background
+from executor.engines.deepspeed import config, experts
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.transformers import heads
 from executor.samples import LossSpec, Sample
@@ -379,6 +380,45 @@ def check_closed() -> dict[str, bool]:
     return found
 
 
+def check_experts() -> dict[str, Any]:
+    """Bytes of whole weights that a rank has at the loss and after a step, where places of experts are saved,
+    where views are and where layers are computed again; and how far apart the weights are that they learn."""
+    config.DEEPSPEED = replace(config.DEEPSPEED, live=1, reuse=1, prefetch=1)
+    found, learnt, save_places = {}, [], experts.save_places
+    for name in ("places", "views", "recompute"):
+        experts.save_places = save_places if name == "places" else lambda model: None
+        engine = training.build(
+            spec(model("qwen3_moe"), zero=3, recompute="full" if name == "recompute" else "none")
+        )
+        alive, at_loss = _gathered(engine), []
+        back = engine._backward
+        engine._backward = lambda loss, last, back=back, alive=alive, at_loss=at_loss: (
+            at_loss.append(sum(alive.values())),
+            back(loss, last=last),
+        )
+        norms = [engine.train(batch(step), LOSS)["grad_norm"] for step in range(2)]
+        found[name] = {"bytes": max(at_loss), "norms": norms, "later": sum(alive.values())}
+        learnt.append(weights(engine))
+        engine.close()
+    return found | {"apart": max(distance(learnt[0], other) for other in learnt[1:])}
+
+
+def _gathered(engine: Any) -> dict[int, int]:
+    """Storages of gathered weights that are alive, and their bytes; it goes on as passes do."""
+    alive: dict[int, int] = {}
+
+    def note(module: Any, _inputs: object) -> None:
+        for parameter in module.parameters(False):
+            storage = parameter.untyped_storage()
+            if storage._cdata not in alive and storage.nbytes():
+                alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, alive.pop, storage._cdata)
+
+    for module in engine.model.backbone.layers.modules():
+        module.register_forward_pre_hook(note)
+    return alive
+
+
 def first() -> dict[str, Callable[[], Any]]:
     """Checks by name, in order."""
     expected = plain(model("llama"), STEPS)
@@ -423,4 +463,5 @@ def main(parts: Mapping[str, Callable[[], dict[str, Callable[[], Any]]]]) -> Non
 
 
 if __name__ == "__main__":
-    main({"first": first, "second": second, "resharded": resharded})
+    parts = {"first": first, "second": second, "resharded": resharded}
+    main({**parts, "experts": lambda: {"experts": check_experts}})

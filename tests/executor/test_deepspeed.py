@@ -39,6 +39,14 @@ def write_models(folder: Path) -> None:
     hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)).save_pretrained(folder / "qwen2")
     hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes)).save_pretrained(folder / "qwen3")
     hf.LlamaForCausalLM(hf.LlamaConfig(**large)).save_pretrained(folder / "large")
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+    mixture = hf.Qwen3MoeConfig(**sizes | {"num_hidden_layers": 4}, **experts)
+    hf.Qwen3MoeForCausalLM(mixture).save_pretrained(folder / "qwen3_moe")
 
 
 def ranks(
@@ -182,3 +190,14 @@ def test_offload_lowers_the_resident_set_by_more_than_the_model(first: dict[str,
     memory = first["memory"]
     assert memory["size"] > 90e6
     assert memory["freed"] > 1.5 * memory["size"]  # with half of the optimizer states and masters
+
+
+def test_experts_leave_memory_with_their_layer_under_zero_3(fork_server: str, folder: Path) -> None:
+    found = ranks(fork_server, "experts", folder)["experts"]
+    layer = 4 * 8 * 3 * 32 * 64
+    assert found["views"]["bytes"] > 4 * layer, "autograd keeps what DeepSpeed let go"
+    assert found["places"]["bytes"] <= found["views"]["bytes"] - 3 * layer
+    assert found["places"]["bytes"] <= found["recompute"]["bytes"] + layer
+    assert found["places"]["later"] == found["views"]["later"]
+    assert found["places"]["norms"] == found["views"]["norms"]
+    assert found["apart"] == 0, "also where layers are computed again"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rlhfsim.kernels import layers
 from rlhfsim.memory import kv_cache, states
+from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.memory.states import Shard, States
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolloutPlacement
-from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.workload import Lora, Workload
 
 H100 = load_profile("h100_sxm")
 PART = Shard(
@@ -163,6 +166,26 @@ def test_experts_stay_gathered_under_zero_3_alone_but_for_the_last_layer_s() -> 
     assert states.experts_kept(wide, three, "deepspeed") == 2 * (9e9 - 1e9), "of which a billion may live"
     assert states.experts_kept(PART, three, "fsdp2") == 0
     assert states.experts_kept(PART, Layout(dp=8, zero=2), "deepspeed") == 0
+
+
+def test_our_executor_lets_experts_go_and_others_on_deepspeed_keep_them() -> None:
+    mixture, three = preset("qwen3-30b-a3b"), Layout(dp=8, zero=3, recompute="none")
+
+    def gathered(framework: str, recompute: Any = "none") -> float:
+        memory = role_memory(
+            Models(actor=mixture),
+            "actor",
+            Workload(algorithm="sft", model="qwen3-30b-a3b"),
+            backend="deepspeed",
+            profile=H100,
+            software=software_of(None, framework, "deepspeed"),
+        )
+        layout = replace(three, recompute=recompute)
+        return float(memory.of(RolePlacement(pool="all", layout=layout)).train.gathered)
+
+    kept = gathered("openrlhf") - gathered("rlhfsim")
+    assert 50e9 < kept < 60e9
+    assert gathered("openrlhf", "full") == gathered("rlhfsim", "full") == gathered("rlhfsim")
 
 
 def test_fsdp2_sums_a_further_micro_batch_in_the_pool_that_reduces() -> None:

@@ -35,6 +35,7 @@ from executor.resolve import Job, engine_specs, served_by
 from executor.samples import Sample
 from executor.tasks import tiny
 from executor.weight_transfer.packing import GatheredWeights
+from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory import logits, states
 from rlhfsim.memory.ledger import Ledger, LedgerPhase, ledger
 from rlhfsim.memory.transfer import transfer_bytes
@@ -158,7 +159,7 @@ def made(case: Mapping[str, Any], model: Path) -> tuple[Plan, Ledger]:
         "response_len": {"kind": "fixed", "value": RESPONSE},
     } | case.get("workload", {})
     layout = {"dp": WORLD, "micro_batch": ROWS, "recompute": "none"} | case["layout"]
-    cluster = Cluster(node_groups=(node_group("h100", WORLD, gpus_per_node=WORLD),))
+    cluster = Cluster(node_groups=(node_group("h100", WORLD, gpus_per_node=WORLD),), framework=OWN)
     roles = {
         role: {"pool": "all", "layout": layout, **case[role]}
         for role in ("actor", "critic", "reference")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from executor.engines import device, lora, weights
-from executor.engines.deepspeed import process_groups, shards
+from executor.engines.deepspeed import experts, process_groups, shards
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.deepspeed.learner import DeepSpeedLearner
 from executor.engines.deepspeed.split import split_parameters
@@ -43,6 +43,8 @@ class DeepSpeedEngine(DeepSpeedLearner):
         self.engine.train(spec.optimizer is not None)  # layers are computed again in training mode only
         super().__init__(spec, model, self.engine)
         self._split = split_parameters(model) if spec.layout.tp > 1 else {}
+        if spec.layout.recompute == "none":
+            experts.save_places(model)
 
     def _owned(self) -> AbstractContextManager[None]:
         return process_groups.of_degree(self.spec.layout.tp)

@@ -56,6 +56,7 @@ RUNS = Runs(
         ),
     },
     known_trainers={"deepspeed": "run on CPUs", "fsdp2": "run on CPUs"},
+    frees_experts=True,  # executor/engines/deepspeed/experts.py
     weight_paths={
         path: known_by("run on CPUs", *rules.transports)
         for path, rules in WEIGHT_PATHS.items()

@@ -74,6 +74,8 @@ class Software(Hashed):
     """DeepSpeed reduces one bucket while it fills another (its own default under ZeRO-3 alone)."""
     flat_parameters: bool = False
     """FSDP1: the parameters of a layer are one flat tensor, which is gathered in place."""
+    frees_experts: bool = False
+    """Experts that ZeRO-3 gathered go with their layer, though autograd saved a view of them."""
     inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
 
