@@ -12,6 +12,7 @@ from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.shell import split, words_of
+from rlhfsim.specs.model.presets import resolve_model
 
 VERL = """#!/bin/bash
 set -x
@@ -132,6 +133,11 @@ def test_a_model_path_under_an_unknown_folder_keeps_its_name() -> None:
     assert settings.text("model_name_or_path").endswith("models/Qwen2.5-7B")
 
 
+def test_a_model_that_cannot_be_described_says_why_also_as_a_folder() -> None:
+    with pytest.raises(RlhfsimError, match="compressed or sparse attention"):
+        resolve_model("${HDFS}/model/DeepSeek-V4-Flash")
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -140,6 +146,7 @@ def test_a_model_path_under_an_unknown_folder_keeps_its_name() -> None:
         ("run x=$(nproc) `hostname`", ["run", "x=$?", "$?"]),
         ("run --a 1 \\\n  --b 'two\nlines'", ["run", "--a", "1", "--b", "two\nlines"]),
         ("x=${X:-${Y:-4}}", ["x=4"]),
+        ('y=${Y:-"${HOME}/v"}\nx=${X:-${y}/m}', ["y=${HOME}/v", "x=${HOME}/v/m"]),
     ],
 )
 def test_words_of_a_script_hold_what_the_script_itself_sets(script: str, words: list[str]) -> None:

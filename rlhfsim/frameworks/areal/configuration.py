@@ -36,9 +36,9 @@ CONFIGURATION = Configuration(
     findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+"),
     unread={
-        r"\bexamples/\w+/\w+_sft\w*\.py": "sft",
-        r"\bexamples/\w+/\w+_rw\.py": "reward_model",
-        r"\bexamples/\w+/\w+_dpo\.py": "dpo",
+        r"\bexamples/\w+/\w+_sft\w*\.py|^\s+type: sft\b": "sft",
+        r"\bexamples/\w+/\w+_rw\.py|^\s+type: rw\b": "reward_model",
+        r"\bexamples/\w+/\w+_dpo\.py|^\s+type: dpo\b": "dpo",
     },
     shown=("areal.launcher.local",),
     keys=(

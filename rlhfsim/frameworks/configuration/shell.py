@@ -159,18 +159,16 @@ def expanded(word: str, variables: Mapping[str, str]) -> str:
     """A word with the variables that are known, or their defaults, in their place; `${name}` for others."""
 
     def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        if known is not None:
-            return known
-        if match[2] is not None:
-            return match[2]
-        return f"${{{match[1] or match[3]}}}"
+        name, usual = match[1] or match[3], match[2]
+        if usual is None:
+            usual = f"\0{name}\0"  # without braces, so that a default around it is read
+        return variables.get(name, usual)
 
     for _ in range(_DEPTH):
         before, word = word, _VARIABLE.sub(value, word)
         if word == before:
             break
-    return word
+    return re.sub(r"\0(\w+)\0", r"${\1}", word)
 
 
 def _remember(words: list[str], names: _Names) -> None:

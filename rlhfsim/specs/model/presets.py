@@ -124,7 +124,7 @@ def _spellings(name: str) -> list[str]:
 
 def _unsupported(name: str) -> str | None:
     reasons: Mapping[str, str] = _data()["unsupported"]
-    text = _spellings(name)[0]
+    text = _spellings(name.rpartition("/")[2])[0]
     return next((reason for start, reason in reasons.items() if text.startswith(start)), None)
 
 
