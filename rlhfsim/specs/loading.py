@@ -31,6 +31,8 @@ Trail = tuple[int | str, ...]
 """Keys from the document down to a value."""
 MAX_DEPTH = 64
 """Deeper nesting is refused: parsers written in C end the interpreter at some depth."""
+MAX_VALUES = 50_000
+"""Most values that the aliases of a file stand for."""
 _MAYBE_ALIAS = re.compile(r"(?:^|[\s,:\[{?-])\*[^\s,\[\]{}*]")
 _MAYBE_DEEP = re.compile(rf"^[ ?:-]{{{MAX_DEPTH // 2},}}\S", re.MULTILINE)
 """A block of YAML nests at most twice a column."""
@@ -156,24 +158,40 @@ def _unreadable(reason: str, place: Place) -> RlhfsimError:
     )
 
 
-def _check_events(text: str, name: str) -> None:
-    """Neither aliases nor deep nesting."""
+def _check_events(text: str, name: str, *, aliases: bool) -> bool:
+    """Whether there are aliases, which stand for `MAX_VALUES` at most where they may be; no deep nesting."""
     deep = text.count("[") + text.count("{") > MAX_DEPTH or _MAYBE_DEEP.search(text)
     if not deep and not _MAYBE_ALIAS.search(text):  # the scan for events costs as much as loading
-        return
-    depth = 0
+        return False
+    aliased, values, within = False, dict[str, int](), [("", 0)]
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise _too_deep(Place(file=name, line=event.start_mark.line + 1 if event.start_mark else None))
-        if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1 if event.start_mark else None
+        place = Place(file=name, line=event.start_mark.line + 1 if event.start_mark else None)
+        match event:
+            case yaml.CollectionStartEvent():
+                within.append((event.anchor or "", 1))
+                if len(within) > MAX_DEPTH + 1:
+                    raise _too_deep(place)
+                continue
+            case yaml.CollectionEndEvent():
+                anchor, count = within.pop()
+            case yaml.ScalarEvent():
+                anchor, count = event.anchor or "", 1
+            case yaml.AliasEvent():  # one inside of what it names is never known
+                aliased, anchor, count = True, "", values.get(event.anchor or "", MAX_VALUES)
+            case _:
+                continue
+        values[anchor] = count
+        within[-1] = within[-1][0], within[-1][1] + count
+        if aliased and (not aliases or within[-1][1] > MAX_VALUES):
             raise RlhfsimError(
                 "yaml-alias",
-                "YAML aliases are not accepted",
-                place=Place(file=name, line=line),
+                f"YAML aliases stand for more than {MAX_VALUES:,} values"
+                if aliases
+                else "YAML aliases are not accepted",
+                place=place,
                 help="write the value out",
             )
+    return aliased
 
 
 def _too_deep(place: Place) -> RlhfsimError:
@@ -211,11 +229,14 @@ def _texts(data: Any, path: Trail) -> Iterator[tuple[Trail, str]]:
             yield from _texts(value, (*path, i))
 
 
-def parse_yaml(text: str, name: str) -> Source:
-    """A YAML (or JSON) document; anchors and aliases are refused (they can explode)."""
+def parse_yaml(text: str, name: str, *, aliases: bool = False) -> Source:
+    """A YAML (or JSON) document; aliases are refused (they can explode), or stand for `MAX_VALUES` at most.
+
+    Where there are some, a key that is given twice is not refused.
+    """
     try:
-        _check_events(text, name)
-        data = yaml.load(text, Loader=_Loader)
+        aliased = _check_events(text, name, aliases=aliases)
+        data = yaml.load(text, Loader=yaml.CSafeLoader if aliased else _Loader)
     except RlhfsimError:  # a ValueError too
         raise
     except yaml.MarkedYAMLError as error:

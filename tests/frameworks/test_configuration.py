@@ -263,6 +263,57 @@ def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
         assert (software.head.score_bytes if software else None) == score
 
 
+def test_aliases_of_a_framework_s_configuration_are_read_and_bounded(tmp_path: Path) -> None:
+    """NeMo-RL's distillation_math.yaml lays the teacher over the policy."""
+    file, base = tmp_path / "run.yaml", "base: &a {gpus_per_node: 8, num_nodes: 2}\ncluster:\n  <<: *a\n"
+    own = base + "  num_nodes: 4\npolicy: {model_name: Qwen/Qwen3-8B}\ngrpo: {num_prompts_per_step: 64}\n"
+    file.write_text(own)
+    configuration, settings = read_configuration([file], {}, "nemo-rl")
+    assert configuration.run(settings, {}).gpus == 32
+    doubled = "".join(f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in range(1, 20))
+    for many in ("x: &x [*x]\n", "x0: &x0 [1, 1]\n" + doubled):
+        file.write_text(own + many)
+        with pytest.raises(RlhfsimError, match="stand for more than 50,000 values"):
+            read_configuration([file], {}, "nemo-rl")
+
+
+@pytest.mark.parametrize(("ep", "groups"), [(1, 1), (8, 1), (32, 4)])
+def test_vllm_of_nemo_rl_has_as_many_attention_ranks_as_its_experts_ask_for(ep: int, groups: int) -> None:
+    """vllm_generation.py: vllm_dp_size = expert_parallel_size // tensor_parallel_size, where that is more than one."""
+    vllm = f"generation: {{vllm_cfg: {{tensor_parallel_size: 8, expert_parallel_size: {ep}}}}}"
+    text = NEMO_RL.replace("train_global", f"{vllm}, train_global").replace("num_nodes: 1", "num_nodes: 8")
+    configuration, settings = read_configuration(text.replace("Qwen2.5-7B", "Qwen3-30B-A3B"), {}, "nemo-rl")
+    rollout = configuration.run(settings, {}).rollout
+    assert (rollout.tp, rollout.ep, rollout.attention_dp, rollout.dp) == (8, ep, groups, 8 // groups)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "trtllm", "sglang"])
+def test_an_engine_of_nemo_rl_that_is_not_vllm_is_refused_by_its_key(engine: str) -> None:
+    """It was read as vLLM at its defaults, which had no room for the weights."""
+    text = NEMO_RL.replace("train_global", f"generation: {{backend: {engine}}}, train_global")
+    configuration, settings = read_configuration(text, {}, "nemo-rl")
+    with pytest.raises(RlhfsimError, match=f"policy.generation.backend is '{engine}'") as refused:
+        configuration.run(settings, {})
+    assert refused.value.code == "engine-not-read"
+    other = settings.with_values({"policy.generation.backend": "vllm"})
+    assert configuration.run(other, {}).rollout.tp == 1
+
+
+def test_a_configuration_of_nemo_rl_needs_the_file_on_which_it_rests(tmp_path: Path) -> None:
+    """It was read without it, with a verdict."""
+    own, base = tmp_path / "own.yaml", tmp_path / "elsewhere" / "stage1.yaml"
+    own.write_text("defaults: ../../a/stage1.yaml\n" + NEMO_RL)
+    with pytest.raises(RlhfsimError, match=r"defaults names \.\./\.\./a/stage1\.yaml") as refused:
+        read_configuration([own], {}, "nemo-rl")
+    assert refused.value.code == "missing-base"
+    base.parent.mkdir()
+    base.write_text("defaults: ../grpo_math_8B.yaml\ngrpo: {num_prompts_per_step: 48}\n")
+    configuration, settings = read_configuration([base, own], {}, "nemo-rl")
+    run = configuration.run(settings, {})
+    assert (run.prompts, run.model, run.layout.tp) == (48, "Qwen/Qwen2.5-7B", 1)
+    assert settings.find("grpo.num_generations_per_prompt") == 32  # of the example below both
+
+
 NEMO_RL = """policy: {model_name: Qwen/Qwen2.5-7B, train_global_batch_size: 512, dtensor_cfg: {enabled: true}}
 cluster: {gpus_per_node: 8, num_nodes: 1}
 """

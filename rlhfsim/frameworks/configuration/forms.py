@@ -52,6 +52,8 @@ class Said:
     """Words of each statement of scripts."""
     filed: frozenset[str] = frozenset()
     """Keys that YAML and JSON files set; of Python scripts with the call: `GRPOConfig.beta`."""
+    lacking: tuple[str, ...] = ()
+    """Files under `defaults` on which what is said rests, and which are neither there nor given."""
 
 
 @dataclass(slots=True)
@@ -60,11 +62,15 @@ class _Heard:
 
     commands: list[list[str]] = field(default_factory=list)
     filed: set[str] = field(default_factory=set)
+    bases: list[str] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)
 
     def said(self, values: Mapping[str, Any], text: str, name: str) -> Said:
         """With the values that follow from them."""
         commands = tuple(tuple(words) for words in self.commands)
-        return Said(values=values, text=text, name=name, commands=commands, filed=frozenset(self.filed))
+        lacking = tuple(base for base in self.bases if Path(base).name not in self.files)
+        filed = frozenset(self.filed)
+        return Said(values=values, text=text, name=name, commands=commands, filed=filed, lacking=lacking)
 
     def arguments(self, commands: list[list[str]]) -> dict[str, Any]:
         """Values of the arguments of commands, which are remembered."""
@@ -131,6 +137,9 @@ def _files(path: Path) -> list[Path]:
 def _values(text: str, path: Path, depth: int, heard: _Heard) -> dict[str, Any]:
     """Values of one file by dotted key, those of the files that it names below its own."""
     values = _of_form(text, path, heard)
+    heard.files.add(path.name)
+    if isinstance(base := values.get("defaults"), str):
+        heard.bases.append(base)
     below = dict[str, Any]()
     for other in _named(values, path) if depth else ():
         below |= _values(read_text(other), other, depth - 1, heard)
@@ -144,7 +153,7 @@ def _of_form(text: str, path: Path, heard: _Heard) -> dict[str, Any]:
         case ".json":
             return _of_mapping(parse_json(text, str(path)).data, path, heard)
         case ".yaml" | ".yml":
-            return _of_mapping(parse_yaml(text, str(path)).data, path, heard)
+            return _of_mapping(parse_yaml(text, str(path), aliases=True).data, path, heard)
         case ".py":
             values = dict(_flat(dict(arguments_of(text, str(path)))))
             heard.filed.update(key for key in values if "." in key)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import (
@@ -37,12 +38,26 @@ def _examples() -> Mapping[str, Mapping[str, Any]]:
 
 
 def based_on(said: Said) -> Mapping[str, Any]:
-    """Values of the example configuration that `--config` or `defaults` names; none for another."""
-    named = said.values.get("config") or said.values.get("defaults")
+    """Values of the example configurations that `--config` or `defaults` names; none for another `--config`.
+
+    Raises:
+        RlhfsimError: it rests on a file that is neither there nor one of the examples.
+    """
+    named = said.values.get("config")
     started = STARTED.search(said.text)
     if named is None and started and started[1] in GIVEN:
         named = started[1]  # the default of its script
-    return _whole(PurePosixPath(str(named)).stem) if named else {}
+    values = _whole(PurePosixPath(str(named or "")).stem)
+    for base in said.lacking:
+        if (name := PurePosixPath(base).stem) not in _examples():
+            raise RlhfsimError(
+                "missing-base",
+                f"defaults names {base}, which is not there and no example of NeMo-RL",
+                place=Place(file=said.name),
+                help=f"give it too, before what lies over it: rlhfsim doctor {PurePosixPath(base).name} FILE",
+            )
+        values = {**_whole(name), **values}
+    return values
 
 
 def _whole(name: str) -> dict[str, Any]:

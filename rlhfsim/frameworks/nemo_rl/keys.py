@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, cast
 
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.described import RoleDescription
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
@@ -62,7 +63,7 @@ from rlhfsim.specs.workload.workload import Algorithm
 ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
 """grpo.adv_estimator.name -> algorithm here."""
 LOSS = "loss_fn"
-VLLM, KWARGS = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
+ENGINE, VLLM, KWARGS = f"{GEN}.backend", f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
 PENALTY = f"{LOSS}.reference_policy_kl_penalty"
 TEACHER, TOP = "teacher.model_name", "distillation.topk_logits_k"
 ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampling_correction"
@@ -179,6 +180,21 @@ def _residency(layout: Layout, own: int) -> Residency:
     return "resident" if own or layout.offload_params != "none" else "offloaded"
 
 
+def _check_engine(s: FrameworkSettings) -> None:
+    """Refuse another engine than vLLM (algorithms/grpo.py, 7ea279abf): its keys and memory are its own.
+
+    Raises:
+        RlhfsimError: Megatron, TensorRT-LLM, SGLang or Dynamo generate.
+    """
+    if (engine := s.find(ENGINE)) not in (None, "vllm"):
+        raise RlhfsimError(
+            "engine-not-read",
+            f"{ENGINE} is {engine!r}, whose keys are not read",
+            place=Place(file=s.name),
+            help=f"--set {ENGINE}=vllm says what the same run is with vLLM",
+        )
+
+
 def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
     prompts, longest, ppo = read["workload.prompts"], read["limit.total"], read["loop"] == "ppo"
     response, own = min(longest, read["limit.response"]), rollout_gpus(s, read)
@@ -188,6 +204,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
     value = layout_of(s, read, "critic") if ppo else None
     taught = _teacher(s, read, own) if read["loop"] == "distillation" else {}
     residency = _residency(layout, own)
+    _check_engine(s)
     return {
         "workload.critic": _critic(s) if ppo else None,
         "workload.mini_batches": max(1, round(prompts * read["workload.samples"] / read["update"])),
@@ -201,6 +218,7 @@ def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str
         "actor.residency": residency,
         "reference.residency": "offloaded" if residency == "offloaded" else "swapped",
         "rollout.gpus": own or read["actor.gpus"],
+        "rollout.attention_dp": max(1, read["rollout.ep"] // read["rollout.tp"]),
         "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
         "rollout.bf16_attention": fp8 and "o_proj" in attention,
         "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(TRAINS_DRAFT)),

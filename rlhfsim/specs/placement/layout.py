@@ -174,6 +174,13 @@ class RolloutLayout(Hashed):
 
     def __post_init__(self) -> None:
         """Check that speculation has no pipeline, and that a dispatcher has experts to reach."""
+        if self.ep > self.tp * self.attention_dp:
+            raise RlhfsimError(
+                "ep-exceeds-ranks",
+                f"rollout expert parallelism {self.ep} exceeds tp x attention_dp = "
+                f"{self.tp * self.attention_dp}",
+                help="use ep <= tp x attention_dp",
+            )
         if self.dispatcher is not None and (self.ep == 1 or self.ep != self.tp * self.attention_dp):
             raise RlhfsimError(
                 "dispatcher-without-experts",
