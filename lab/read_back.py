@@ -49,11 +49,10 @@ class Tally:
         of = {path for each in unsaid for path in each.of}
         specs = found.described.specs
         lines = [line.split(": ")[0] for line in differences(plan, specs.workload, specs.placement)]
-        reward = bool({"workload.reward", "roles"} & of)
         self.plans += 1
         self.within += abs(off) <= WITHIN
-        self.unnamed.update(x for x in lines if x not in of and not (reward and "reward" in x))
-        if lines or reward:
+        self.unnamed.update(x for x in lines if x not in of)
+        if lines:
             self.named.update(each.what for each in unsaid if each.of)
             self.apart += [off] if abs(off) > WITHIN else []
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.engines import EXPECTED, KEPT, SPECULATION
+from rlhfsim.frameworks.configuration.served_reward import SERVED_REWARD, served_reward
 from rlhfsim.frameworks.configuration.settings import PLANNED_MODEL, FrameworkSettings
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import Source, convert
@@ -65,6 +66,7 @@ def carried(plan: Plan, scripts: str) -> dict[str, Any]:
         **{name: value for name, value in variables.items() if f"${{{name}}}" in scripts},
         **{f"{SPECULATION}.{name}": getattr(drafts, name, None) or None for name in EXPECTED},
         KEPT: work.dynamic_sampling.kept if work.dynamic_sampling else None,
+        SERVED_REWARD: served_reward(plan, scripts),
     }
     return {key: value for key, value in values.items() if value is not None}
 

@@ -36,6 +36,8 @@ class Instead:
     """Other fields of the plan that read back differently for it."""
     priced: bool = True
     """Whether the planner can price what is run."""
+    carried: bool = False
+    """Whether a comment of the launch holds it, so that it reads back as it was."""
 
     def unsaid(self, plan: Plan, given: Fields) -> Iterator[Unsaid]:
         """The field, where the plan has another value than what is run."""
@@ -47,7 +49,7 @@ class Instead:
                 what=self.what.format(asked),
                 instead=self.instead.format(runs),
                 nearest=self._nearest(plan, runs) if self.priced else None,
-                of=(_path(self.field), *self.also),
+                of=(*(() if self.carried else (_path(self.field),)), *self.also),
             )
 
     def _nearest(self, plan: Plan, runs: Any) -> Plan:
@@ -154,3 +156,8 @@ def long_samples(longest: int, pack: int | None, shown: int | None = None) -> It
             what=f"samples of {longest} tokens in packs of {shown or pack}",
             instead="a longer sample is a micro-batch of its own",
         )
+
+
+def served_reward(instead: str, when: str = "") -> Instead:
+    """The row of a framework whose keys name no reward model (`configuration/served_reward.py`)."""
+    return Instead("reward", None, "a reward model", instead, when, carried=True)

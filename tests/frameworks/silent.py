@@ -11,6 +11,7 @@ import numpy as np
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.served_reward import served_reward
 from rlhfsim.frameworks.export import Written, exporter, in_keys
 from rlhfsim.frameworks.refusal import lacks_of
 from rlhfsim.frameworks.runs import framework
@@ -162,10 +163,10 @@ def _value(plan: Plan, path: str) -> Any:
     return owner
 
 
-def _said(plan: Plan, written: Written, name: str) -> tuple[Any, str]:
-    """The keys, and the command below them, whose entry point may say a schedule."""
+def _said(plan: Plan, written: Written, name: str) -> tuple[Any, ...]:
+    """The keys, the command below them, whose entry point may say a schedule, and the comment of a reward."""
     launch = exporter(name).files(plan, written)["launch.sh"]
-    return written.values, launch.rpartition("\n)\n")[2]
+    return written.values, launch.rpartition("\n)\n")[2], served_reward(plan, launch)
 
 
 def _named(written: Written) -> list[tuple[str, str]]:

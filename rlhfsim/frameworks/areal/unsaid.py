@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.frameworks.export import Unsaid
-from rlhfsim.frameworks.instead import Instead, instead, layers_whole
+from rlhfsim.frameworks.instead import Instead, instead, layers_whole, served_reward
 from rlhfsim.frameworks.nearest import with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -58,7 +58,7 @@ ROWS = (
         "schedule.one_step_off",
     ),
     Instead("schedule.queue", None, "a queue of {:g} batches", "as many as staleness admits"),
-    Instead("reward", None, "a reward model", "rewards come from a function of the script"),
+    served_reward("rewards come from a function of the script"),
     Instead("workload.environment", None, "an environment", "it is the workflow of the script", priced=False),
 )
 

@@ -15,6 +15,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.forms import Said
+from rlhfsim.frameworks.configuration.served_reward import with_served_reward
 from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -65,7 +66,7 @@ class Configuration:
         trial = settings
         while True:
             try:
-                described = self.describe(trial, means)
+                described = with_served_reward(trial, self.describe(trial, means))
             except SettingMissing as missing:
                 open_keys.append(missing.key)
                 trial = settings.with_values(dict.fromkeys(open_keys, PLACEHOLDER))

@@ -330,7 +330,7 @@ def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = F
 def pools_of(run: RunDescription, two_kinds: bool) -> tuple[ResourcePool, ...]:
     """The pool that trains, those of roles, and that of the rollout, one after the other."""
     sizes = {TRAIN if run.rollout_gpus is not None else SHARED: run.gpus}
-    sizes |= {role.pool: role.gpus for role in run.roles.values() if role.pool}
+    sizes |= {role.pool: role.gpus for role in run.roles.values() if role.pool not in (None, ROLLOUT)}
     pools, start = list[ResourcePool](), 0
     for name, gpus in sizes.items():
         pools.append(ResourcePool(name=name, start=start, gpus=gpus))

@@ -15,6 +15,7 @@ from rlhfsim.frameworks.instead import (
     layers_whole,
     old_logprobs,
     scored_as_trained,
+    served_reward,
 )
 from rlhfsim.frameworks.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
@@ -117,9 +118,7 @@ ROWS = (
     ),
     old_logprobs(f"rollout !{DISTILS}"),
     OWN_ENVIRONMENT,
-    Instead(
-        "reward", None, "a reward model", "rewards come from an environment: env.* of the base", "rollout"
-    ),
+    served_reward("rewards come from an environment: env.* of the base", "rollout"),
     Instead("workload.packing", False, "packed micro-batches", "pairs are padded", "!rollout"),
     Instead(
         "actor.offload_between",

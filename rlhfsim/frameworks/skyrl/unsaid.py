@@ -9,7 +9,14 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Unsaid, longest_prompt, longest_response
-from rlhfsim.frameworks.instead import Instead, generated_as_batch, instead, layers_whole, long_samples
+from rlhfsim.frameworks.instead import (
+    Instead,
+    generated_as_batch,
+    instead,
+    layers_whole,
+    long_samples,
+    served_reward,
+)
 from rlhfsim.frameworks.nearest import with_roles, with_rollout
 from rlhfsim.frameworks.predictions import call
 from rlhfsim.plan import Plan
@@ -70,7 +77,7 @@ ROWS = (
         "by {}: its engines take FP8 weights from NCCL alone",
         "rollout.precision=fp8 !shared !weight_path=lora",
     ),
-    Instead("reward", None, "a reward model", "rewards come from the environment"),
+    served_reward("rewards come from the environment"),
 )
 
 

@@ -18,7 +18,7 @@ from rlhfsim.frameworks.export import (
     the_rollout,
 )
 from rlhfsim.frameworks.fields import leaves
-from rlhfsim.frameworks.instead import Instead, instead, long_samples, scored_as_trained
+from rlhfsim.frameworks.instead import Instead, instead, long_samples, scored_as_trained, served_reward
 from rlhfsim.frameworks.nearest import like_actor, with_workload
 from rlhfsim.frameworks.predictions import call, title_of
 from rlhfsim.frameworks.slime.keys import TABLE
@@ -82,7 +82,7 @@ ROWS = (
     ),
     Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
     scored_as_trained("critic", "reference"),
-    Instead("reward", None, "the reward model's GPUs", "it is served elsewhere, at REWARD_URL"),
+    served_reward("it is served elsewhere, at REWARD_URL"),
     Instead(
         "actor.residency",
         "offloaded",

@@ -12,6 +12,7 @@ from rlhfsim.frameworks.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, plan
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.configuration.keys import key_table
+from rlhfsim.frameworks.configuration.served_reward import SERVED_REWARD
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.frameworks.export import exporter
 from rlhfsim.frameworks.table import bare
@@ -137,6 +138,7 @@ class Case:
         planned = [
             *(["model"] if self.settings.find(PLANNED_MODEL) else []),
             *dict(planned_fields(self.settings)),
+            *(["the reward model's GPUs"] if self.settings.find(SERVED_REWARD) else []),
         ]
         if planned:
             yield f"{', '.join(planned)} as in the plan that was exported"
