@@ -38,7 +38,9 @@ REASONS = {
     "executor/environments/server.py: pickle.loads(protocol.read_message(requests) or b'')": "likewise",
     "lab/fuzz/__main__.py: pickle.load(file)": OWN_CHILD,
     "lab/fuzz/mutations.py: yaml.load(text, Loader=yaml.CSafeLoader)": "a safe loader",
-    "rlhfsim/specs/loading.py: yaml.load(text, Loader=_Loader)": "_Loader is PyYAML's CSafeLoader",
+    "rlhfsim/specs/loading.py: yaml.load(text, Loader=yaml.CSafeLoader if aliased else _Loader)": (
+        "_Loader is PyYAML's CSafeLoader"
+    ),
 }
 """Loader -> why nobody else can have written its bytes."""
 SAFE = {"weights_only": True, "allow_pickle": False}
