@@ -122,6 +122,12 @@ def test_a_trainer_that_is_not_read_is_refused_by_its_name(starts: str, *, named
     assert "estimate --algorithm" in str(refused.value.help)
 
 
+def test_only_the_data_set_of_areal_says_what_it_trains() -> None:
+    """Another framework's keys may have a type of the same name."""
+    text = "grpo: {num_prompts_per_step: 32}\npolicy: {model_name: Qwen/Qwen3-8B}\nlogger:\n  type: sft\n"
+    assert read_configuration(text, {})[0].name == "nemo-rl"
+
+
 MARKS = {
     "verl": ["verl.trainer"],
     "openrlhf": ["openrlhf.cli"],

@@ -13,6 +13,8 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
+DATASET = r"^train_dataset:\n(?:[ \t].*\n)*?[ \t]+type: "
+
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the configuration."""
@@ -36,9 +38,9 @@ CONFIGURATION = Configuration(
     findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+"),
     unread={
-        r"\bexamples/\w+/\w+_sft\w*\.py|^\s+type: sft\b": "sft",
-        r"\bexamples/\w+/\w+_rw\.py|^\s+type: rw\b": "reward_model",
-        r"\bexamples/\w+/\w+_dpo\.py|^\s+type: dpo\b": "dpo",
+        r"\bexamples/\w+/\w+_sft\w*\.py|" + DATASET + r"sft\b": "sft",
+        r"\bexamples/\w+/\w+_rw\.py|" + DATASET + r"rw\b": "reward_model",
+        r"\bexamples/\w+/\w+_dpo\.py|" + DATASET + r"dpo\b": "dpo",
     },
     shown=("areal.launcher.local",),
     keys=(

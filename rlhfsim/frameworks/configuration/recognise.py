@@ -155,9 +155,10 @@ def check_trainer(said: Said, framework: str | None) -> None:
     for known in map(configuration_named, [framework] if framework else configuration_names()):
         for pattern, algorithm in known.unread.items():
             if (found := re.search(pattern, said.text, re.MULTILINE)) is not None:
+                name = found[0].splitlines()[-1].strip()
                 raise RlhfsimError(
                     "trainer-not-read",
-                    f"{found[0].strip()} of {known.title} trains on given data, and its keys are not read",
+                    f"{name} of {known.title} trains on given data, and its keys are not read",
                     place=Place(file=said.name),
                     help=f"ask rlhfsim estimate --algorithm {algorithm}, with the layout that it has",
                 )
