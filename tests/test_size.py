@@ -31,7 +31,7 @@ BUDGET = {
     "rlhfsim/rollout": 16780,
     "rlhfsim/search": 55610,
     "rlhfsim/simulation": 25250,
-    "rlhfsim/specs": 42350,
+    "rlhfsim/specs": 42450,
     "rlhfsim/step": 15200,
     "rlhfsim/training": 13000,
     "rlhfsim/validation": 27650,

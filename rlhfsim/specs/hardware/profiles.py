@@ -107,23 +107,27 @@ def _hash_of(key: _Priceless) -> str:
 
 def common_coefficients() -> dict[str, Coefficient]:
     """Coefficients shared by all profiles: the shipped ones, then those of the user's folders."""
-    merged: dict[str, Coefficient] = {}
-    for folder in reversed(folders()):
-        path = folder / f"{COMMON}.yaml"
-        if path.is_file():
-            merged |= coefficients_of(path)
-    return merged
+    return dict(_coefficients_in(_common_texts()))
 
 
 def coefficients_of(path: Path) -> dict[str, Coefficient]:
     """Coefficients of a file that holds nothing else."""
-    return dict(_coefficients_in(read_text(path), str(path)))
+    return dict(_coefficients_in(((read_text(path), str(path)),)))
+
+
+def _common_texts() -> tuple[tuple[str, str], ...]:
+    """(text, name) of every file of shared coefficients; later ones win."""
+    paths = [folder / f"{COMMON}.yaml" for folder in reversed(folders())]
+    return tuple((read_text(path), str(path)) for path in paths if path.is_file())
 
 
 @lru_cache(maxsize=16)
-def _coefficients_in(text: str, name: str) -> Mapping[str, Coefficient]:
-    """Those of a file's text: every profile is laid over them."""
-    return _coefficients(parse_yaml(text, name))
+def _coefficients_in(texts: tuple[tuple[str, str], ...]) -> Mapping[str, Coefficient]:
+    """Those of files: every profile is laid over them."""
+    merged: dict[str, Coefficient] = {}
+    for text, name in texts:
+        merged |= _coefficients(parse_yaml(text, name))
+    return merged
 
 
 def _coefficients(source: Source) -> dict[str, Coefficient]:
@@ -155,10 +159,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
 def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
     data = dict(_mapping(source))
     base = data.pop("extends", None)
-    beneath: Mapping[str, Any] = {}
-    shared: Mapping[str, Coefficient]
     if base is None:
-        shared = common_coefficients()
+        profile = _alone(source.text, source.name, _common_texts())
     else:
         parent = _parent(base, source, seen)
         beneath = {
@@ -166,20 +168,22 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
             for field in fields(parent)
             if field.name not in {*data, "name", "aliases", "coefficients"}
         }
-        shared = parent.coefficients
-    profile = convert(Profile, source, {**beneath, **data}) if beneath else _alone(source.text, source.name)
-    coefficients = {
-        name: _like(shared, name, coefficient, source) for name, coefficient in profile.coefficients.items()
-    }
-    price = profile.price if "price" in data else price_of(profile.name) or profile.price
-    return replace(profile, price=price, coefficients={**shared, **coefficients})
+        profile = _laid_over(parent.coefficients, convert(Profile, source, {**beneath, **data}), source)
+    return profile if "price" in data else replace(profile, price=price_of(profile.name) or profile.price)
 
 
-@lru_cache(maxsize=16)
-def _alone(text: str, name: str) -> Profile:
-    """What a profile that extends none says itself: read once, for one command asks for it many times."""
+@lru_cache(maxsize=64)
+def _alone(text: str, name: str, common: tuple[tuple[str, str], ...]) -> Profile:
+    """A profile that extends none: the same texts are one object, which one command asks for many times."""
     source = _parse(text, name)
-    return convert(Profile, source, {key: value for key, value in source.data.items() if key != "extends"})
+    own = {key: value for key, value in _mapping(source).items() if key != "extends"}
+    return _laid_over(_coefficients_in(common), convert(Profile, source, own), source)
+
+
+def _laid_over(shared: Mapping[str, Coefficient], profile: Profile, source: Source) -> Profile:
+    """The profile with the coefficients that it does not say itself."""
+    own = {name: _like(shared, name, value, source) for name, value in profile.coefficients.items()}
+    return replace(profile, coefficients={**shared, **own})
 
 
 def _like(
