@@ -38,7 +38,7 @@ PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 8, 512, 256
 class PlannedRun:
     """A run of one algorithm on one model, planned for this machine unless a plan is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a run in one call, as docs/executor.md has it
         self,
         algorithm: str,
         model: str | Path,

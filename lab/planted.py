@@ -85,7 +85,7 @@ def _trace(plan: Plan, changed: Profile, profile: Profile, steps: int) -> Trace:
         models=models, placement=plan.placement, workload=plan.workload, cluster=cluster_with(plan, changed)
     )
     tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
-    trace = simulate(setting, tokens, steps=steps, record=True).trace
+    trace = simulate(setting, tokens, steps=steps, record="trace").trace
     assert trace is not None
     return replace(trace, plan_hash=plan.input_hash)
 

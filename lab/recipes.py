@@ -140,7 +140,7 @@ def price(name: str, *, search: bool = True, time_limit: float = TIME_LIMIT) -> 
     asked = question(scenario)
     risk = min(MOST_RISK, max(asked.max_oom, LEEWAY * recipe.prediction.probability_out_of_memory))
     asked = replace(asked, time_limit=time_limit, max_oom=risk)
-    answer = design(asked, explain=False, rivals=False, simple=False)
+    answer = design(asked, explain=False, rivals=False, simplest_s=None)
     return Priced(
         name=name, title=scenario.title, recipe=recipe, plan=answer.best, proven=answer.certificate.proven
     )

@@ -26,6 +26,8 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.scenarios.answer import whatif
+from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.scenarios.workers import local
 
 HERE = Path(__file__).parent
 RUN = Path("reports/demo_run")
@@ -58,7 +60,7 @@ SAMPLES: dict[str, Callable[[], Page]] = {
     "plan_70b_64": lambda: planned(64, Workload(model="70b")),
     "plan_405b_512": lambda: planned(512, Workload(model="405b")),
     "plan_deepseek_v3_2048": lambda: planned(2048, reasoning(), "megatron"),
-    "whatif_h100_to_b200": lambda: whatif_page(whatif("h100-to-b200"), file="whatif.json"),
+    "whatif_h100_to_b200": lambda: whatif_page(whatif("h100-to-b200", Designs(local())), file="whatif.json"),
     "run_demo": lambda: run_page(read(RUN), commands=f"rlhfsim demo --out {RUN}\nrlhfsim report {RUN}"),
 }
 """Name of the file -> its page."""

@@ -40,7 +40,7 @@ def simulate_file(
     return replace(answer, plan=replace(answer.plan, run=run.question)) if run else answer
 
 
-def whatif(
+def whatif(  # noqa: PLR0913  the options of the command
     scenario: str | Path | Mapping[str, Any],
     *,
     settings: Mapping[str, Any] | None = None,
@@ -67,18 +67,15 @@ def whatif(
     """
     from rlhfsim.search.requirements import requirement
     from rlhfsim.what_if.scenarios.answer import whatif as answer
-    from rlhfsim.what_if.scenarios.designs import Store
+    from rlhfsim.what_if.scenarios.designs import Designs, Store
     from rlhfsim.what_if.scenarios.workers import local, on_ray
 
     with nullcontext(local(jobs)) if ray is None else on_ray(ray or None) as runner:
         return answer(
             scenario,
+            Designs(runner, None if cache is None else Store(Path(cache)), progress, most_s),
             settings=settings,
             only=only,
             requirements=[requirement(text) for text in require],
-            runner=runner,
-            store=None if cache is None else Store(Path(cache)),
-            progress=progress,
-            most_s=most_s,
             tables=tuple(map(Path, tables)),
         )

@@ -412,7 +412,7 @@ def best(gpus: int, name: str = "") -> float:
     if name:
         empty = Question(placement=drawn(0).placement, workload=GRPO, cluster=cluster)
         cluster = NOT_SLOWER[name](empty).cluster
-    found = design(Request(cluster=cluster, workload=GRPO), explain=False, rivals=False, simple=False)
+    found = design(Request(cluster=cluster, workload=GRPO), explain=False, rivals=False, simplest_s=None)
     assert found.best is not None
     return found.best.prediction.step_s
 

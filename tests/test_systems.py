@@ -110,7 +110,7 @@ def test_a_synchronous_system_simulates_to_its_priced_step_and_never_runs_out_of
     alone = iteration(
         setting.models, setting.placement, setting.workload, setting.cluster, kv_tokens=kv_tokens
     ).seconds
-    found = simulate(setting, kv_tokens, steps=2, memory="strict")
+    found = simulate(setting, kv_tokens, steps=2, record="strict")
     # calls that run side by side may wait for a link; without that the two are equal
     assert alone * (1 - 1e-9) <= found.seconds < 1.02 * alone
     assert found.step_seconds[0] == pytest.approx(found.step_seconds[1])
@@ -120,7 +120,7 @@ def test_a_synchronous_system_simulates_to_its_priced_step_and_never_runs_out_of
 
 def test_sample_factory_simulates_within_its_staleness_bound_above_its_limit() -> None:
     setting, kv_tokens = priced("sample-factory")
-    found = simulate(setting, kv_tokens, steps=12, warmup=4, seed=0, memory="strict")
+    found = simulate(setting, kv_tokens, steps=12, warmup=4, seed=0, record="strict")
     assert found.staleness is not None
     assert found.staleness.max <= setting.placement.schedule.staleness
     assert found.seconds >= asynchronous_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)

@@ -187,7 +187,7 @@ def design_64(algorithm: Algorithm) -> Design:
         response_len=LogNormal(mean=1000, sigma=0.7, max=4096),
     )
     request = Request(cluster=h100(64), workload=workload, backend="megatron", framework="any")
-    return design(request, explain=False, simple=False)
+    return design(request, explain=False, simplest_s=None)
 
 
 # --- tables of the document -----------------------------------------------------------------------------

@@ -79,7 +79,13 @@ def _row(case: Case, repeats: int) -> None:
 
     def once() -> object:
         return simulate(
-            case.setting, tokens, steps=case.steps, warmup=0, seed=0, noise=case.noise, record=case.record
+            case.setting,
+            tokens,
+            steps=case.steps,
+            warmup=0,
+            seed=0,
+            noise=case.noise,
+            record="trace" if case.record else None,
         )
 
     cold = _seconds(once)

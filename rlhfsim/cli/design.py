@@ -187,8 +187,7 @@ def designed(
             explain=explain,
             instead=instead,
             left_out=given["gains"],
-            simple=not given["fastest"],
-            at_most=limit,
+            simplest_s=None if given["fastest"] else limit,
             remedied=remedied,
             overturned=given["as_json"] or wants(given["detail"], "proof"),
         )

@@ -62,7 +62,7 @@ class Answer:
 def first(asked: DeskQuestion) -> Answer:
     """The best plan that a short search meets."""
     short = replace(asked.request, time_limit=min(FIRST_S, asked.request.time_limit or FIRST_S))
-    return _answer(asked, design(short, explain=False, rivals=False, simple=False), "first")
+    return _answer(asked, design(short, explain=False, rivals=False, simplest_s=None), "first")
 
 
 def proven(asked: DeskQuestion) -> Answer:

@@ -81,20 +81,20 @@ class Search:
         only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
         rivals: bool = True,
-        tolerance: float = 0.0,
-        steps: Steps | None = None,
         work: float = inf,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
         `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
-        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not. The best plan is
-        proven up to `tolerance`: none is shorter by more than that share of it. `steps`: see `judged`.
+        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not.
         `work`: options after which it ends, where that is earlier than usual.
         """
-        self._tolerance, self._most_work = tolerance, work
+        self._most_work = work
+        self.tolerance = 0.0
+        """Share of the best plan by which another may be shorter, once it is proven."""
         self._frontier: Frontier | None = None
-        self.steps: Steps = {} if steps is None else steps
+        self.steps: Steps = {}
+        """See `judged`."""
         self._partly = False
         """Whether it proves no more than is cheap."""
         self._gives_up = False
@@ -135,8 +135,8 @@ class Search:
     @property
     def threshold(self) -> float:
         """Bounds above it cannot win; nor one that equals the best, once that is simulated."""
-        if self._tolerance:
-            return self.limit * (1 - self._tolerance)
+        if self.tolerance:
+            return self.limit * (1 - self.tolerance)
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self, *, insists: bool = False) -> Candidate | None:
@@ -185,7 +185,8 @@ class Search:
     ) -> SearchResult:
         """The best plan of a part of the space that was searched, with all that is known of it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
-        other = Search(request, self.models, self.pricer, below=below, tolerance=tolerance, steps=self.steps)
+        other = Search(request, self.models, self.pricer, below=below)
+        other.tolerance, other.steps = tolerance, self.steps
         other.subproblems, other.best = self.subproblems.of(request), start
         branches = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
         other._frontier = Frontier(other.subproblems, branches)

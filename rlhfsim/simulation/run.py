@@ -1,8 +1,8 @@
 """The door to the simulation: `simulate` runs a plan.
 
     simulate(setting, kv_tokens)                                   # one synchronous step
-    simulate(setting, kv_tokens, steps=20, warmup=3, seed=0, noise=Noise(...), record=True)
-    simulate(setting, kv_tokens, memory="strict")                  # raises where memory runs out
+    simulate(setting, kv_tokens, steps=20, warmup=3, seed=0, noise=Noise(...), record="trace")
+    simulate(setting, kv_tokens, record="strict")                  # raises where memory runs out
 
 Schedules with staleness go to `asynchronous`. One seed gives the same bytes.
 """
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.result import Simulated, Staleness
-from rlhfsim.simulation.simulator import Simulator
+from rlhfsim.simulation.simulator import Record, Simulator, simulator_of
 from rlhfsim.simulation.synchronous import run_steps
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.calls import CallSetting
@@ -27,10 +26,8 @@ from rlhfsim.step.iteration import Iteration, Program, program
 if TYPE_CHECKING:
     from rlhfsim.simulation.noise import Noise
 
-__all__ = ["Memory", "Simulated", "Staleness", "simulate"]
+__all__ = ["Record", "Simulated", "Staleness", "simulate"]
 
-Memory = Literal["watch", "strict"]
-"""watch: bytes at every instant are noted; strict: a plan that does not fit raises."""
 SAME = 1e-12
 """Relative difference below which a mean is the step itself."""
 
@@ -43,17 +40,15 @@ def simulate(
     warmup: int = 0,
     seed: int | None = None,
     noise: Noise | None = None,
-    record: bool = False,
-    memory: Memory | None = None,
+    record: Record | None = None,
     cutoff: float | None = None,
 ) -> Simulated:
     """`steps` measured steps of a plan, after `warmup` that no figure counts.
 
-    `record` keeps spans and counters (with memory, which is then watched); `cutoff`, in seconds per
-    step, lets an asynchronous schedule stop early. The trace names no plan.
+    `cutoff`, in seconds per step, lets an asynchronous schedule stop early. The trace names no plan.
 
     Raises:
-        RlhfsimError: "out-of-memory" at the first instant that does not fit, with memory "strict".
+        RlhfsimError: "out-of-memory" at the first instant that does not fit, with record "strict".
     """
     if steps < 1 or warmup < 0:
         raise RlhfsimError(
@@ -64,20 +59,10 @@ def simulate(
     if setting.placement.schedule.asynchronous:
         from rlhfsim.simulation.asynchronous import run as asynchronous
 
-        return asynchronous.simulate(
-            setting,
-            kv_tokens,
-            steps=steps,
-            warmup=warmup,
-            seed=seed,
-            noise=noise,
-            record=record,
-            memory=memory,
-            cutoff=cutoff,
-        )
+        asked = asynchronous.AskedRun(kv_tokens, steps, warmup, seed, noise, record, cutoff)
+        return asynchronous.simulate(setting, asked)
     programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
-    memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
-    simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
+    simulator = simulator_of(setting, record)
     return run_programs(simulator, programs, setting.placement.schedule, warmup=warmup, seed=seed)
 
 

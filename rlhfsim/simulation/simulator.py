@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import simpy
 
@@ -36,6 +36,8 @@ from rlhfsim.trace import CPU_POOL, Counter, CounterName, Span, Trace
 
 Running = Generator[simpy.Event, Any, None]
 """A simulated process."""
+Record = Literal["memory", "strict", "trace"]
+"""What is noted: bytes at every instant; the same, where a plan that does not fit raises; bytes and spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,3 +240,9 @@ class Simulator:
                 version=version,
                 **attributes,
             )
+
+
+def simulator_of(setting: CallSetting, record: Record | None) -> Simulator:
+    """The simulator of a plan that notes what was asked for; None: step times alone."""
+    watched = MemoryTimeline(setting, strict=record == "strict") if record else None
+    return Simulator(setting, record=record == "trace", memory_timeline=watched)

@@ -129,8 +129,7 @@ def design(
     left_out: bool = False,
     rivals: bool = True,
     instead: Sequence[Alternative] = (),
-    simple: bool = True,
-    at_most: float = inf,
+    simplest_s: float | None = inf,
     remedied: bool = True,
     overturned: bool = True,
 ) -> Design:
@@ -139,10 +138,10 @@ def design(
     `explain`: also the reasons, and the best plan of every other kind up to 1 %. `overturned`: also the
     break-evens, which take as long as all the rest. `left_out`: also what each
     choice would bring that does not compete; it takes as long again. Without `rivals` only those runners-up
-    are named that were met on the way, and the search is shorter. `simple`:
-    the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
-    where a time limit ended the search, the best that was met is. `remedied`: where nothing fits, also why,
-    and what would.
+    are named that were met on the way, and the search is shorter. The simplest plan close to the
+    best is chosen, of at most `simplest_s` seconds unless that takes longer; with None, or where a time
+    limit ended the search, the best that was met is. `remedied`: where nothing fits, also why, and what
+    would.
 
     Where time is up, what was met is the answer, and what would take another search is left out; where the
     search ended after its share of work, the simplest plan, the knee and break-evens are.
@@ -151,86 +150,62 @@ def design(
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
-        return _designed(
-            trained(request),
-            explain=explain,
-            left_out=left_out,
-            rivals=rivals,
-            instead=instead,
-            simple=simple,
-            at_most=at_most,
-            remedied=remedied,
-            overturned=overturned,
+        request = trained(request)
+        searches = list(answers(Question(request=request, rivals=rivals)))
+        found = Design(
+            request=request,
+            chosen=None,
+            best=None,
+            simple=simplest_s is not None,
+            certificate=reduce(Certificate.plus, (f.certificate for _, f in searches)),
+            refused=sum((f.refused for _, f in searches), Counter()),
         )
+        met = _met(request, searches)
+        if not met:
+            found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
+            return unfit(found) if explain and remedied else found
+        first, prices = met[0], _prices(request, met[0].workload, searches)
+        best = _plan(request, first)
 
+        proven = found.certificate.proven
 
-def _designed(
-    request: Request,
-    *,
-    explain: bool,
-    left_out: bool,
-    rivals: bool,
-    instead: Sequence[Alternative],
-    simple: bool,
-    at_most: float,
-    remedied: bool,
-    overturned: bool,
-) -> Design:
-    searches = list(answers(Question(request=request, rivals=rivals)))
-    found = Design(
-        request=request,
-        chosen=None,
-        best=None,
-        simple=simple,
-        certificate=reduce(Certificate.plus, (f.certificate for _, f in searches)),
-        refused=sum((f.refused for _, f in searches), Counter()),
-    )
-    met = _met(request, searches)
-    if not met:
-        found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
-        return unfit(found) if explain and remedied else found
-    first, prices = met[0], _prices(request, met[0].workload, searches)
-    best = _plan(request, first)
+        def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...] | None]:
+            behind = _proven(request, searches, first) if explain and rivals else met[1:]
+            looked_for = explain and overturned and proven
+            return behind, _crossings(prices.request, first, behind) if looked_for else None
 
-    proven = found.certificate.proven
+        def recommended() -> _Recommended:
+            most_s = simplest_s if proven and not clock.over() else None
+            chosen = None if most_s is None else _to_run(request, first, prices, most_s)
+            step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
+            side = beside(prices.request, first.candidate.placement) if asks else None
+            return _Recommended(
+                chosen=chosen,
+                close=most_s is not None and not clock.over(),
+                gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
+                elsewhere=elsewhere(prices, first.candidate, step_s, [side.placement.backend] if side else ())
+                if asks and not left_out
+                else None,
+                other_side=side,
+                learning_gain=learning_gain(prices, first.candidate, step_s)
+                if asks and not clock.over()
+                else None,
+                fewer=fewer_gpus(prices.request, first.candidate)
+                if asks and proven and not clock.over()
+                else None,
+                even=even_batch(prices.request, first.candidate) if asks and not clock.over() else None,
+            )
 
-    def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...] | None]:
-        behind = _proven(request, searches, first) if explain and rivals else met[1:]
-        looked_for = explain and overturned and proven
-        return behind, _crossings(prices.request, first, behind) if looked_for else None
-
-    def recommended() -> _Recommended:
-        close = simple and proven and not clock.over()
-        chosen = _to_run(request, first, prices, at_most) if close else None
-        step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
-        side = beside(prices.request, first.candidate.placement) if asks else None
-        return _Recommended(
-            chosen=chosen,
-            close=close and not clock.over(),
-            gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
-            elsewhere=elsewhere(prices, first.candidate, step_s, [side.placement.backend] if side else ())
-            if asks and not left_out
-            else None,
-            other_side=side,
-            learning_gain=learning_gain(prices, first.candidate, step_s)
-            if asks and not clock.over()
-            else None,
-            fewer=fewer_gpus(prices.request, first.candidate)
-            if asks and proven and not clock.over()
-            else None,
-            even=even_batch(prices.request, first.candidate) if asks and not clock.over() else None,
+        (behind, crossings), ours = (
+            in_parallel(others, recommended) if explain and rivals else (others(), recommended())
         )
-
-    (behind, crossings), ours = (
-        in_parallel(others, recommended) if explain and rivals else (others(), recommended())
-    )
-    found = replace(
-        found,
-        best=best,
-        break_evens=crossings,
-        whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
-    )
-    return _compared(found, ours, [first, *behind], prices.request, explain=explain)
+        found = replace(
+            found,
+            best=best,
+            break_evens=crossings,
+            whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
+        )
+        return _compared(found, ours, [first, *behind], prices.request, explain=explain)
 
 
 def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:

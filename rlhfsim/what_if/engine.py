@@ -217,7 +217,7 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
     """The search that answers a question, not yet begun."""
     request = question.request
     pricer = prices.kept(request) if prices else None
-    return Search(
+    search = Search(
         request,
         question.models,
         pricer.only(question.wishes) if pricer and question.wishes else pricer,
@@ -226,10 +226,10 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
         sizes=question.sizes,
         rivals=question.rivals,
         work=question.work,
-        steps=prices.steps.get(request.workload)
-        if prices and request.cluster == prices.request.cluster
-        else None,
     )
+    if prices and request.cluster == prices.request.cluster:
+        search.steps = prices.steps.get(request.workload, {})
+    return search
 
 
 def _has_work(request: Request, placement: Placement) -> bool:

@@ -128,8 +128,7 @@ def simulated(
             warmup=warmup,
             seed=options.seed + i,
             noise=noise_of(options),
-            record=i == 0,
-            memory="watch" if i == 0 else None,
+            record="trace" if i == 0 else None,
         )
         runs.append(run)
         if progress is not None:

@@ -41,7 +41,7 @@ def memory_peaks(placement: Placement, workload: Workload, cluster: Cluster) -> 
         RlhfsimError: "out-of-memory", with the first instant that a GPU or a host does not hold.
     """
     priced = priced_placement(placement, workload, cluster)
-    ran = simulate(priced.setting, priced.kv_tokens, memory="strict")
+    ran = simulate(priced.setting, priced.kv_tokens, record="strict")
     if (reason := priced.memory.rejected_by) is not None:
         raise _too_much(reason)
     saves = _saves(priced.setting)

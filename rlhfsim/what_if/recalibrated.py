@@ -78,7 +78,7 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
     cluster = put(
         request.cluster, keys("node_groups.*.profile"), lambda profile: bases.get(profile.name, profile)
     )
-    before = design(replace(request, cluster=cluster), explain=False, simple=False)
+    before = design(replace(request, cluster=cluster), explain=False, simplest_s=None)
     old, new = before.best, answer.best
     same = old is not None and (old.placement, old.workload) == (new.placement, new.workload)
     return Recalibrated(

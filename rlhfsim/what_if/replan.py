@@ -61,7 +61,7 @@ def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replann
         allow=frozenset({"async"} if staleness else ()),
         max_staleness=staleness or 1,
     )
-    best = design(request, explain=False, simple=False).best
+    best = design(request, explain=False, simplest_s=None).best
     answer = Replanned(measured_s=median(run.step_s), current=current)
     if best is None or current.prediction.step_s <= best.prediction.step_s * (1 + CLOSE):
         return answer

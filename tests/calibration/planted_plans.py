@@ -34,7 +34,6 @@ def plan(
     response: int = 1000,
     gpus: int = 8,
     tp: int = 1,
-    zero: int = 3,
     apart: bool = False,
     gpu: str = GPU,
 ) -> Plan:
@@ -52,7 +51,7 @@ def plan(
         ResourcePool(name="all", gpus=gpus),
         *([ResourcePool(name="rollout", start=gpus, gpus=gpus)] if apart else []),
     )
-    role = RolePlacement(pool="all", layout=Layout(dp=gpus, zero=zero))
+    role = RolePlacement(pool="all", layout=Layout(dp=gpus, zero=3))
     rollout = RolloutPlacement(
         pool=pools[-1].name, layout=RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=0.5)
     )

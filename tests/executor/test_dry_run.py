@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,7 +40,7 @@ README = {"gpus": 64, "model": "70b"}
 def plan(gpus: int = 8, model: str = "8b", *, simple: bool = True) -> Plan:
     """PPO on H100s."""
     request = Request(cluster=parse_cluster(gpus=gpus), workload=Workload(model=model))
-    chosen = design(request, explain=False, rivals=False, simple=simple).chosen
+    chosen = design(request, explain=False, rivals=False, simplest_s=math.inf if simple else None).chosen
     assert chosen is not None
     return chosen
 

@@ -140,7 +140,7 @@ def test_a_dry_run_holds_what_the_simulated_timeline_holds(
         made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True
     )
     setting = CallSetting(models=models_of(workload), placement=placement, workload=workload, cluster=CLUSTER)
-    simulated = simulate(setting, None, steps=3, record=True).trace
+    simulated = simulate(setting, None, steps=3, record="trace").trace
     assert simulated is not None
     recorded, planned = held(outcome.ended.trace), held(simulated)
     assert {name for name, _ in planned} <= {name for name, _ in recorded} | {"controller"}

@@ -111,7 +111,7 @@ def for_verl() -> Iterator[Plan]:
     for asked in ({}, {"architecture": "async", "allow": frozenset({"async"}), "max_staleness": 1}):
         cluster = Cluster(node_groups=(node_group("h100-sxm", 24, gpus_per_node=8),))
         request = Request(cluster=cluster, workload=scored, backend="fsdp2", framework="verl", **asked)
-        designed = design(request, explain=False, rivals=False, simple=False).chosen
+        designed = design(request, explain=False, rivals=False, simplest_s=None).chosen
         assert designed is not None
         yield designed
 

@@ -63,7 +63,7 @@ def designed(backend: Backend, architecture: str | None = None) -> Plan:
         framework="nemo-rl",
         architecture=architecture,
     )
-    found = design(request, explain=False, rivals=False, simple=False).chosen
+    found = design(request, explain=False, rivals=False, simplest_s=None).chosen
     assert found is not None
     return found
 

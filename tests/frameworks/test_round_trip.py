@@ -219,7 +219,7 @@ def test_a_designed_plan_is_what_its_export_says(name: str, tmp_path: Path) -> N
     designed = 0
     for seed in range(SEEDS):
         asked = question(name, seed)
-        drawn = design(asked, explain=False, rivals=False, simple=False).chosen
+        drawn = design(asked, explain=False, rivals=False, simplest_s=None).chosen
         if drawn is None:
             continue
         designed += 1

@@ -41,7 +41,7 @@ def designed(backend: Any, gpus: int = 16, **more: Any) -> Plan:
     request = Request(
         cluster=parse_cluster(gpus, "h100"), workload=WORK, backend=backend, framework="verl", **more
     )
-    plan = design(request, explain=False, rivals=False, simple=False).chosen
+    plan = design(request, explain=False, rivals=False, simplest_s=None).chosen
     assert plan is not None
     return plan
 

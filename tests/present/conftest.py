@@ -28,7 +28,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.scenarios.answer import whatif
-from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
+from rlhfsim.what_if.scenarios.designs import DesignResult, Designs, Runner
 from rlhfsim.what_if.scenarios.result import WhatIf
 
 BASE: dict[str, Any] = {
@@ -95,8 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
 def result(plan: Plan) -> WhatIf:
     """Two points, one of which does not fit, a tornado and a break-even, on planted step times."""
     return whatif(
-        runner=planted(plan),
-        given={
+        {
             "title": "Small",
             "question": "What changes?",
             "base": BASE,
@@ -123,6 +122,7 @@ def result(plan: Plan) -> WhatIf:
                 }
             ],
         },
+        Designs(planted(plan)),
     )
 
 

@@ -267,7 +267,9 @@ def test_time_that_ends_as_the_best_plan_is_met_leaves_nothing_to_look_at(
     monkeypatch.setattr(Search, "_simulate", simulated)
     monkeypatch.setattr(Search, "_warm_start", lambda self, branches: None)
     request = replace(search.request, objective="time")
-    proof = Search(request, search.models, rivals=False, tolerance=0.5).run().certificate
+    close = Search(request, search.models, rivals=False)
+    close.tolerance = 0.5
+    proof = close.run().certificate
     lines = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
     assert lines == proof.space
     assert (proof.unexplored, proof.gap) == (0, 0)

@@ -49,7 +49,7 @@ def test_one_gpu_more_is_never_slower(model: str, each: int, most: int, algorith
 
 
 def test_a_design_that_leaves_gpus_idle_counts_their_rent() -> None:
-    even, odd = (design(question(n, 8, "8b"), explain=False, rivals=False, simple=False) for n in (64, 65))
+    even, odd = (design(question(n, 8, "8b"), explain=False, rivals=False, simplest_s=None) for n in (64, 65))
     assert even.chosen is not None
     assert odd.chosen is not None
     assert (even.chosen.idle_gpus, odd.chosen.idle_gpus) == (0, 1)

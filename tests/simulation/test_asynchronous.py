@@ -21,10 +21,11 @@ from rlhfsim.simulation.asynchronous import run as stale
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import floor_of, lower_hull
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, StepClock
-from rlhfsim.simulation.asynchronous.run import simulate
+from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
 from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate as door
+from rlhfsim.simulation.simulator import Record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
@@ -134,13 +135,13 @@ def run(
     replica: ReplicaEngine | None = None,
     generate: float = 10.0,
     steps: int = 6,
-    record: bool = False,
+    record: Record | None = None,
     **more: Any,
 ) -> Simulated:
     """Two replicas of two slots, one second a step, four samples of ten tokens a batch: 10 s a batch."""
     monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica or engine())
     made = setting(schedule, **more)
-    return simulate(made, 1e5, steps=steps, priced=by_hand(generate, learn, sync), record=record)
+    return simulate(made, AskedRun(1e5, steps=steps, priced=by_hand(generate, learn, sync), record=record))
 
 
 def chained(found: Simulated) -> None:
@@ -173,7 +174,7 @@ def test_one_step_off_is_the_slower_side_and_the_sync(
 
 def test_one_step_off_runs_as_worked_out_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # generation 10, trainer 2 + 6, sync 2: batch 0 until 10; then batch k+1 beside batch k, sync after both
-    found = run(monkeypatch, Schedule(staleness=1), 8.0, 2.0, record=True)
+    found = run(monkeypatch, Schedule(staleness=1), 8.0, 2.0, record="trace")
     assert found.trace is not None
     spans = [
         (s.name, s.start_s, s.end_s, s.version) for s in found.trace.spans if s.step < 3 and s.pool == "r"
@@ -211,7 +212,7 @@ def test_an_overlapped_sync_hides_as_far_as_one_version_of_staleness_lets_it(
 def test_interrupted_replicas_stop_only_for_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     # batch 0 is there at 10 and trained until 16; sync 16 to 17 stops the next four samples at 6 tokens;
     # they end at 21 instead of 20, batch 1 is trained until 27, sync until 28: a step every 11 s
-    found = run(monkeypatch, PARTIAL, 6.0, 1.0, record=True)
+    found = run(monkeypatch, PARTIAL, 6.0, 1.0, record="trace")
     assert found.step_seconds == pytest.approx([11.0] * 6)
     assert found.trace is not None
     ends = [s.end_s for s in found.trace.spans if s.name == SYNC and s.pool == "t"]
@@ -231,7 +232,7 @@ def test_interrupted_sequences_prefill_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_partial_rollouts_running_requests_drain_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # batch 0 until 10, trained until 16; four samples run since 10 and drain until 20; sync until 21;
     # batch 1 is trained from 21 to 27 while four run from 21 to 31; sync until 32: a step every 11 s
-    found = run(monkeypatch, replace(PARTIAL, partial_rollout=False), 6.0, 1.0, record=True)
+    found = run(monkeypatch, replace(PARTIAL, partial_rollout=False), 6.0, 1.0, record="trace")
     assert found.step_seconds == pytest.approx([11.0] * 6)
     assert found.trace is not None
     ends = [s.end_s for s in found.trace.spans if s.name == SYNC and s.pool == "t"]
@@ -262,8 +263,8 @@ def test_a_slow_trainer_decides_and_samples_become_as_old_as_they_may(
 def test_a_queue_of_one_batch_stops_generation_and_keeps_samples_young(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free = run(monkeypatch, replace(PARTIAL, staleness=5), 30.0, 1.0, record=True)
-    made = run(monkeypatch, replace(PARTIAL, staleness=5, queue=1), 30.0, 1.0, record=True)
+    free = run(monkeypatch, replace(PARTIAL, staleness=5), 30.0, 1.0, record="trace")
+    made = run(monkeypatch, replace(PARTIAL, staleness=5, queue=1), 30.0, 1.0, record="trace")
     assert made.seconds == pytest.approx(31.0)
     assert made.staleness is not None
     assert free.staleness is not None
@@ -288,7 +289,7 @@ def test_a_slow_gpu_slows_one_replica_and_not_the_step_that_others_fill(
     priced = by_hand(10, 6, 1)
     monkeypatch.setattr(stale.Draws, "program", lambda *a: priced)
     monkeypatch.setattr(stale.Draws, "stragglers", frozenset({0}))
-    found = simulate(made, 1e5, steps=24, noise=noise, priced=priced)
+    found = simulate(made, AskedRun(1e5, steps=24, noise=noise, priced=priced))
     # 2 slots at 10 s and 2 at 20 s: 0.3 samples a second, four take 13.3 s, and 1 s of sync
     assert found.seconds == pytest.approx(4 / 0.3 + 1, rel=0.05)
 
@@ -299,7 +300,7 @@ def test_a_slow_gpu_slows_one_replica_and_not_the_step_that_others_fill(
 def test_staleness_zero_is_the_synchronous_step() -> None:
     made = setting(Schedule(), prompts=64, samples=4, lengths=Fixed(value=500))
     priced = program(made, 5e5)
-    found = simulate(made, 5e5, steps=3, priced=priced)
+    found = simulate(made, AskedRun(5e5, steps=3, priced=priced))
     assert found.seconds == pytest.approx(closed_form(priced, Schedule()).seconds, rel=1e-6)
     assert found.staleness is not None
     assert found.staleness.max == 0
@@ -308,7 +309,7 @@ def test_staleness_zero_is_the_synchronous_step() -> None:
 def test_staleness_zero_with_a_tail_is_near_the_synchronous_step() -> None:
     made = setting(Schedule(), prompts=64, samples=4, lengths=TAIL)
     priced = program(made, 5e5)
-    found = simulate(made, 5e5, steps=6, priced=priced)
+    found = simulate(made, AskedRun(5e5, steps=6, priced=priced))
     # another deal of the same lengths to the two replicas
     assert found.seconds == pytest.approx(closed_form(priced, Schedule()).seconds, rel=0.03)
 
@@ -319,7 +320,7 @@ def test_the_steady_state_is_that_of_the_closed_form_where_slots_decide(lengths:
     made = setting(replace(PARTIAL, staleness=4), prompts=512, lengths=lengths, slots=16, train=8)
     priced = program(made, 5e5)
     expected = closed_form(priced, made.placement.schedule).seconds
-    assert simulate(made, 5e5, steps=8, priced=priced).seconds == pytest.approx(expected, rel=0.03)
+    assert simulate(made, AskedRun(5e5, steps=8, priced=priced)).seconds == pytest.approx(expected, rel=0.03)
 
 
 def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved() -> None:
@@ -332,7 +333,7 @@ def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved()
             samples=4,
             lengths=LogNormal(mean=300, sigma=0.8, max=3000),
         )
-        return simulate(made, 4e5, steps=4).seconds
+        return simulate(made, AskedRun(4e5, steps=4)).seconds
 
     sync, balanced, starved = (
         seconds_of(schedule, rollout) for schedule, rollout in ((Schedule(), 8), (PARTIAL, 8), (PARTIAL, 15))
@@ -343,7 +344,8 @@ def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved()
 def test_more_staleness_never_slows_a_run_with_a_long_tail() -> None:
     found = [
         simulate(
-            setting(replace(PARTIAL, staleness=eta), prompts=64, lengths=TAIL, train=8), 5e5, steps=8
+            setting(replace(PARTIAL, staleness=eta), prompts=64, lengths=TAIL, train=8),
+            AskedRun(5e5, steps=8),
         ).seconds
         for eta in (1, 2, 4)
     ]
@@ -355,8 +357,8 @@ def test_workers_of_an_environment_hold_the_pace_of_answers() -> None:
     slow = Environment(turns=4, seconds_per_turn=5.0, workers=64)
     asked = replace(made, workload=replace(made.workload, environment=slow))
     # 256 sequences x 4 turns x 5 s on 64 workers: 80 s a batch
-    assert simulate(asked, 5e5, steps=4).seconds == pytest.approx(80, rel=0.02)
-    assert simulate(made, 5e5, steps=4).seconds < 40
+    assert simulate(asked, AskedRun(5e5, steps=4)).seconds == pytest.approx(80, rel=0.02)
+    assert simulate(made, AskedRun(5e5, steps=4)).seconds < 40
 
 
 # --- results ----------------------------------------------------------------------------------------
@@ -364,19 +366,19 @@ def test_workers_of_an_environment_hold_the_pace_of_answers() -> None:
 
 def test_a_run_stops_at_the_cutoff(monkeypatch: pytest.MonkeyPatch) -> None:
     made = setting(PARTIAL, prompts=64, lengths=TAIL)
-    whole = simulate(made, 5e5, steps=12)
-    stopped = simulate(made, 5e5, steps=12, cutoff=whole.seconds / 2)
+    whole = simulate(made, AskedRun(5e5, steps=12))
+    stopped = simulate(made, AskedRun(5e5, steps=12, cutoff=whole.seconds / 2))
     assert stopped.stopped
     assert not whole.stopped
     assert len(stopped.step_seconds) < 12
     assert stopped.seconds > whole.seconds / 2
-    assert not simulate(made, 5e5, steps=12, cutoff=whole.seconds * 1.5).stopped
+    assert not simulate(made, AskedRun(5e5, steps=12, cutoff=whole.seconds * 1.5)).stopped
 
 
 def test_one_seed_gives_one_result() -> None:
     made = setting(PARTIAL, prompts=32, samples=2, lengths=TAIL)
     noise = Noise(lengths=True, reward_spread=0.5)
-    first, again, other = (simulate(made, 5e5, steps=3, seed=s, noise=noise) for s in (1, 1, 2))
+    first, again, other = (simulate(made, AskedRun(5e5, steps=3, seed=s, noise=noise)) for s in (1, 1, 2))
     assert first == again
     assert first.step_seconds != other.step_seconds
 
@@ -394,7 +396,7 @@ def test_batch_means_worked_by_hand() -> None:
 
 
 def test_a_trace_has_every_replica_busy_no_longer_than_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run(monkeypatch, PARTIAL, 6.0, 1.0, record=True)
+    found = run(monkeypatch, PARTIAL, 6.0, 1.0, record="trace")
     assert found.trace is not None
     names = {(s.pool, s.group) for s in found.trace.spans if s.name == ROLLOUT}
     assert names == {("r", "replica 0"), ("r", "replica 1")}
@@ -411,11 +413,11 @@ def test_a_trace_has_every_replica_busy_no_longer_than_time_passes(monkeypatch: 
 @pytest.mark.parametrize("schedule", [Schedule(staleness=1), PARTIAL, Schedule(staleness=3)])
 def test_memory_is_watched_and_the_door_leads_here(schedule: Schedule) -> None:
     made = setting(schedule, prompts=16, lengths=TAIL)
-    found = door(made, 5e5, steps=2, memory="watch", record=True, seed=3)
+    found = door(made, 5e5, steps=2, record="trace", seed=3)
     assert found.trace is not None
     assert {p.pool for p in found.peaks} == {"r", "t"}
     assert all(0 < p.bytes < p.capacity for p in found.peaks)
-    assert found.step_seconds == simulate(made, 5e5, steps=2, seed=3).step_seconds
+    assert found.step_seconds == simulate(made, AskedRun(5e5, steps=2, seed=3)).step_seconds
 
 
 # --- bounds -----------------------------------------------------------------------------------------
@@ -480,7 +482,7 @@ def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: 
         patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         bound = asynchronous_bound(priced, made)
         found = simulate(
-            made, 1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced
+            made, AskedRun(1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced)
         )
     assert found.seconds >= bound * (1 - 1e-9)
     assert found.staleness is not None
@@ -536,7 +538,7 @@ def drawn_run(seed: int, share: float = 1.0, *, noisy: bool = False) -> Simulate
         patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         patch.setattr(stale.Draws, "program", lambda *a: priced)
         noise = Noise(lengths=True) if noisy else None
-        return simulate(made, 1e5, steps=20, seed=seed, priced=priced, noise=noise)
+        return simulate(made, AskedRun(1e5, steps=20, seed=seed, priced=priced, noise=noise))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,7 +13,7 @@ from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound, lent_replicas, switch_seconds
-from rlhfsim.simulation.asynchronous.run import simulate
+from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.scenario import check_placement
@@ -37,7 +37,7 @@ def run(
 ) -> Simulated:
     monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
     monkeypatch.setattr(priced_rollout, "switch_seconds", lambda *a: switches)
-    return simulate(made, 1e5, priced=by_hand(1.0, learn, sync), **more)
+    return simulate(made, AskedRun(1e5, priced=by_hand(1.0, learn, sync), **more))
 
 
 # --- the clock ----------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_the_trainers_gpus_generate_while_it_would_wait(monkeypatch: pytest.Monk
     # took 24 s; 21 s are left, of which a second replica saves (21 - 1) / 2, more than the second back. From
     # 45 on it runs two samples, which with the two that end at 52 are a batch at 55: step 2 ends at 59.
     made = setting(LENT, rollout=1, train=1, prompts=4, lengths=Fixed(value=10))
-    found = run(monkeypatch, made, engine(), 2.0, 1.0, (1.0, 1.0), steps=6, record=True)
+    found = run(monkeypatch, made, engine(), 2.0, 1.0, (1.0, 1.0), steps=6, record="trace")
     assert found.trace is not None
     ends = [s.end_s for s in found.trace.spans if s.name == SYNC and s.pool == "t"]
     assert ends[:3] == pytest.approx([23, 44, 59])
@@ -161,8 +161,8 @@ def test_a_switch_takes_wake_weights_and_sleep() -> None:
 
 
 def test_memory_is_on_the_clock_in_both_states() -> None:
-    found = simulate(setting(LENT), 1e5, steps=2, memory="watch")
-    alone = simulate(setting(replace(LENT, lend=False)), 1e5, steps=2, memory="watch")
+    found = simulate(setting(LENT), AskedRun(1e5, steps=2, record="memory"))
+    alone = simulate(setting(replace(LENT, lend=False)), AskedRun(1e5, steps=2, record="memory"))
     lent, own = ({p.pool: p.bytes for p in run.peaks} for run in (found, alone))
     assert lent["t"] > own["t"]
     assert lent["r"] == own["r"]

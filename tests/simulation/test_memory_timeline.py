@@ -37,7 +37,7 @@ def bytes_at(found: Ledger, pool: str, name: str) -> float:
 def test_the_fullest_instant_of_a_step_is_the_fullest_state_of_the_ledger(name: str) -> None:
     setting = setting_of(name)
     held = ledger_of(setting)
-    found = simulate(setting, held.kv_tokens, memory="strict")
+    found = simulate(setting, held.kv_tokens, record="strict")
     for peak in found.peaks:
         states = [p.bytes for p in held.phases if p.pool == peak.pool]
         assert peak.bytes == pytest.approx(max(states), rel=1e-9)
@@ -47,7 +47,7 @@ def test_the_fullest_instant_of_a_step_is_the_fullest_state_of_the_ledger(name: 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
     setting = setting_of(name)
-    found = simulate(setting, ledger_of(setting).kv_tokens, steps=3, record=True)
+    found = simulate(setting, ledger_of(setting).kv_tokens, steps=3, record="trace")
     assert found.trace is not None
     for counter in ("memory_bytes", "host_bytes"):
         for pool in setting.placement.pools:
@@ -111,10 +111,10 @@ def full(name: str) -> CallSetting:
 def test_a_plan_that_does_not_fit_is_refused_at_the_instant_with_who_and_how_much() -> None:
     setting = full("openrlhf")
     kv_tokens = ledger_of(setting).kv_tokens
-    relaxed = simulate(setting, kv_tokens, memory="watch")
+    relaxed = simulate(setting, kv_tokens, record="memory")
     first = next(p for p in relaxed.iteration.phases if p.name == "actor.logprob")
     with pytest.raises(RlhfsimError) as caught:
-        simulate(setting, kv_tokens, memory="strict")
+        simulate(setting, kv_tokens, record="strict")
     error = caught.value
     assert error.code == "out-of-memory"
     assert f"at {first.start:.3f} s, when actor.logprob begins" in error.message
@@ -125,7 +125,7 @@ def test_a_plan_that_does_not_fit_is_refused_at_the_instant_with_who_and_how_muc
 
 def test_a_watched_plan_that_does_not_fit_runs_and_says_when_it_was_fullest() -> None:
     setting = full("openrlhf")
-    found = simulate(setting, ledger_of(setting).kv_tokens, memory="watch")
+    found = simulate(setting, ledger_of(setting).kv_tokens, record="memory")
     peak = next(p for p in found.peaks if p.pool == "actor")
     assert peak.bytes > peak.capacity
     assert peak.name in ("actor.logprob", "actor.train")
@@ -135,7 +135,7 @@ def test_a_watched_plan_that_does_not_fit_runs_and_says_when_it_was_fullest() ->
 def test_a_weight_sync_through_the_host_needs_host_memory_while_it_runs() -> None:
     setting = setting_of("trl")
     setting = replace(setting, placement=replace(setting.placement, weight_path="host"))
-    found = simulate(setting, ledger_of(setting).kv_tokens, record=True)
+    found = simulate(setting, ledger_of(setting).kv_tokens, record="trace")
     assert found.trace is not None
     sync = next(s for s in found.trace.spans if s.name == "actor.sync")
     host = [c for c in found.trace.counters if c.name == "host_bytes"]
@@ -163,7 +163,7 @@ def test_the_weights_of_the_actor_lie_on_the_host_while_a_swapped_reference_runs
         reference=replace(placed.reference, residency="swapped"),
     )
     setting = replace(setting, placement=placed)
-    found = simulate(setting, ledger_of(setting).kv_tokens, record=True)
+    found = simulate(setting, ledger_of(setting).kv_tokens, record="trace")
     assert found.trace is not None
     load, unload = (
         next(s for s in found.trace.spans if s.name == f"reference.logprob.{move}")

@@ -77,7 +77,7 @@ def test_an_environment_simulates_to_its_closed_form(double_buffered: bool, lock
         ),
     )
     expected = closed_form(program(turned, kv_of(setting)), schedule)
-    found = simulate(turned, kv_of(setting), record=True)
+    found = simulate(turned, kv_of(setting), record="trace")
     assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
     assert found.seconds > simulate(setting, kv_of(setting)).seconds
     assert found.trace is not None
@@ -157,14 +157,14 @@ def trace_text(found: Simulated) -> str:
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     setting = setting_of("openrlhf")
-    first, second = (simulate(setting, kv_of(setting), steps=2, seed=7, record=True) for _ in range(2))
+    first, second = (simulate(setting, kv_of(setting), steps=2, seed=7, record="trace") for _ in range(2))
     assert first == second
     assert trace_text(first) == trace_text(second)
 
 
 def test_recording_changes_no_figure() -> None:
     setting = setting_of("openrlhf")
-    plain, recorded = (simulate(setting, kv_of(setting), record=on) for on in (False, True))
+    plain, recorded = (simulate(setting, kv_of(setting), record=on) for on in (None, "trace"))
     assert plain.iteration == recorded.iteration
     assert plain.trace is None
     assert plain.peaks == ()
@@ -172,7 +172,7 @@ def test_recording_changes_no_figure() -> None:
 
 def test_a_trace_holds_every_call_of_every_step_and_of_every_pool() -> None:
     setting = setting_of("openrlhf")
-    found = simulate(setting, kv_of(setting), steps=2, warmup=1, record=True)
+    found = simulate(setting, kv_of(setting), steps=2, warmup=1, record="trace")
     assert found.trace is not None
     assert (found.trace.steps, found.trace.plan_hash, found.trace.source) == (3, "", "predicted")
     for step in range(3):
@@ -219,7 +219,8 @@ def test_preference_training_simulates_without_a_rollout() -> None:
     setting = CallSetting(
         models=models_of(workload), placement=placement, workload=workload, cluster=base.cluster
     )
-    found = simulate(setting, steps=2, record=True, memory="strict")
+    found = simulate(setting, steps=2, record="strict")
+    assert simulate(setting, steps=2, record="trace").step_seconds == found.step_seconds
     expected = closed_form(program(setting), placement.schedule)
     assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
     assert [p.name for p in found.iteration.phases] == ["reference.logprob", "actor.train"]
@@ -233,7 +234,7 @@ def test_the_environment_stands_in_the_trace_beside_the_turns_of_the_rollout() -
         placement=replace(setting.placement, schedule=schedule),
         workload=replace(setting.workload, environment=Environment(turns=3)),
     )
-    found = simulate(turned, kv_of(turned), record=True)
+    found = simulate(turned, kv_of(turned), record="trace")
     assert found.trace is not None
     spans = [s for s in found.trace.spans if s.name in ("actor.generate", "environment.answer")]
     assert [s.name for s in spans].count("actor.generate") == 2 * 3

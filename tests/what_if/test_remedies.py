@@ -32,7 +32,9 @@ def test_what_is_missing_and_what_would_fit_is_tried() -> None:
     lora = by_name["--allow lora"]
     assert lora.other_work
     assert not answer.remedies[0].other_work
-    alone = design(replace(ASKED, workload=switched(WORK, frozenset({"lora"}))), explain=False, simple=False)
+    alone = design(
+        replace(ASKED, workload=switched(WORK, frozenset({"lora"}))), explain=False, simplest_s=None
+    )
     assert alone.best is not None
     assert alone.best.prediction.step_s == pytest.approx(lora.step_s, rel=0.1)
     price = ASKED.cluster.node_group.profile.price

@@ -20,7 +20,7 @@ from rlhfsim.what_if.scenarios import designs
 from rlhfsim.what_if.scenarios.against_base import asked as changed
 from rlhfsim.what_if.scenarios.against_base import chosen, comes_out
 from rlhfsim.what_if.scenarios.answer import asked, whatif
-from rlhfsim.what_if.scenarios.designs import Runner, Store
+from rlhfsim.what_if.scenarios.designs import Designs, Runner, Store
 from rlhfsim.what_if.scenarios.document import scenario_names
 from rlhfsim.what_if.scenarios.result import WhatIf, read_whatif
 from rlhfsim.what_if.scenarios.workers import local
@@ -35,7 +35,7 @@ def by_gpus(request: Request) -> float | None:
 
 
 def test_points_are_designed_and_measured_over_the_run(planted: Planted) -> None:
-    found = whatif(small(grid={"cluster.node_groups.0.gpus": [1, 2, 4, 8]}), runner=planted(by_gpus))
+    found = whatif(small(grid={"cluster.node_groups.0.gpus": [1, 2, 4, 8]}), Designs(planted(by_gpus)))
     assert [p.seconds for p in found.everything] == [600, None, 600, 350, 225]
     assert found.points[0].shortage == "too large"
     assert found.per == "run"
@@ -50,7 +50,7 @@ def test_the_front_holds_what_nothing_beats_in_time_and_money(planted: Planted) 
         {"name": "other work", "set": {"workload.prompts": 2}},
         {"name": "none", "set": {"cluster.node_groups.0.gpus": 1}},
     ]
-    found = whatif(small(points=points), runner=planted(by_gpus))
+    found = whatif(small(points=points), Designs(planted(by_gpus)))
     assert [p.name for p in found.everything if p.on_front] == ["base", "four", "eight"]
 
 
@@ -68,7 +68,7 @@ def test_a_plan_that_learns_otherwise_does_not_compete(planted: Planted) -> None
         {"name": "lora", "set": {"request.allow": ["lora"], "cluster.node_groups.0.price": "0.5x"}},
         {"name": "four", "set": {"cluster.node_groups.0.gpus": 4}},
     ]
-    found = whatif(small(points=points), runner=with_lora)
+    found = whatif(small(points=points), Designs(with_lora))
     assert [p.name for p in found.everything if p.on_front] == ["base", "four"]
 
 
@@ -78,7 +78,7 @@ def test_runs_to_one_target_compete_whatever_their_work(planted: Planted, tmp_pa
     base = {**SMALL["base"], "run": {"curve": str(curve), "target": 1}}
     found = whatif(
         {"title": "t", "base": base, "points": [{"name": "less", "set": {"workload.prompts": 2}}]},
-        runner=planted(lambda r: float(r.workload.prompts)),
+        Designs(planted(lambda r: float(r.workload.prompts))),
     )
     assert [p.on_front for p in found.everything] == [False, True]
 
@@ -90,7 +90,7 @@ def test_the_tornado_is_ordered_by_the_larger_swing_of_time_or_money(planted: Pl
         "cluster.node_groups.0.price": ["0.5x", "2x"],
         "cluster.node_groups.0.gpus": [1, 4],
     }
-    bars = whatif(small(tornado={"vary": vary}), runner=planted(by_gpus)).tornado
+    bars = whatif(small(tornado={"vary": vary}), Designs(planted(by_gpus))).tornado
     assert [b.path for b in bars] == [
         "run.steps",
         "cluster.node_groups.0.price",
@@ -116,7 +116,7 @@ def test_a_break_even_recovers_a_planted_price(planted: Planted) -> None:
         "vary_in": "point",
     }
     scenario = small(points=[{"name": "four", "set": {"cluster.node_groups.0.gpus": 4}}], break_even=[even])
-    [found] = whatif(scenario, runner=planted(by_gpus)).break_evens
+    [found] = whatif(scenario, Designs(planted(by_gpus))).break_evens
     assert found.value == pytest.approx(3 * 6 * 2 / (3.5 * 4), rel=0.01)
     assert found.crossings == (found.value,)
     assert found.unit == "usd/h"
@@ -133,7 +133,7 @@ def test_a_break_even_says_that_there_is_no_crossing_or_more_than_one(planted: P
         points=[{"name": "four", "set": {"cluster.node_groups.0.gpus": 4}}],
         break_even=[{**even, "between": [50, 1000]}, {**even, "between": [400, 1000]}],
     )
-    two, none = whatif(scenario, runner=planted(bowl)).break_evens
+    two, none = whatif(scenario, Designs(planted(bowl))).break_evens
     assert two.crossings == (pytest.approx(100, rel=0.02), pytest.approx(300, rel=0.02))
     assert two.outcome.startswith("2 crossings: four takes longer than base below")
     assert none.value is None
@@ -147,7 +147,7 @@ def test_listed_values_give_the_first_that_meets_a_target(planted: Planted) -> N
         "of": "time_of_run",
         "target": "400 s",
     }
-    [found] = whatif(small(break_even=[even]), runner=planted(by_gpus)).break_evens
+    [found] = whatif(small(break_even=[even]), Designs(planted(by_gpus))).break_evens
     assert found.value == 4
     assert found.outcome == "target 400 s missed at 1, 2; met at 4, 8"
 
@@ -159,17 +159,17 @@ def test_a_target_that_is_missed_everywhere_says_by_how_much_and_what_would_meet
         seconds = by_gpus(request)
         return seconds / 4 if seconds and request.backend == "megatron" else seconds
 
-    [found] = whatif(small(break_even=[even]), runner=planted(megatron)).break_evens
+    [found] = whatif(small(break_even=[even]), Designs(planted(megatron))).break_evens
     assert found.outcome.startswith("target 400 s missed at 1, 2; nearest at 2: ")
     assert "% over; met there with backend megatron: " in found.outcome
-    [never] = whatif(small(break_even=[{**even, "target": "1 s"}]), runner=planted(megatron)).break_evens
+    [never] = whatif(small(break_even=[{**even, "target": "1 s"}]), Designs(planted(megatron))).break_evens
     assert "no single change that was tried meets it, nearest backend megatron" in never.outcome
 
 
 def test_one_question_is_searched_once_whatever_the_prices(planted: Planted) -> None:
     points = [{"name": f"{p} USD", "set": {"cluster.node_groups.0.price": p}} for p in (1, 2, 3)]
     found = whatif(
-        small(points=[*points, {"name": "longer", "set": {"run.steps": 500}}]), runner=planted(by_gpus)
+        small(points=[*points, {"name": "longer", "set": {"run.steps": 500}}]), Designs(planted(by_gpus))
     )
     assert found.provenance.searched == 1
     assert found.points[1].run_usd == pytest.approx(2 * (found.points[0].run_usd or 0))
@@ -185,13 +185,12 @@ def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(
     settings = {"request.objective": objective}
     whatif(
         small(points=[{"name": "x", "set": {"run.steps": 1}}]),
+        Designs(local(1), store=store),
         settings=settings,
-        store=store,
-        runner=local(1),
     )
-    again = whatif(scenario, settings=settings, store=store, runner=local(1))
+    again = whatif(scenario, Designs(local(1), store=store), settings=settings)
     assert (again.provenance.searched, again.provenance.from_cache) == (0, 1)
-    fresh = design(asked(scenario, settings).points[0].request, explain=False, simple=False)
+    fresh = design(asked(scenario, settings).points[0].request, explain=False, simplest_s=None)
     assert again.points[0].plan == fresh.chosen
 
 
@@ -205,8 +204,8 @@ def test_a_kept_design_that_is_no_file_is_searched_again(tmp_path: Path) -> None
 
 def test_a_kept_design_equals_a_fresh_one(tmp_path: Path, planted: Planted) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [1, 2, 4]})
-    fresh = whatif(scenario, runner=planted(lambda r: int(by_gpus(r) or 0) or None), store=Store(tmp_path))
-    kept = whatif(scenario, runner=planted(lambda _: 99.0), store=Store(tmp_path))
+    fresh = whatif(scenario, Designs(planted(lambda r: int(by_gpus(r) or 0) or None), store=Store(tmp_path)))
+    kept = whatif(scenario, Designs(planted(lambda _: 99.0), store=Store(tmp_path)))
     assert repr(kept.everything) == repr(fresh.everything)  # 6.0 in both: a resumed table has the same bytes
     assert (kept.provenance.searched, kept.provenance.from_cache) == (0, 3)
 
@@ -215,24 +214,24 @@ def test_a_changed_model_serves_no_stale_answer(
     tmp_path: Path, planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [2]})
-    whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+    whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path)))
     monkeypatch.setattr(designs, "model_hash", lambda: "another")
-    assert whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path)).provenance.searched == 1
+    assert whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path))).provenance.searched == 1
 
 
 def test_a_damaged_file_of_the_store_is_searched_again(tmp_path: Path, planted: Planted) -> None:
     scenario = small(grid={"cluster.node_groups.0.gpus": [2]})
-    whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+    whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path)))
     (path,) = tmp_path.iterdir()
     whole = path.read_text()
     foreign = whole.replace(json.loads(whole)["check"], "another")  # a file that was renamed or edited
     assert '"step_s": 6.0' in whole
     for text in (whole[:100], whole.replace('"step_s": 6.0', '"step_s": -5.0'), foreign, "[]", "[" * 10**5):
         path.write_text(text)
-        found = whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+        found = whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path)))
         assert (found.provenance.searched, path.read_text()) == (1, whole)
     path.write_text(whole.replace('"step_s": 6.0', '"step_s": 5.0'))
-    assert whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path)).base.seconds == 600
+    assert whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path))).base.seconds == 600
 
 
 def test_the_key_of_a_search_holds_all_but_prices() -> None:
@@ -267,11 +266,11 @@ def test_many_searches_are_refused_with_their_cost_and_equal_points_are_searched
     with pytest.raises(
         RlhfsimError, match=r"57 designs are left to search, about 1\.58 h of one core"
     ) as refused:
-        whatif(scenario, runner=slow, store=Store(tmp_path), most_s=5699)
+        whatif(scenario, Designs(slow, store=Store(tmp_path), most_s=5699))
     assert "--yes" in str(refused.value)
     assert [r.workload.prompts for r in searched] == [16, 45, 75]
-    assert whatif(scenario, runner=slow, store=Store(tmp_path), most_s=5700).provenance.from_cache == 3
-    assert [len(searched), whatif(scenario, runner=slow).provenance.searched] == [60, 60]
+    assert whatif(scenario, Designs(slow, store=Store(tmp_path), most_s=5700)).provenance.from_cache == 3
+    assert [len(searched), whatif(scenario, Designs(slow)).provenance.searched] == [60, 60]
 
 
 def test_an_interruption_keeps_what_is_done(tmp_path: Path, planted: Planted) -> None:
@@ -283,14 +282,14 @@ def test_an_interruption_keeps_what_is_done(tmp_path: Path, planted: Planted) ->
         return by_gpus(request)
 
     with pytest.raises(KeyboardInterrupt):
-        whatif(scenario, runner=planted(until_eight), store=Store(tmp_path))
-    resumed = whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
+        whatif(scenario, Designs(planted(until_eight), store=Store(tmp_path)))
+    resumed = whatif(scenario, Designs(planted(by_gpus), store=Store(tmp_path)))
     assert (resumed.provenance.from_cache, resumed.provenance.searched) == (2, 2)
 
 
 def test_what_changed_is_told_against_the_base(planted: Planted) -> None:
     points = [{"name": "four", "set": {"cluster.node_groups.0.gpus": 4, "workload.samples": 2}}]
-    found = whatif(small(points=points), runner=planted(by_gpus))
+    found = whatif(small(points=points), Designs(planted(by_gpus)))
     [change] = changed(found.points[0])
     assert (change.path, change.before, change.after) == ("cluster.node_groups.0.gpus", 2, 4)
     figures = {m.name: m for m in comes_out(found.base, found.points[0])}
@@ -316,7 +315,7 @@ def complete(planted: Planted) -> WhatIf:
         ],
         tornado={"vary": {"run.steps": [1, 2]}},
     )
-    found = whatif(scenario, runner=planted(by_gpus))
+    found = whatif(scenario, Designs(planted(by_gpus)))
     return replace(found, provenance=replace(found.provenance, command="rlhfsim whatif x"))
 
 

@@ -135,7 +135,7 @@ def test_options_that_may_not_compete_are_not_in_the_answer() -> None:
 
 
 def test_the_certificate_and_comparisons_are_those_of_the_best_plan() -> None:
-    plain = design(REQUEST, simple=False)
+    plain = design(REQUEST, simplest_s=None)
     answer_ = designed()
     assert answer_.simpler
     assert not plain.simpler

@@ -53,7 +53,9 @@ def rows(table: Path) -> list[dict[str, str]]:
 
 def test_all_points_are_in_the_table_and_the_best_in_the_answer(planted: Planted, tmp_path: Path) -> None:
     table, heard = tmp_path / "points.csv", list[tuple[int, int]]()
-    found = whatif(scenario(), runner=planted(seconds), tables=[table], progress=lambda *at: heard.append(at))
+    found = whatif(
+        scenario(), Designs(planted(seconds), progress=lambda *at: heard.append(at)), tables=[table]
+    )
     written = rows(table)
     assert found.written == COUNT
     assert len(written) == COUNT + 1
@@ -83,9 +85,9 @@ def test_a_killed_sweep_leaves_what_came_and_the_next_writes_the_same_bytes(
             raise Killed
 
     whole, table, store = tmp_path / "whole.csv", tmp_path / "points.csv", Store(tmp_path / "designs")
-    whatif(scenario(), runner=planted(seconds), tables=[whole])
+    whatif(scenario(), Designs(planted(seconds)), tables=[whole])
     with pytest.raises(Killed):
-        whatif(scenario(), runner=planted(seconds), tables=[table], store=store, progress=killed_at)
+        whatif(scenario(), Designs(planted(seconds), store=store, progress=killed_at), tables=[table])
     assert not table.exists()
     part = tmp_path / "points.csv.part"
     assert part.read_text().splitlines() == whole.read_text().splitlines()[: 2 + 12]
@@ -95,7 +97,7 @@ def test_a_killed_sweep_leaves_what_came_and_the_next_writes_the_same_bytes(
         asked.extend(requests)
         yield from planted(seconds)(requests)
 
-    found = whatif(scenario(), runner=counted, tables=[table], store=store)
+    found = whatif(scenario(), Designs(counted, store=store), tables=[table])
     assert table.read_bytes() == whole.read_bytes()
     assert not part.exists()
     assert found.provenance.from_cache > 0
@@ -114,7 +116,7 @@ def test_designs_in_memory_do_not_grow_with_the_points(
 
     monkeypatch.setattr(designs.Designs, "ensure", watched)
     grid = {"workload.prompts": list(range(2, 60, 2))}
-    whatif(small(grid=grid), runner=planted(seconds), tables=[tmp_path / "points.csv"])
+    whatif(small(grid=grid), Designs(planted(seconds)), tables=[tmp_path / "points.csv"])
     assert most <= sweep.KEPT + sweep.BATCH + sweep.SAMPLE + 1
 
 
@@ -124,28 +126,28 @@ def never(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | No
 
 def test_many_points_without_a_table_are_refused_before_a_search() -> None:
     with pytest.raises(RlhfsimError, match="25 points must be written as they come") as caught:
-        whatif(scenario(), runner=never)
+        whatif(scenario(), Designs(never))
     assert caught.value.code == "many-points"
 
 
 def test_of_many_points_those_of_a_name_are_asked_alone(planted: Planted, tmp_path: Path) -> None:
-    few = whatif(scenario(), runner=planted(seconds), only=["405B", "*prompts 8, gpus 1, price 1 USD/h"])
+    few = whatif(scenario(), Designs(planted(seconds)), only=["405B", "*prompts 8, gpus 1, price 1 USD/h"])
     assert [p.name for p in few.points] == ["405B", "prompts 8, gpus 1, price 1 USD/h"]
     table = tmp_path / "points.csv"
-    found = whatif(scenario(), runner=planted(seconds), only=["*gpus 2*"], tables=[table])
+    found = whatif(scenario(), Designs(planted(seconds)), only=["*gpus 2*"], tables=[table])
     assert found.written == 12
     assert {row["cluster.node_groups.0.gpus"] for row in rows(table)[1:]} == {"2"}
     with pytest.raises(RlhfsimError, match="'406B'") as caught:
-        whatif(scenario(), runner=never, only=["*gpus*", "406B"])
+        whatif(scenario(), Designs(never), only=["*gpus*", "406B"])
     assert "405B" in str(caught.value.help)
 
 
 def test_tornado_and_break_evens_are_answered_next_to_a_table(planted: Planted, tmp_path: Path) -> None:
     question = {"vary": "workload.prompts", "between": [4, 64], "of": "step_time", "target": 20}
     more = {"break_even": [question], "tornado": {"vary": {"workload.prompts": ["0.5x", "2x"]}}}
-    found = whatif({**scenario(), **more}, runner=planted(seconds), tables=[tmp_path / "points.csv"])
+    found = whatif({**scenario(), **more}, Designs(planted(seconds)), tables=[tmp_path / "points.csv"])
     alone = {key: value for key, value in scenario().items() if key not in ("grid", "points")}
-    few = whatif({**alone, **more}, runner=planted(seconds))
+    few = whatif({**alone, **more}, Designs(planted(seconds)))
     assert (found.break_evens, found.tornado) == (few.break_evens, few.tornado)
     assert found.written == COUNT
 
@@ -154,8 +156,8 @@ def test_a_table_as_parquet_has_the_cells_of_the_csv(planted: Planted, tmp_path:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     plain, packed, alone = (tmp_path / name for name in ("points.csv", "points.parquet", "alone.parquet"))
-    whatif(scenario(), runner=planted(seconds), tables=[packed, plain])
-    whatif(scenario(), runner=planted(seconds), tables=[alone])
+    whatif(scenario(), Designs(planted(seconds)), tables=[packed, plain])
+    whatif(scenario(), Designs(planted(seconds)), tables=[alone])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alone.parquet", "points.csv", "points.parquet"]
     table = pandas.read_parquet(packed)
     assert alone.read_bytes() == packed.read_bytes()
@@ -177,12 +179,12 @@ def test_a_sweep_that_takes_long_is_asked_about_before_it_is_written(
             yield each[0], DesignResult(plan=each[1].plan, seconds=60.0)
 
     with pytest.raises(RlhfsimError, match="25 designs are left to search, about 1,500 s"):
-        whatif(scenario(), runner=slow, tables=[tmp_path / "points.csv"], most_s=900.0)
+        whatif(scenario(), Designs(slow, most_s=900.0), tables=[tmp_path / "points.csv"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_of_somebody_else_is_not_written_over(planted: Planted, tmp_path: Path) -> None:
     (tmp_path / "points.csv.part").write_text("my,own\n1,2\n")
     with pytest.raises(RlhfsimError, match="not written over"):
-        whatif(scenario(), runner=planted(seconds), tables=[tmp_path / "points.csv"])
+        whatif(scenario(), Designs(planted(seconds)), tables=[tmp_path / "points.csv"])
     assert (tmp_path / "points.csv.part").read_text() == "my,own\n1,2\n"

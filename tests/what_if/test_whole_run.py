@@ -13,7 +13,7 @@ from small_scenarios import based
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.scenarios.answer import asked
-from rlhfsim.what_if.scenarios.designs import DesignResult
+from rlhfsim.what_if.scenarios.designs import DesignResult, Designs
 from rlhfsim.what_if.scenarios.result import PointResult
 from rlhfsim.what_if.scenarios.whole_run import reached, result
 
@@ -160,6 +160,6 @@ def test_the_hash_of_a_point_changes_with_price_and_run_and_with_nothing_else(
             {"name": "longer", "set": {"run.steps": 11}},
         ],
     }
-    base, same, *others = whatif(scenario, runner=planted(lambda _: 1.0)).everything
+    base, same, *others = whatif(scenario, Designs(planted(lambda _: 1.0))).everything
     assert base.input_hash == same.input_hash
     assert len({base.input_hash, *(p.input_hash for p in others)}) == 3

@@ -17,7 +17,7 @@ from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.what_if.differences import Side, diff, predicted
 from rlhfsim.what_if.scenarios.against_base import comes_out
 from rlhfsim.what_if.scenarios.answer import whatif
-from rlhfsim.what_if.scenarios.designs import Runner
+from rlhfsim.what_if.scenarios.designs import Designs, Runner
 from rlhfsim.what_if.work import work_of
 
 
@@ -72,7 +72,7 @@ def test_a_point_with_half_the_data_is_no_rival_of_the_base(
     }
     scenario = small(points=points, tornado=tornado, break_even=[even])
     base = scenario["base"]["workload"]["prompts"]
-    found = whatif(scenario, runner=planted(lambda r: 1.0 + (r.workload.prompts == base)))
+    found = whatif(scenario, Designs(planted(lambda r: 1.0 + (r.workload.prompts == base))))
     less, bar = found.points[0], found.tornado[0]
     assert less.other_work == ("prompts",)
     assert [p.on_front for p in found.everything] == [False, False]

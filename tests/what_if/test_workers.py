@@ -17,7 +17,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.scenarios import workers
 from rlhfsim.what_if.scenarios.answer import asked, whatif
-from rlhfsim.what_if.scenarios.designs import DesignResult
+from rlhfsim.what_if.scenarios.designs import DesignResult, Designs
 from rlhfsim.what_if.scenarios.workers import local, on_ray
 
 SCENARIO = small(grid={"workload.samples": [2, 4, 8]})
@@ -34,8 +34,8 @@ def requests() -> list[Request]:
 
 
 def test_processes_find_what_one_finds() -> None:
-    one = whatif(SCENARIO, runner=local(1))
-    several = whatif(SCENARIO, runner=local(2))
+    one = whatif(SCENARIO, Designs(local(1)))
+    several = whatif(SCENARIO, Designs(local(2)))
     assert several.everything == one.everything
 
 
@@ -78,9 +78,9 @@ def test_whoever_stops_listening_ends_the_processes(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_ray_finds_what_this_machine_finds() -> None:
     pytest.importorskip("ray")
-    one = whatif(SCENARIO, runner=local(1))
+    one = whatif(SCENARIO, Designs(local(1)))
     with on_ray() as runner:
-        assert whatif(SCENARIO, runner=runner).everything == one.everything
+        assert whatif(SCENARIO, Designs(runner)).everything == one.everything
 
 
 @pytest.mark.slow
@@ -161,9 +161,9 @@ def test_a_lost_node_of_a_ray_cluster_changes_no_byte(tmp_path: Path) -> None:
                         cluster.remove_node(lost, allow_graceful=False)
                     yield step
 
-            whatif(grid, runner=watched).write(tmp_path / "ray.csv")
+            whatif(grid, Designs(watched)).write(tmp_path / "ray.csv")
     finally:
         ray.shutdown()
         cluster.shutdown()
-    whatif(grid, runner=local(2)).write(tmp_path / "here.csv")
+    whatif(grid, Designs(local(2))).write(tmp_path / "here.csv")
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()

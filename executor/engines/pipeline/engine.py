@@ -164,7 +164,6 @@ class PipelineEngine(DeepSpeedLearner):
             self.weights if self.place.dp == 0 else [],
             bucket_bytes,
             senders=senders,
-            rank=self.rank,
             owner=self._owner,
             group=self.grid.get_slice_parallel_group(),
             dtype=self.dtype,

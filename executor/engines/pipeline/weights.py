@@ -87,7 +87,6 @@ def to_senders(
     bucket_bytes: int,
     *,
     senders: Collection[int],
-    rank: int,
     owner: int,
     group: Any,
     dtype: torch.dtype,
@@ -100,6 +99,7 @@ def to_senders(
     `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its
     stage; `group`: ranks over which its tensors are cut.
     """
+    rank = dist.get_rank()
     held = {weight.name: weight for weight in weights}
     sizes = ((entry, dtype.itemsize * torch.Size(entry.shape).numel()) for entry in entries)
     for bucket in grouped(sizes, bucket_bytes):

@@ -29,8 +29,7 @@ one-step-off has it in g), trainer calls that share the rollout's GPUs, streamin
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,10 +40,9 @@ from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
-from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.noise import Draws, Noise
 from rlhfsim.simulation.result import Simulated, Staleness
-from rlhfsim.simulation.simulator import Simulator
+from rlhfsim.simulation.simulator import Record, simulator_of
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.calls import CallSetting, requests_of
 from rlhfsim.step.iteration import Iteration, Program, program
@@ -54,78 +52,55 @@ WAIT = "actor.generate.wait"
 """What the trainer waits for samples."""
 
 
-def simulate(
-    setting: CallSetting,
-    kv_tokens: float | None = None,
-    *,
-    steps: int = 8,
-    warmup: int = 0,
-    seed: int | None = None,
-    noise: Noise | None = None,
-    record: bool = False,
-    memory: Literal["watch", "strict"] | None = None,
-    cutoff: float | None = None,
-    priced: Program | None = None,
-) -> Simulated:
-    """`steps` measured steps in steady state; stops once their interval lies above `cutoff` seconds.
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """A run in steady state, whether or not the trainer lends its GPUs."""
 
-    `priced` is the program of a quiet run, where the caller has it. A trainer that may lend its GPUs does not
-    where the run is shorter without.
-    """
+    kv_tokens: float | None = None
+    steps: int = 8
+    """Measured ones."""
+    warmup: int = 0
+    """Steps before them that no figure counts; `least_warmup` at least."""
+    seed: int | None = None
+    noise: Noise | None = None
+    record: Record | None = None
+    cutoff: float | None = None
+    """The run stops once the interval of its mean step lies above so many seconds."""
+    priced: Program | None = None
+    """The program of a quiet run, where the caller has it."""
 
-    asked = _AskedRun(kv_tokens, steps, warmup, seed, record, memory)
 
-    def ran(*, lends: bool, cutoff: float | None = cutoff) -> Simulated:
-        return _ran(setting, asked, Draws(setting, noise, seed), priced, cutoff, lends=lends)
-
+def simulate(setting: CallSetting, asked: AskedRun) -> Simulated:
+    """The run; a trainer that may lend its GPUs does not where the run is shorter without."""
     if not setting.placement.schedule.lend:
-        return ran(lends=False)
-    lent = ran(lends=True)
-    longest = lent.seconds if cutoff is None else min(cutoff, lent.seconds)
-    return min(lent, ran(lends=False, cutoff=longest), key=lambda found: found.seconds)
+        return _ran(setting, asked, lends=False)
+    lent = _ran(setting, asked, lends=True)
+    longest = lent.seconds if asked.cutoff is None else min(asked.cutoff, lent.seconds)
+    own = _ran(setting, replace(asked, cutoff=longest), lends=False)
+    return min(lent, own, key=lambda ran: ran.seconds)
 
 
-class _AskedRun(NamedTuple):
-    """What `simulate` was asked for, whether or not the trainer lends."""
-
-    kv_tokens: float | None
-    steps: int
-    warmup: int
-    seed: int | None
-    record: bool
-    memory: Literal["watch", "strict"] | None
-
-
-def _ran(
-    setting: CallSetting,
-    asked: _AskedRun,
-    draws: Draws,
-    priced: Program | None,
-    cutoff: float | None,
-    *,
-    lends: bool,
-) -> Simulated:
-    kv_tokens, steps, warmup, seed, record, memory = asked
-    usual = priced or program(setting, kv_tokens)
+def _ran(setting: CallSetting, asked: AskedRun, *, lends: bool) -> Simulated:
+    kv_tokens, draws = asked.kv_tokens, Draws(setting, asked.noise, asked.seed)
+    usual = asked.priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
-    memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
-    simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
+    simulator = simulator_of(setting, asked.record)
     schedule = setting.placement.schedule
     run = LearnerRun(
         simulator=simulator,
         programs=programs,
-        steps=steps,
-        warmup=max(warmup, least_warmup(schedule)),
-        cutoff=cutoff,
+        steps=asked.steps,
+        warmup=max(asked.warmup, least_warmup(schedule)),
+        cutoff=asked.cutoff,
         paired=schedule.one_step_off and schedule.overlapped_sync,
     )
     pool = None if schedule.one_step_off else _pool(draws, kv_tokens)
     switches = priced_rollout.switch_seconds(setting, kv_tokens) if lends else None
     ways = OneStepOff(run, schedule) if pool is None else Async(run, pool, switches)
-    if memory_timeline is not None:
-        memory_timeline.begin(ROLLOUT, 0.0)
+    if simulator.memory_timeline is not None:
+        simulator.memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
-    found = _simulated(run, usual, seed, pool.rejected_tokens if pool else 0.0)
+    found = _simulated(run, usual, asked.seed, pool.rejected_tokens if pool else 0.0)
     if isinstance(ways, OneStepOff) or found.staleness is None:
         return found
     return replace(found, staleness=replace(found.staleness, lent=ways.lent_s / simulator.env.now))

@@ -251,22 +251,20 @@ def parse_cluster(
     gpus: int | None = None,
     gpu: str | Path | Profile = "h100_sxm",
     *,
-    nodes: int | None = None,
     gpus_per_node: int | None = None,
     rollout_gpus: int | None = None,
     rollout_gpu: str | Path | Profile | None = None,
     oversubscription: float = 1.0,
-    nic: float | None = None,
     fabric: Fabric | None = None,
     price: float | str | None = None,
 ) -> Cluster:
     """A cluster of one pool, or of a training pool (first) and a rollout pool.
 
-    `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
-    `nic` (byte/s per GPU), `fabric` and `price` (USD per GPU-hour, or a market) replace the profiles'.
+    `gpus` are those of the first pool, `gpus_per_node` by default the profile's; `fabric` and `price` (USD
+    per GPU-hour, or a market) replace the profiles'. `node_group` takes nodes and another NIC.
     """
-    own: dict[str, Any] = {"nic": nic, "fabric": fabric, "price": price}
-    first = node_group(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, **own)
+    own: dict[str, Any] = {"fabric": fabric, "price": price}
+    first = node_group(gpu, gpus, gpus_per_node=gpus_per_node, **own)
     if rollout_gpus is None and rollout_gpu is not None:
         raise RlhfsimError(
             "missing-value",

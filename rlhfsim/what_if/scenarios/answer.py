@@ -18,14 +18,13 @@ from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.break_evens import BreakEvenQuestion
-from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, Store, model_hash
+from rlhfsim.what_if.scenarios.designs import Designs, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
 from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, MAX_POINTS, Cases, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
 from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
 from rlhfsim.what_if.scenarios.sweep import SAMPLE, swept
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
-from rlhfsim.what_if.scenarios.workers import local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,21 +129,17 @@ def _count(cases: Cases, only: Sequence[str]) -> int:
 
 def whatif(
     given: str | Path | Mapping[str, Any],
+    designs: Designs,
     *,
     settings: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
     requirements: Sequence[Requirement] = (),
-    runner: Runner | None = None,
-    store: Store | None = None,
-    progress: Progress | None = None,
-    most_s: float | None = None,
     tables: Sequence[Path] = (),
 ) -> WhatIf:
     """A scenario answered: every point designed anew, compared, and held against `requirements`.
 
     Of more than `MAX_POINTS` points all are written to `tables` (.csv, .parquet) as they come, and the answer
-    has those that no other point beats (see `scenarios.sweep`). `most_s`: seconds that all searches together
-    may take; None: any time.
+    has those that no other point beats (see `scenarios.sweep`).
 
     Raises:
         RlhfsimError: the first thing wrong, with file and line, before anything is searched; or searches that
@@ -155,11 +150,10 @@ def whatif(
     for case in questions.everything:
         # a curve that cannot be read, or a run without a length, is told before the first search
         check_steps(requirements, steps_of(case), "give run.steps in the scenario, or --set run.steps=1000")
-    designs = Designs(runner or local(), store, progress, most_s)
     results, counts = list[PointResult](), Counter[str]()
     many = questions.count > MAX_POINTS
     if many:
-        results, counts = _swept(questions, tables, designs, requirements, progress)
+        results, counts = _swept(questions, tables, designs, requirements)
     designs.ensure(list(_requests(questions)))
     if not many:
         results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
@@ -198,10 +192,9 @@ def _swept(
     tables: Sequence[Path],
     designs: Designs,
     requirements: Sequence[Requirement],
-    progress: Progress | None,
 ) -> tuple[list[PointResult], Counter[str]]:
     """The base and the best of many points; a few are designed first, which say how long all will take."""
-    cases, count = questions.cases, questions.count
+    cases, count, progress = questions.cases, questions.count, designs.progress
     designs.ensure([cases.base.request])
     few = cases.few(SAMPLE) if questions.wanted is None else islice(cases.points(questions.wanted), SAMPLE)
     designs.check_time([case.request for case in few], count)

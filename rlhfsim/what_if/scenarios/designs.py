@@ -125,7 +125,7 @@ def search(request: Request) -> DesignResult:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
     # plans that wait for the same learner tie: the warm start decides, so it is that of `rlhfsim design`
-    answer = design(request, explain=False, rivals="async" in request.switches, simple=False)
+    answer = design(request, explain=False, rivals="async" in request.switches, simplest_s=None)
     return DesignResult(
         plan=answer.chosen,
         shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
@@ -204,7 +204,7 @@ class Designs:
     def __init__(
         self,
         runner: Runner,
-        store: Store | None,
+        store: Store | None = None,
         progress: Progress | None = None,
         most_s: float | None = None,
     ) -> None:
