@@ -571,8 +571,9 @@ def test_a_rollout_pool_may_be_of_another_kind():
     ],
 )
 def test_absurd_clusters_are_refused(wrong):
+    of_nodes = {"nodes", "nic"} & wrong.keys()
     with pytest.raises(RlhfsimError):
-        parse_cluster(**wrong)
+        node_group("h100_sxm", **wrong) if of_nodes else parse_cluster(**wrong)
 
 
 def test_a_pool_takes_a_profile_that_is_already_loaded():
