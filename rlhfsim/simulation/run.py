@@ -59,7 +59,7 @@ def simulate(
     if setting.placement.schedule.asynchronous:
         from rlhfsim.simulation.asynchronous import run as asynchronous
 
-        asked = asynchronous.AskedRun(kv_tokens, steps, warmup, seed, noise, record, cutoff)
+        asked = asynchronous.SteadyRun(kv_tokens, steps, warmup, seed, noise, record, cutoff)
         return asynchronous.simulate(setting, asked)
     programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
     simulator = simulator_of(setting, record)

@@ -27,7 +27,7 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
+from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.specs.loading import checked, convert, parse_yaml, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Text
@@ -200,7 +200,7 @@ def _reached(request: Request, best: Candidate, learning: Learning, samples: flo
     age = 0.0
     if plan.placement.schedule.asynchronous:
         priced = priced_placement(best.placement, work, request.cluster)
-        stale = simulate(priced.setting, AskedRun(priced.kv_tokens)).staleness
+        stale = simulate(priced.setting, SteadyRun(priced.kv_tokens)).staleness
         age = stale.mean if stale else plan.placement.schedule.staleness
     batch = work.num_sequences / work.mini_batches
     updates = samples * more_samples(learning, batch, age) / work.num_sequences

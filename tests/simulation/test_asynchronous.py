@@ -21,7 +21,7 @@ from rlhfsim.simulation.asynchronous import run as stale
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import floor_of, lower_hull
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, StepClock
-from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
+from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate as door
@@ -141,7 +141,7 @@ def run(
     """Two replicas of two slots, one second a step, four samples of ten tokens a batch: 10 s a batch."""
     monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica or engine())
     made = setting(schedule, **more)
-    return simulate(made, AskedRun(1e5, steps=steps, priced=by_hand(generate, learn, sync), record=record))
+    return simulate(made, SteadyRun(1e5, steps=steps, priced=by_hand(generate, learn, sync), record=record))
 
 
 def chained(found: Simulated) -> None:
@@ -289,7 +289,7 @@ def test_a_slow_gpu_slows_one_replica_and_not_the_step_that_others_fill(
     priced = by_hand(10, 6, 1)
     monkeypatch.setattr(stale.Draws, "program", lambda *a: priced)
     monkeypatch.setattr(stale.Draws, "stragglers", frozenset({0}))
-    found = simulate(made, AskedRun(1e5, steps=24, noise=noise, priced=priced))
+    found = simulate(made, SteadyRun(1e5, steps=24, noise=noise, priced=priced))
     # 2 slots at 10 s and 2 at 20 s: 0.3 samples a second, four take 13.3 s, and 1 s of sync
     assert found.seconds == pytest.approx(4 / 0.3 + 1, rel=0.05)
 
@@ -300,7 +300,7 @@ def test_a_slow_gpu_slows_one_replica_and_not_the_step_that_others_fill(
 def test_staleness_zero_is_the_synchronous_step() -> None:
     made = setting(Schedule(), prompts=64, samples=4, lengths=Fixed(value=500))
     priced = program(made, 5e5)
-    found = simulate(made, AskedRun(5e5, steps=3, priced=priced))
+    found = simulate(made, SteadyRun(5e5, steps=3, priced=priced))
     assert found.seconds == pytest.approx(closed_form(priced, Schedule()).seconds, rel=1e-6)
     assert found.staleness is not None
     assert found.staleness.max == 0
@@ -309,7 +309,7 @@ def test_staleness_zero_is_the_synchronous_step() -> None:
 def test_staleness_zero_with_a_tail_is_near_the_synchronous_step() -> None:
     made = setting(Schedule(), prompts=64, samples=4, lengths=TAIL)
     priced = program(made, 5e5)
-    found = simulate(made, AskedRun(5e5, steps=6, priced=priced))
+    found = simulate(made, SteadyRun(5e5, steps=6, priced=priced))
     # another deal of the same lengths to the two replicas
     assert found.seconds == pytest.approx(closed_form(priced, Schedule()).seconds, rel=0.03)
 
@@ -320,7 +320,7 @@ def test_the_steady_state_is_that_of_the_closed_form_where_slots_decide(lengths:
     made = setting(replace(PARTIAL, staleness=4), prompts=512, lengths=lengths, slots=16, train=8)
     priced = program(made, 5e5)
     expected = closed_form(priced, made.placement.schedule).seconds
-    assert simulate(made, AskedRun(5e5, steps=8, priced=priced)).seconds == pytest.approx(expected, rel=0.03)
+    assert simulate(made, SteadyRun(5e5, steps=8, priced=priced)).seconds == pytest.approx(expected, rel=0.03)
 
 
 def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved() -> None:
@@ -333,7 +333,7 @@ def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved()
             samples=4,
             lengths=LogNormal(mean=300, sigma=0.8, max=3000),
         )
-        return simulate(made, AskedRun(4e5, steps=4)).seconds
+        return simulate(made, SteadyRun(4e5, steps=4)).seconds
 
     sync, balanced, starved = (
         seconds_of(schedule, rollout) for schedule, rollout in ((Schedule(), 8), (PARTIAL, 8), (PARTIAL, 15))
@@ -345,7 +345,7 @@ def test_more_staleness_never_slows_a_run_with_a_long_tail() -> None:
     found = [
         simulate(
             setting(replace(PARTIAL, staleness=eta), prompts=64, lengths=TAIL, train=8),
-            AskedRun(5e5, steps=8),
+            SteadyRun(5e5, steps=8),
         ).seconds
         for eta in (1, 2, 4)
     ]
@@ -357,8 +357,8 @@ def test_workers_of_an_environment_hold_the_pace_of_answers() -> None:
     slow = Environment(turns=4, seconds_per_turn=5.0, workers=64)
     asked = replace(made, workload=replace(made.workload, environment=slow))
     # 256 sequences x 4 turns x 5 s on 64 workers: 80 s a batch
-    assert simulate(asked, AskedRun(5e5, steps=4)).seconds == pytest.approx(80, rel=0.02)
-    assert simulate(made, AskedRun(5e5, steps=4)).seconds < 40
+    assert simulate(asked, SteadyRun(5e5, steps=4)).seconds == pytest.approx(80, rel=0.02)
+    assert simulate(made, SteadyRun(5e5, steps=4)).seconds < 40
 
 
 # --- results ----------------------------------------------------------------------------------------
@@ -366,19 +366,19 @@ def test_workers_of_an_environment_hold_the_pace_of_answers() -> None:
 
 def test_a_run_stops_at_the_cutoff(monkeypatch: pytest.MonkeyPatch) -> None:
     made = setting(PARTIAL, prompts=64, lengths=TAIL)
-    whole = simulate(made, AskedRun(5e5, steps=12))
-    stopped = simulate(made, AskedRun(5e5, steps=12, cutoff=whole.seconds / 2))
+    whole = simulate(made, SteadyRun(5e5, steps=12))
+    stopped = simulate(made, SteadyRun(5e5, steps=12, cutoff=whole.seconds / 2))
     assert stopped.stopped
     assert not whole.stopped
     assert len(stopped.step_seconds) < 12
     assert stopped.seconds > whole.seconds / 2
-    assert not simulate(made, AskedRun(5e5, steps=12, cutoff=whole.seconds * 1.5)).stopped
+    assert not simulate(made, SteadyRun(5e5, steps=12, cutoff=whole.seconds * 1.5)).stopped
 
 
 def test_one_seed_gives_one_result() -> None:
     made = setting(PARTIAL, prompts=32, samples=2, lengths=TAIL)
     noise = Noise(lengths=True, reward_spread=0.5)
-    first, again, other = (simulate(made, AskedRun(5e5, steps=3, seed=s, noise=noise)) for s in (1, 1, 2))
+    first, again, other = (simulate(made, SteadyRun(5e5, steps=3, seed=s, noise=noise)) for s in (1, 1, 2))
     assert first == again
     assert first.step_seconds != other.step_seconds
 
@@ -417,7 +417,7 @@ def test_memory_is_watched_and_the_door_leads_here(schedule: Schedule) -> None:
     assert found.trace is not None
     assert {p.pool for p in found.peaks} == {"r", "t"}
     assert all(0 < p.bytes < p.capacity for p in found.peaks)
-    assert found.step_seconds == simulate(made, AskedRun(5e5, steps=2, seed=3)).step_seconds
+    assert found.step_seconds == simulate(made, SteadyRun(5e5, steps=2, seed=3)).step_seconds
 
 
 # --- bounds -----------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: 
         patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         bound = asynchronous_bound(priced, made)
         found = simulate(
-            made, AskedRun(1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced)
+            made, SteadyRun(1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced)
         )
     assert found.seconds >= bound * (1 - 1e-9)
     assert found.staleness is not None
@@ -538,7 +538,7 @@ def drawn_run(seed: int, share: float = 1.0, *, noisy: bool = False) -> Simulate
         patch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
         patch.setattr(stale.Draws, "program", lambda *a: priced)
         noise = Noise(lengths=True) if noisy else None
-        return simulate(made, AskedRun(1e5, steps=20, seed=seed, priced=priced, noise=noise))
+        return simulate(made, SteadyRun(1e5, steps=20, seed=seed, priced=priced, noise=noise))
 
 
 @pytest.mark.parametrize("seed", range(40))

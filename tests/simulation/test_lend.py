@@ -13,7 +13,7 @@ from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound, lent_replicas, switch_seconds
-from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
+from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.scenario import check_placement
@@ -37,7 +37,7 @@ def run(
 ) -> Simulated:
     monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
     monkeypatch.setattr(priced_rollout, "switch_seconds", lambda *a: switches)
-    return simulate(made, AskedRun(1e5, priced=by_hand(1.0, learn, sync), **more))
+    return simulate(made, SteadyRun(1e5, priced=by_hand(1.0, learn, sync), **more))
 
 
 # --- the clock ----------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_a_switch_takes_wake_weights_and_sleep() -> None:
 
 
 def test_memory_is_on_the_clock_in_both_states() -> None:
-    found = simulate(setting(LENT), AskedRun(1e5, steps=2, record="memory"))
-    alone = simulate(setting(replace(LENT, lend=False)), AskedRun(1e5, steps=2, record="memory"))
+    found = simulate(setting(LENT), SteadyRun(1e5, steps=2, record="memory"))
+    alone = simulate(setting(replace(LENT, lend=False)), SteadyRun(1e5, steps=2, record="memory"))
     lent, own = ({p.pool: p.bytes for p in run.peaks} for run in (found, alone))
     assert lent["t"] > own["t"]
     assert lent["r"] == own["r"]

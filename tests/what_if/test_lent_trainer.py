@@ -11,7 +11,7 @@ import pytest
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal.verdict_lines import lending
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import AskedRun, simulate
+from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -54,7 +54,7 @@ def waiting(rollout: int, train: int, framework: str = "verl") -> tuple[Plan, Re
         backend="fsdp2",
     )
     priced = priced_placement(placement, WORK, CLUSTER)
-    plan = planned(priced, simulate(priced.setting, AskedRun(priced.kv_tokens)).iteration, None)
+    plan = planned(priced, simulate(priced.setting, SteadyRun(priced.kv_tokens)).iteration, None)
     return plan, Request(cluster=CLUSTER, workload=WORK, backend="fsdp2", framework=framework)
 
 

@@ -53,7 +53,7 @@ WAIT = "actor.generate.wait"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRun:
+class SteadyRun:
     """A run in steady state, whether or not the trainer lends its GPUs."""
 
     kv_tokens: float | None = None
@@ -70,7 +70,7 @@ class AskedRun:
     """The program of a quiet run, where the caller has it."""
 
 
-def simulate(setting: CallSetting, asked: AskedRun) -> Simulated:
+def simulate(setting: CallSetting, asked: SteadyRun) -> Simulated:
     """The run; a trainer that may lend its GPUs does not where the run is shorter without."""
     if not setting.placement.schedule.lend:
         return _ran(setting, asked, lends=False)
@@ -80,7 +80,7 @@ def simulate(setting: CallSetting, asked: AskedRun) -> Simulated:
     return min(lent, own, key=lambda ran: ran.seconds)
 
 
-def _ran(setting: CallSetting, asked: AskedRun, *, lends: bool) -> Simulated:
+def _ran(setting: CallSetting, asked: SteadyRun, *, lends: bool) -> Simulated:
     kv_tokens, draws = asked.kv_tokens, Draws(setting, asked.noise, asked.seed)
     usual = asked.priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
