@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35790,
     "rlhfsim/cli": 33500,
     "rlhfsim/desk": 14470,
-    "rlhfsim/frameworks": 109450,
+    "rlhfsim/frameworks": 109620,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 22940,
     "rlhfsim/present": 86960,

@@ -10,6 +10,7 @@ import pytest
 
 from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.forms import of_files
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.shell import split, words_of
 from rlhfsim.specs.model.presets import resolve_model
@@ -153,6 +154,10 @@ def test_words_of_a_script_hold_what_the_script_itself_sets(script: str, words: 
     assert words_of(script, "s") == words
 
 
+def test_an_array_goes_on_behind_a_sum() -> None:
+    assert words_of("A=8\nX=(\n--a $((A / 2))\n--b\n)\nrun ${X[@]}", "s") == ["A=8", "run", "--a", "4", "--b"]
+
+
 def test_words_are_those_of_shlex_which_reads_each_character() -> None:
     rng, drawn = random.Random(0), """ab$\\'"# \t\r\n=\x0b()\u2003"""
     for _ in range(3000):
@@ -164,6 +169,15 @@ def test_words_are_those_of_shlex_which_reads_each_character() -> None:
                 split(text)
         else:
             assert split(text) == wanted
+
+
+def test_a_shell_script_that_writes_a_python_script_is_no_python_script(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "cat > model.py << EOF\nimport transformers\nc = Mxfp4Config(dequantize=True)\nEOF\n"
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=64\n"
+    )
+    assert of_files([script]).values["data.train_batch_size"] == 64
 
 
 def test_a_quote_that_never_closes_names_its_line() -> None:

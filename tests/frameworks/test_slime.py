@@ -13,6 +13,7 @@ import pytest
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.keys import unread
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Exported, Value, export
@@ -349,3 +350,59 @@ def test_log_probs_in_chunks_are_read_and_written(tmp_path: Path) -> None:
     chunked = replace(asked, placement=replace(asked.placement, software=software))
     assert export(chunked, "slime", frozenset()).written.values["--log-probs-chunk-size"] == 1024
     assert read_back(chunked, tmp_path).software == software
+
+
+SCRIPT = """#!/bin/bash
+ray stop --force
+CONTEXT=32768
+CP=2
+CKPT_ARGS=(
+   --hf-checkpoint /root/{checkpoint}/
+)
+PERF_ARGS=(
+   --context-parallel-size ${{CP}}
+   --max-tokens-per-gpu $((CONTEXT / CP))
+   --use-dynamic-batch-size
+)
+ray start --head --num-gpus 8 --disable-usage-stats
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{{}}" -- python3 train.py \\
+   --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --rollout-batch-size 32 \\
+   --n-samples-per-prompt 8 --rollout-max-response-len 8192 --rollout-num-gpus-per-engine 2 \\
+   ${{CKPT_ARGS[@]}} ${{PERF_ARGS[@]}} --colocat
+"""
+
+
+def shipped(checkpoint: str) -> tuple[FrameworkSettings, RunDescription]:
+    """A script in the form of those that slime ships."""
+    text = SCRIPT.format(checkpoint=checkpoint).replace("\\\\", "\\")
+    configuration, settings = read_configuration(text, {}, framework="slime")
+    return settings, configuration.run(settings, {})
+
+
+def test_options_of_other_programs_in_a_shipped_script_are_no_flags_of_slime() -> None:
+    settings, run = shipped("Qwen3-8B")
+    list(CONFIGURATION.findings(settings, run))
+    assert {u.key for u in unread("slime", None, settings) if u.kind == "no such key"} == {"colocat"}
+    assert (run.layout.pack_tokens, run.layout.cp) == (16384, 2)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "precision", "assumed"),
+    [
+        ("Qwen3-30B-A3B", "bf16", False),
+        ("Qwen3-30B-A3B-FP8", "fp8", False),
+        ("Qwen3-30B-A3B-INT4", "mxfp4", True),
+        ("DeepSeek-R1", "fp8", True),
+        ("DeepSeek-R1-bf16", "bf16", False),
+        ("DeepSeek-R1-Distill-Qwen-7B", "bf16", False),
+        ("Kimi-K2-Instruct", "fp8", True),
+        ("Kimi-K2-Thinking", "mxfp4", True),
+        ("MiniMax-M2", "fp8", True),
+    ],
+)
+def test_the_rollout_has_the_precision_of_its_checkpoint(
+    checkpoint: str, precision: str, assumed: bool
+) -> None:
+    settings, run = shipped(checkpoint)
+    assert run.rollout.precision == precision
+    assert ("hf_checkpoint" in settings.assumed) == assumed

@@ -36,6 +36,8 @@ class Configuration:
     """From the configuration and the mean metrics of its log to what the run is."""
     entries: tuple[str, ...] = ()
     """Patterns of its entry points in a command: where one stands, the configuration is its own."""
+    started: tuple[str, ...] = ()
+    """Patterns of entry points that others have too: where its arguments begin, not whose they are."""
     shown: tuple[str, ...] = ()
     """Its entry points as people write them."""
     unread: Mapping[str, Algorithm] = field(default_factory=dict)

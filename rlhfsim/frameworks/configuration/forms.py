@@ -31,7 +31,8 @@ COMMANDS = ("entrypoint", "run", "command")
 VARIABLES = ("env_vars", "envs", "env")
 NAMED = ("defaults", "config", "config_file", "accelerate_config", "deepspeed")
 """Keys that name another configuration file, which lies under the one that names it."""
-FILES = (".sh", ".slurm", ".yaml", ".yml", ".json")
+SCRIPTS = (".sh", ".slurm")
+FILES = (*SCRIPTS, ".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?<![\w$/.-])[\w./-]+\.py\b")
 """A script that a command starts."""
 _DEPTH = 4
@@ -123,7 +124,7 @@ def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # nor where the name is too long for one
         return [path]
     known = sorted(p for p in path.iterdir() if p.suffix in FILES)
-    scripts = [p for p in known if p.suffix in (".sh", ".slurm")]
+    scripts = [p for p in known if p.suffix in SCRIPTS]
     if not known:
         raise RlhfsimError(
             "no-configuration",
@@ -158,7 +159,7 @@ def _of_form(text: str, path: Path, heard: _Heard) -> dict[str, Any]:
             values = dict(_flat(dict(arguments_of(text, str(path)))))
             heard.filed.update(key for key in values if "." in key)
             return values
-    if _form(text) != ".sh":
+    if path.suffix not in SCRIPTS and _form(text) != ".sh":
         return _of_form(text, path.with_name(f"{path.name}{_form(text)}"), heard)
     return heard.arguments(commands_of(text, str(path)))
 
@@ -221,7 +222,7 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
 
 def _started(text: str, path: Path) -> Iterator[Path]:
     """Python scripts that a command starts, that lie beside it and configure a run."""
-    if path.suffix not in (".sh", ".slurm"):
+    if path.suffix not in SCRIPTS:
         return
     for name in dict.fromkeys(_PYTHON.findall(text)):
         script = path.parent / name

@@ -86,8 +86,9 @@ def own_arguments(configuration: Configuration, said: Said) -> Iterator[str]:
 
 def _handed(configuration: Configuration, words: Sequence[str]) -> list[str] | None:
     """Words behind the entry point, to the end of the command; None: it does not start the framework."""
+    entries = (*configuration.entries, *configuration.started)
     for i in range(1, len(words) + 1):
-        if any(re.search(entry, " ".join(words[:i])) for entry in configuration.entries):
+        if any(re.search(entry, " ".join(words[:i])) for entry in entries):
             return list(takewhile(lambda word: word not in SEPARATORS, words[i:]))
     return None
 

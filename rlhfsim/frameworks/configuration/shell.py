@@ -94,7 +94,7 @@ def _end(lines: list[str], first: int) -> int:
     for at in range(first, min(len(lines), first + _MOST_LINES + 1)):
         unclosed = f"{unclosed}\n{lines[at]}" if unclosed else lines[at]
         try:
-            words = split(unclosed)
+            words = split(_RUN.sub(_UNKNOWN, _SUM.sub(_UNKNOWN, unclosed)))
         except ValueError:
             continue
         unclosed, last = "", words[-1] if words else last

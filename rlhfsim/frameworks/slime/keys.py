@@ -6,12 +6,13 @@ Flags and defaults: slime/utils/arguments.py, slime/backends/*/arguments.py (THU
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, environment
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron, in_sglang
 from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields
@@ -54,6 +55,15 @@ OTHERS: dict[str, Algorithm] = {"reinforce_plus_plus_baseline": "reinforce++", "
 """Estimators that are read, beside those that are written."""
 POLICY, STEPS, REFERENCE = "hf_checkpoint", "num_steps_per_rollout", "ref_load"
 """Keys that no row reads."""
+PUBLISHED = (
+    (r"bf16", "bf16"),
+    (r"int4|kimi-k2-thinking", "mxfp4"),
+    (r"fp8|deepseek-(v3|r1(?!-distill))|kimi-k2|minimax-m2", "fp8"),
+)
+"""Names of checkpoints -> precision of the rollout: the engine loads --hf-checkpoint as it is, and each sync
+quantises by its `quantization_config` (megatron_to_hf/processors). DeepSeek-V3 and R1, Kimi-K2 and MiniMax-M2
+are published in FP8, Kimi-K2-Thinking with experts in INT4. INT4 has experts alone in 4 bits
+(tools/convert_hf_to_int4.py), 4.1 to 4.5 a weight with its scales; MXFP4, priced in its place, has 4.25."""
 MARKS = (
     POLICY,
     REFERENCE,
@@ -236,11 +246,21 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "rollout.dp": max(1, read["rollout.gpus"] // engine),
         "rollout.max_num_seqs": max(1, min(read["engine.sent"], read["engine.running"]) // groups),
         "rollout.max_batched_tokens": max(1, read["engine.tokens"] // groups),
-        "rollout.precision": "fp8" if "fp8" in model.lower() else "bf16",
+        "rollout.precision": _rollout_precision(s, model),
         "weight_path": _weight_path(s, shared=shared),
         "schedule.staleness": stale,
         "schedule.partial_rollout": continuous,
     }
+
+
+def _rollout_precision(s: FrameworkSettings, model: str) -> str:
+    """That of the checkpoint, as its name says it or as it is published; what no name says is assumed."""
+    name = str(s.find(NAMED_MODEL) or s.find(POLICY) or model).rstrip("/").rpartition("/")[2].lower()
+    found = next((precision for names, precision in PUBLISHED if re.search(names, name)), "bf16")
+    if found != "bf16" and found not in name:
+        kind = "experts in INT4, priced as MXFP4" if found == "mxfp4" else "FP8, as it is published"
+        s.assumed[POLICY] = f"{kind}; a copy in BF16 has that in its name"
+    return found
 
 
 # --- the rows -----------------------------------------------------------------------------------------------
