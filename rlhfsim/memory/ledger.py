@@ -88,10 +88,9 @@ class Ledger:
         """The phase that comes nearest to (or furthest beyond) its pool's capacity."""
         return max(self.phases, key=lambda p: p.bytes / p.capacity)
 
-    @property
-    def riskiest(self) -> LedgerPhase:
-        """The phase that is most likely to exceed its GPU; the fullest of those as likely."""
-        return max(self.phases, key=lambda p: (round(p.probability_out_of_memory, 4), p.bytes / p.capacity))
+    def riskiest(self, spread: float = 0.0) -> LedgerPhase:
+        """The phase that is most likely to exceed its GPU, see `LedgerPhase.risk`; of those the fullest."""
+        return max(self.phases, key=lambda p: (round(p.risk(spread), 4), p.bytes / p.capacity))
 
     def breaks_in(self, likely: float) -> LedgerPhase:
         """Where a run ends: the first call of a step that is as likely as this to exceed its GPU.
@@ -99,7 +98,7 @@ class Ledger:
         Where none is, the phase that is most likely to.
         """
         calls = (p for p in self.phases if p.name.count(".") == 1 and p.probability_out_of_memory >= likely)
-        return next(calls, self.riskiest)
+        return next(calls, self.riskiest())
 
     @property
     def peak_entry(self) -> MemoryEntry:

@@ -449,12 +449,14 @@ def _ledger(*phases: LedgerPhase, engine: EngineStart | None = None, others=(), 
 def test_a_ledger_names_its_peak_and_its_riskiest_phase() -> None:
     small, large = _phase("a.train", 9, 10, spread=1.3), _phase("b.train", 16, 20)
     held = _ledger(small, large)
-    assert (held.peak, held.riskiest, held.kv_tokens) == (small, small, None)
+    assert (held.peak, held.riskiest(), held.kv_tokens) == (small, small, None)
     assert held.peak_entry.bytes == 9
     assert held.probability_out_of_memory == small.probability_out_of_memory > 0
     assert held.fits
     sure = _ledger(_phase("a.train", 5, 10), large)
-    assert (sure.peak, sure.riskiest, sure.probability_out_of_memory) == (large, large, 0)
+    assert (sure.peak, sure.riskiest(), sure.probability_out_of_memory) == (large, large, 0)
+    doubted = _ledger(_phase("a.train", 8, 20, spread=1.7), large)
+    assert (doubted.riskiest().name, doubted.riskiest(0.34).name) == ("a.train", "b.train")
     assert "b.train needs" in str(_ledger(small, _phase("b.train", 21, 20)).rejected_by)
     assert "host memory" in str(_ledger(large, host=101.0).rejected_by)
     assert _ledger(large, host=100.0).fits

@@ -15,7 +15,7 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import Part, console, labelled, styled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
-from rlhfsim.what_if.doctor.certainty import computed, reasons
+from rlhfsim.what_if.doctor.certainty import computed, riskiest, reasons
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 from rlhfsim.what_if.doctor.fix import ChangedFile
 
@@ -133,7 +133,7 @@ def _needs(phase: LedgerPhase) -> str:
 
 def moment(judged: Judged) -> str:
     """The moment at which the risk is largest: phase, bytes, the largest component."""
-    phase = judged.memory.riskiest
+    phase = riskiest(judged.memory)
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return (
         f"fullest in {phase.name}, {size(phase.bytes)} of {size(phase.capacity)} a GPU, {size(top.bytes)} of "

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rlhfsim.memory.ledger import Ledger
+from rlhfsim.memory.ledger import Ledger, LedgerPhase
 
 USERS_SPREAD = 0.34
 """Deviation of ln peak beyond that of the components (P10 to P90: 0.28 to 0.42): maximum likelihood of the
@@ -48,6 +48,11 @@ SCORED: Mapping[str, tuple[ExtremeAnswers, ExtremeAnswers]] = {
 def computed(memory: Ledger) -> float:
     """The risk of a user's run with this ledger."""
     return memory.risk(USERS_SPREAD)
+
+
+def riskiest(memory: Ledger) -> LedgerPhase:
+    """The phase on which that risk rests."""
+    return memory.riskiest(USERS_SPREAD)
 
 
 def scored(framework: str) -> tuple[ExtremeAnswers, ExtremeAnswers]:
