@@ -15,7 +15,7 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import Part, console, labelled, styled
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
-from rlhfsim.what_if.doctor.certainty import computed, riskiest, reasons
+from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 from rlhfsim.what_if.doctor.fix import ChangedFile
 
