@@ -15,10 +15,10 @@ import click
 
 from lab.scoreboard.board import board, collect, differences, keep, read_board
 from lab.scoreboard.text import markdown
+from rlhfsim.cli.params import reply
 from rlhfsim.errors import unknown_name
 from rlhfsim.outputs import write_atomically
-from rlhfsim.present.terminal import validate as view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.answers import validate as view
 from rlhfsim.validation.scoreboard import committed_file, dumps, is_of
 from rlhfsim.validation.tables import ORDER
 
@@ -54,9 +54,7 @@ def main(
     if as_json:
         click.echo(dumps(figures), nl=False)
     else:
-        screen = console()
-        for part in view.report(figures):
-            screen.print(part)
+        reply({"as_json": False}, view.page(figures))
     worse = differences(figures, read_board(check)) if check else []
     click.echo("\n".join(worse), err=True)
     missed = strict and any(t["verdict"] != "PASS" for t in figures["targets"])

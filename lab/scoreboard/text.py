@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.scoreboard.reliability import FEWEST
 from rlhfsim.outputs import markdown_text
-from rlhfsim.present.terminal.validate import (
+from rlhfsim.present.answers.validate import (
     KIND_COLUMNS,
     kind_cells,
     percent,

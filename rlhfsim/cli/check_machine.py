@@ -9,9 +9,9 @@ import click
 
 from rlhfsim.cli import completion
 from rlhfsim.cli.launch import look, read
-from rlhfsim.cli.params import FILE, FOLDER, Words, emit, json_option, on_command_line, option
+from rlhfsim.cli.params import FILE, FOLDER, Words, json_option, on_command_line, option, reply
 from rlhfsim.cli.run_settings import settings_of
-from rlhfsim.present.terminal import check_machine as view
+from rlhfsim.present.answers import check_machine as view
 
 EPILOG = """\b
 Examples:
@@ -41,5 +41,5 @@ def check_machine(ctx: click.Context, /, file: str | None, folder: Path, as_json
         plan = read(file) if file is not None else None
         settings = settings_of(given["settings_file"], (), model=given["model"])
     found = look(plan, settings, folder, given["address"])
-    emit(as_json, lambda: view.as_data(found), lambda: view.report(found))
-    ctx.exit(0 if view.is_whole(found) else 1)
+    reply({"as_json": as_json}, view.page(found))
+    ctx.exit(1 if view.missing(found) else 0)

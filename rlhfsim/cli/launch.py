@@ -32,9 +32,10 @@ from rlhfsim.extras import need
 from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, is_as_priced, read_plan
-from rlhfsim.present.terminal import check_machine as machine_view
+from rlhfsim.present.answers import check_machine as machine_view
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.page import parts
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import parse_json, read_text
@@ -214,7 +215,7 @@ def launched(
     if replan is not None and recalibrate_every:
         options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
     machine = look(plan, settings, options.out, options.address) if options.dry_run else []
-    for line in machine_view.remedies(machine) if machine else ():
+    for line in parts(machine_view.page(machine, tables=False)) if machine else ():
         screen.print(line)
     outcome = start(plan, settings, options, listener)
     plan = read_plan(outcome.files.plan)  # with what own parts declare

@@ -202,7 +202,11 @@ DETAILS = ("time", "memory", "proof", "sure", "all")
 
 
 def emit(
-    as_json: bool, data: Callable[[], Any], show: Callable[[], Iterable[Any] | None], *, indent: int = 1
+    as_json: bool,
+    data: Callable[[], Any],
+    show: Callable[[], Iterable[Any] | None],
+    *,
+    indent: int | None = 1,
 ) -> None:
     """The answer as JSON, or for people: what `show` returns is printed part by part."""
     if as_json:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option
+from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option, reply
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
-from rlhfsim.present.terminal import profile as profile_view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.answers import profile as profile_view
+from rlhfsim.present.terminal.console import Display, console, styled
+from rlhfsim.specs.hardware.measured import Measured, MissingProbe
 
-SCHEMA = "rlhfsim.profile-measure/1"
 DEFAULT = Path("hardware_profiles/local.yaml")
 """In the user's own folder of profiles, so that `--gpu local` finds it."""
 INTERRUPTED = 130
@@ -28,6 +26,24 @@ Examples:
   rlhfsim profile measure --quick --only gemm,decode --out today.yaml
   rlhfsim design --gpu local --gpus 2 --model path/to/config.json
 """
+
+
+class ProbeProgress:
+    """One line a probe."""
+
+    def __init__(self, screen: Display) -> None:
+        self.screen = screen
+
+    def started(self, probe: Any, number: int, total: int) -> None:
+        """Which probe runs."""
+        self.screen.print(f"[{number}/{total}] {probe.name}: {probe.title} ...", end="")
+
+    def ended(
+        self, probe: Any, found: Sequence[Measured], missing: MissingProbe | None, seconds: float
+    ) -> None:
+        """What became of it; the reason of a failure stands below the table."""
+        said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
+        self.screen.print(styled(said, style="dim" if missing is None else "yellow"))
 
 
 @click.group(epilog=EPILOG)
@@ -59,7 +75,7 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
         check_out(out)
     try:
         with terminated_as_interrupt():
-            session = run(probes, profile_view.ProbeProgress(screen), quick=quick)
+            session = run(probes, ProbeProgress(screen), quick=quick)
     except KeyboardInterrupt:
         click.echo("interrupted: nothing was written, and no process is left", err=True)
         return INTERRUPTED
@@ -72,11 +88,7 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write(out, fitted)
-    if as_json:
-        click.echo(json.dumps(report(session, fitted, out), indent=2))
-        return None
-    for line in profile_view.result(session, fitted, out, default=out == DEFAULT):
-        screen.print(line)
+    reply({"as_json": as_json}, profile_view.page(session, fitted, out, default=out == DEFAULT))
     return None
 
 
@@ -132,17 +144,3 @@ def terminated_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def report(session: Any, fitted: Any, out: Path) -> dict[str, Any]:
-    """The `--json` content."""
-    return {
-        "schema": SCHEMA,
-        "file": str(out),
-        "machine": asdict(session.machine),
-        "extends": fitted.base,
-        "profile": [asdict(change) for change in fitted.changes],
-        "measured": [asdict(m) for m in session.measured],
-        "not_measured": [asdict(m) for m in fitted.missing],
-        "notes": list(fitted.notes),
-    }

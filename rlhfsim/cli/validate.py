@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from rlhfsim.cli.params import PATH, Output, Words, flag, option, writer
+from rlhfsim.cli.params import PATH, Output, Words, flag, option, reply, writer
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.outputs import write_atomically
-from rlhfsim.present.terminal import validate as view
+from rlhfsim.present.answers import validate as view
 from rlhfsim.present.terminal.console import Display, console
 from rlhfsim.validation import rows as measured
 from rlhfsim.validation import scoreboard
@@ -69,9 +69,7 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out
     if as_json:
         click.echo(scoreboard.dumps(board), nl=False)
     else:
-        screen = console()
-        for part in view.report(board):
-            screen.print(part)
+        reply({"as_json": False}, view.page(board))
     return 0
 
 

@@ -13,11 +13,12 @@ import click
 
 from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
 from rlhfsim.cli.import_run import RUN, choices, log_options, run_files
-from rlhfsim.cli.params import FILE, Number, Whole, Words, flag, on_command_line, option
+from rlhfsim.cli.params import FILE, Number, Whole, Words, emit, flag, on_command_line, option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import read_plan
-from rlhfsim.present.terminal import watch as view
-from rlhfsim.present.terminal.console import console, put
+from rlhfsim.present.answers import watch as view
+from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.page import parts
 from rlhfsim.what_if.watch import Event, JobWatch
 
 EPILOG = """\b
@@ -108,12 +109,8 @@ def pause(seconds: float) -> None:
 
 
 def _tell(event: Event, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(view.as_data(event)))
-        return
-    screen = console()
-    for part in view.lines(event, screen.width):
-        put(screen, part)
+    page = view.page(event)
+    emit(as_json, lambda: page.as_data, lambda: parts(page, console().width), indent=None)
 
 
 def _tell_failed(one: Condition, value: float, as_json: bool) -> None:

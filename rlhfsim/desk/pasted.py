@@ -23,10 +23,11 @@ from rlhfsim.frameworks.logs.files import LogFiles
 from rlhfsim.frameworks.logs.imported import Choices
 from rlhfsim.frameworks.logs.records import record_of_json
 from rlhfsim.frameworks.logs.said import said_of
+from rlhfsim.present.answers import watch as watch_view
 from rlhfsim.present.answers.tree import Code
 from rlhfsim.present.terminal import doctor as doctor_view
-from rlhfsim.present.terminal import watch as watch_view
 from rlhfsim.present.terminal.console import as_text
+from rlhfsim.present.terminal.page import parts
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import diagnose
 from rlhfsim.what_if.watch import JobWatch, Judgement
@@ -80,7 +81,7 @@ def _of_log(text: str, gpu: str, name: str) -> PastedAnswer | None:
     judged = next((event for event in events if isinstance(event, Judgement)), None)
     if judged is None:
         return None
-    shown = as_text(part for event in events for part in watch_view.lines(event))
+    shown = as_text(part for event in events for part in parts(watch_view.page(event)))
     title = f"A log of {judged.framework.title}: step {judged.found.logged:,}"
     return PastedAnswer(title=title, good=not shown.count("warning["), text=shown)
 

@@ -32,8 +32,8 @@ from rlhfsim.outputs import (
 )
 from rlhfsim.plan import plan_text, read_plan
 from rlhfsim.present import chrome_trace
+from rlhfsim.present.answers.validate import rows_text
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.validate import rows_text
 from rlhfsim.trace import Span, Trace, dumps
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.what_if.scenarios.result import write_table

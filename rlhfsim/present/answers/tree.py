@@ -271,7 +271,7 @@ class Page:
         """The same content for machines: schema, data, and the rows of every table that has a name."""
         blocks = [b.table if isinstance(b, Figure) else b for s in self.sections for b in s.blocks]
         tables = {b.name: b.records for b in blocks if isinstance(b, TypedTable) and b.name}
-        return {"schema": self.schema, **self.data, **tables}
+        return {**({"schema": self.schema} if self.schema else {}), **self.data, **tables}
 
     @property
     def figures(self) -> tuple[Figure, ...]:

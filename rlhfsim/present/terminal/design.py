@@ -10,12 +10,13 @@ from typing import Any
 from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan, PlannedHardware
+from rlhfsim.present.answers import recalibrated
 from rlhfsim.present.known import known, nearest_short
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import each, fields, grid
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal import recalibrated, side_by_side
+from rlhfsim.present.terminal import side_by_side
 from rlhfsim.present.terminal import verdict_lines as lines
 from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
 from rlhfsim.present.terminal.console import (
@@ -295,7 +296,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
-        "calibration": recalibrated.as_data(extras.recalibrated, best)
+        "calibration": recalibrated.page(extras.recalibrated, best).as_data
         if extras.recalibrated and best
         else None,
         "break_evens": None if answer.break_evens is None else each(answer.break_evens, *BREAK_EVEN),

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
+from rlhfsim.present.answers import recalibrated
 from rlhfsim.present.known import known
 from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal import recalibrated
 from rlhfsim.present.terminal.choices import front_table, whynot_text
 from rlhfsim.present.terminal.console import Part, indented, labelled, plain_grid, styled
 from rlhfsim.present.terminal.first_screen import wants
 from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.present.terminal.page import parts
 from rlhfsim.present.terminal.ranking import considered, ranking
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.search.explain import best_name
@@ -72,7 +73,7 @@ def asked(answer: Design, extras: Extras, width: int) -> Iterator[NamedPart]:
         yield "plans between which you may choose", [front_table(extras.front)]
     best = answer.best or answer.chosen
     if extras.recalibrated is not None and best is not None:
-        yield "what calibration changed", list(recalibrated.parts(extras.recalibrated, best, width))
+        yield "what calibration changed", list(parts(recalibrated.page(extras.recalibrated, best), width))
     if answer.gains:
         yield "what the choices left out would bring", [_gains(answer)]
 

@@ -1,10 +1,9 @@
-"""What `rlhfsim watch` says of a running job: lines for people, one JSON object a line for machines."""
+"""What `rlhfsim watch` says of a running job, event by event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from rlhfsim import units
 from rlhfsim.calibration.comparison.phases import PhaseComparison
@@ -12,10 +11,8 @@ from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
 from rlhfsim.present.answers.kinds import RATIO
-from rlhfsim.present.answers.tree import Column, TypedTable, table_of
+from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, table_of
 from rlhfsim.present.figures.run import SECONDS_OF_PHASES
-from rlhfsim.present.terminal.console import WIDTH, Part, labelled, styled
-from rlhfsim.present.terminal.page import drawn_table
 from rlhfsim.present.words import percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 
@@ -23,17 +20,15 @@ SMALL = 0.005
 """Share of the step below which a phase is not shown."""
 
 
-def lines(event: Event, width: int = WIDTH) -> Iterator[Part]:
-    """An event as people read it."""
+def page(event: Event) -> Page:
+    """An event; docs/watch.md lists its keys in JSON."""
     if isinstance(event, Notice):
-        yield styled(f"{event.kind}: {event.text}", style="yellow" if event.kind == "note" else "dim")
-    elif isinstance(event, Cause):
-        yield styled(f"warning[{event.code}]: {event.what}; {event.advice}", style="red")
-    else:
-        yield from _judged(event, width)
-
-
-def _judged(event: Judgement, width: int) -> Iterator[Part]:
+        said = f"{event.kind}: {event.text}"
+        mark = "warn" if event.kind == "note" else "plain"
+        return answer("", verdict=said, mark=mark, data={"event": event.kind, "text": event.text})
+    if isinstance(event, Cause):
+        said = f"warning[{event.code}]: {event.what}; {event.advice}"
+        return answer("", verdict=said, mark="bad", data={"event": "warning", **asdict(event)})
     found = event.found
     steps = f"step {found.logged:,} ({plural(found.steps, 'step')} since it began)"
     rows = {"run": f"{event.framework.title}, {steps}", "step": _step(found.step, event)}
@@ -43,9 +38,19 @@ def _judged(event: Judgement, width: int) -> Iterator[Part]:
         rows["memory"] = f"not logged; risk of running out {percent(found.oom_risk)} by {_source(event)}"
     if found.response is not None:
         rows["lengths"] = _lengths(found)
-    yield labelled(rows)
-    if found.phases:
-        yield drawn_table(_phases(found), width)
+    baseline = event.baseline.said_by if event.baseline else None
+    return answer(
+        "",
+        _phases(found) if found.phases else None,
+        tiles=facts(rows),
+        data={
+            "event": "judged",
+            "framework": event.framework.name,
+            "compared_with": baseline,
+            **asdict(found),
+            "measures": {n: value for n, (_, of) in MEASURES.items() if (value := of(found)) is not None},
+        },
+    )
 
 
 def _source(event: Judgement) -> str:
@@ -123,19 +128,3 @@ def _phases(found: Standing) -> TypedTable:
 def failed(condition: Condition, value: float) -> str:
     """Why a watch ends with an error."""
     return f"failed: {condition.text}, it is {units.significant(value, 3)}"
-
-
-def as_data(event: Event) -> dict[str, Any]:
-    """An event as a JSON object; docs/watch.md lists its keys."""
-    if isinstance(event, Notice):
-        return {"event": event.kind, "text": event.text}
-    if isinstance(event, Cause):
-        return {"event": "warning", **asdict(event)}
-    found, baseline = event.found, event.baseline
-    return {
-        "event": "judged",
-        "framework": event.framework.name,
-        "compared_with": baseline.said_by if baseline else None,
-        **asdict(found),
-        "measures": {name: value for name, (_, of) in MEASURES.items() if (value := of(found)) is not None},
-    }

@@ -1,4 +1,4 @@
-"""What `rlhfsim validate` shows and writes: the scoreboard as tables, every row as CSV or JSON."""
+"""What `rlhfsim validate` answers and writes: the scoreboard as tables, every row as CSV or JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.outputs import csv_cell
-from rlhfsim.present.tables import WORDS, grid
-from rlhfsim.present.terminal.console import Part, drawn, styled
+from rlhfsim.present.answers.kinds import TEXT, ValueKind
+from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
+from rlhfsim.present.tables import WORDS
 from rlhfsim.units import significant
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard import REFERENCE
@@ -21,25 +22,23 @@ REASONS = 3
 KIND_COLUMNS = ("kind", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
 _HIDDEN = ("rows", "scored")
 """Columns of the report that the terminal leaves out."""
+_FIGURE = ValueKind(str, missing="")
 _STYLES = {"MISSED": "red", "PASS": "green"}
 
 
-def report(board: Mapping[str, Any]) -> Iterator[Part]:
+def page(board: Mapping[str, Any]) -> Page:
     """Kinds, targets, then what is to be said about each kind."""
-    shown = [i for i, column in enumerate(KIND_COLUMNS) if column not in _HIDDEN]
-    lines = [kind_cells(kind, figures) for kind, figures in board["kinds"].items()]
-    yield _table([KIND_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
-    if board.get("targets"):
-        targets = [target_cells(target) for target in board["targets"]]
-        yield _table(("kind", "figure", "target", "reached", ""), targets)
-    for kind, figures in board["kinds"].items():
-        yield from (styled(f"{kind}: {note}") for note in _notes(figures))
+    kinds = [kind_cells(*kind) for kind in board["kinds"].items()]
+    targets = [target_cells(target) for target in board.get("targets", ())]
+    notes = (f"{kind}: {note}" for kind, figures in board["kinds"].items() for note in _notes(figures))
+    shown = _table(("kind", "figure", "target", "reached", ""), targets) if targets else None
+    return answer("", _table(KIND_COLUMNS, kinds), shown, Listing(title="", items=tuple(notes)), data=board)
 
 
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Part:
-    titles = [f"{'>' * (i > 0)}{column}" for i, column in enumerate(columns)]
-    styles = [_STYLES.get(line[-1], "") for line in lines]
-    return drawn(grid(titles, lines, fit=dict.fromkeys(titles[1:], WORDS), styles=styles), None)
+def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> TypedTable:
+    shown = [i for i, title in enumerate(titles) if title not in _HIDDEN]
+    columns = (Column(titles[i], i, _FIGURE if i else TEXT, fit=WORDS) for i in shown)
+    return table_of("", lines, *columns, style=lambda line: _STYLES.get(line[-1], ""))
 
 
 def _notes(figures: Mapping[str, Any]) -> Iterator[str]:
