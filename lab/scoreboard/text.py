@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.scoreboard.reliability import FEWEST
 from rlhfsim.outputs import markdown_text
+from rlhfsim.present.answers.kinds import FINE_CHANGE
 from rlhfsim.present.answers.validate import (
     KIND_COLUMNS,
     kind_cells,
@@ -67,13 +68,7 @@ def left_out_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
     """One line of the table of errors with no row of the publisher in any fit."""
     errors = tuple(percent(figures.get(k)) for k in ("median_abs_error", "mean_abs_error", "p90_abs_error"))
     counts = (str(figures["scored"]), str(figures.get("num_sources", "")))
-    return (
-        kind,
-        *counts,
-        *errors,
-        percent(figures.get("bias"), signed=True),
-        percent(figures.get("coverage")),
-    )
+    return (kind, *counts, *errors, FINE_CHANGE.shown(figures.get("bias")), percent(figures.get("coverage")))
 
 
 LEFT_OUT_COLUMNS = ("kind", "rows", "publications", "median", "mean", "P90", "bias", "coverage")
@@ -141,7 +136,7 @@ def _groups(kinds: Mapping[str, Any]) -> str:
         (
             *(kind, name, str(g["rows"]), str(g["publishers"])),
             *(percent(g["coverage"]), percent(g["above_median"])),
-            *(percent(g["bias"], signed=True), percent(g["median_bias"], signed=True)),
+            *(FINE_CHANGE.shown(g["bias"]), FINE_CHANGE.shown(g["median_bias"])),
         )
         for kind, figures in kinds.items()
         for name, g in figures.get("left_out", {}).get("groups", {}).items()
@@ -252,7 +247,7 @@ def _summary(figures: Mapping[str, Any]) -> str:
         text += (
             f"\naiconfigurator on the same {other['rows']:.0f} rows: median"
             f" {percent(other['median_abs_error'])}, mean {percent(other['mean_abs_error'])},"
-            f" bias {percent(other['bias'], signed=True)}.\n"
+            f" bias {FINE_CHANGE.shown(other['bias'])}.\n"
         )
     return text
 
@@ -268,7 +263,7 @@ def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
             f"{row['file']}:{row['line']}",
             f"{significant(row['measured'])} {row['unit']}",
             f"{significant(row['predicted'])} {row['unit']}",
-            percent(row["error"], signed=True),
+            FINE_CHANGE.shown(row["error"]),
         )
         for row in figures["worst"]
     ]

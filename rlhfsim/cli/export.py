@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, NewFolder, OneOf, emit, json_option, option, writer
+from rlhfsim.cli.params import FILE, NewFolder, OneOf, json_option, option, reply, writer
 from rlhfsim.frameworks.cluster_jobs import MANAGERS
-from rlhfsim.frameworks.export import Exported, exporters
 from rlhfsim.frameworks.export import export as exported
+from rlhfsim.frameworks.export import exporters
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, Prediction, read_plan
-from rlhfsim.present.terminal import export as view
+from rlhfsim.present.answers import export as view
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import read_text
 from rlhfsim.what_if.estimate import estimate
@@ -56,8 +55,7 @@ def export(
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": read_text(file)})
     reason = rejection(plan, cluster_of(plan))
-    verdict = {"fits": reason is None, "rejected_by": reason}
-    emit(as_json, lambda: as_data(found, out) | verdict, lambda: view.report(found, out, reason))
+    reply({"as_json": as_json}, view.page(found, out, reason))
     ctx.exit(0 if reason is None else 1)
 
 
@@ -69,22 +67,3 @@ def predicted(plan: Plan) -> Prediction:
 def vendors_of(plan: Plan) -> frozenset[str]:
     """Makers of the plan's GPUs."""
     return frozenset(load_profile(h.profile).vendor for h in plan.hardware)
-
-
-def as_data(found: Exported, out: Path) -> dict[str, Any]:
-    """The same content for machines."""
-    return {
-        "schema": "rlhfsim.export/1",
-        "framework": found.framework,
-        "version": found.version,
-        "folder": str(out),
-        "files": sorted(found.files),
-        "start": found.start,
-        "warning": found.warning,
-        "settings": [
-            {"section": section.title, "key": s.key, "value": s.value, "why": s.why}
-            for section in found.written.sections
-            for s in section.settings
-        ],
-        "cannot_say": [{"what": u.what, "instead": u.instead, "cost": u.cost} for u in found.written.unsaid],
-    }

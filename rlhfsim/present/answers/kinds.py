@@ -69,6 +69,9 @@ FIGURE = ValueKind(partial(significant, digits=4))
 """A number whose unit is in the title of its column."""
 DIFFERENCE = ValueKind(lambda value: f"{value:+,.3g}")
 CHANGE = ValueKind(words.signed)
+FINE_CHANGE = ValueKind(lambda value: f"{value:+.1%}".replace("%", " %"))
+TENTHS = ValueKind(lambda value: f"{value:+z,.1f}")
+"""A difference with one decimal."""
 RATIO = ValueKind(lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}")
 MONEY = ValueKind(words.money, missing="unknown")
 AMOUNTS = ValueKind(lambda named: ", ".join(f"{k} {v:.3g}" for k, v in named.items()), number=False)

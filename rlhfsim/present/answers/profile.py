@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
-from rlhfsim.present.answers.kinds import COUNT, QUANTITIES, ValueKind
+from rlhfsim.present.answers.kinds import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, answer, table_of
 from rlhfsim.specs.hardware.measured import Session
 
@@ -24,8 +23,6 @@ WORDS = {
     "scale_up.bandwidth": "scale-up fabric",
 }
 """Keys of a profile in words; coefficients keep their names, which docs/hardware.md explains."""
-_MEASURED = ValueKind(lambda pair: f"{pair[0]:.3g}" if pair[1] == "1" else units.format(*pair), missing="")
-"""A value and its dimension."""
 
 
 def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Page:
@@ -35,9 +32,9 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
         "",
         _distinct(made.changes),
         Column("what", lambda c: WORDS.get(c.key, c.key.removeprefix("coefficients."))),
-        Column("value", lambda c: (c.value, c.unit), _MEASURED),
+        Column("value", lambda c: (c.value, c.unit), QUANTITY.where("")),
         Column("P10-P90", lambda c: None if c.low is None else (c.low, c.high, c.unit), QUANTITIES.where("")),
-        Column("prior", lambda c: None if c.prior is None else (c.prior, c.unit), _MEASURED),
+        Column("prior", lambda c: None if c.prior is None else (c.prior, c.unit), QUANTITY.where("")),
         Column("n", lambda c: c.n or None, COUNT.where("")),
         notes=("P10-P90: of the repeats, widened by 15 %; meaning of each name: docs/hardware.md",),
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlhfsim import units
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import COEFFICIENT, COEFFICIENT_ENDS, COUNT, STEP, STEP_ENDS
+from rlhfsim.present.answers.kinds import COEFFICIENT, COEFFICIENT_ENDS, COUNT, SECONDS, STEP, STEP_ENDS
 from rlhfsim.present.answers.tree import Column, Listing, Page, hidden, table_of
 from rlhfsim.present.answers.tree import answer as content
 from rlhfsim.present.tables import CUT, fields
-from rlhfsim.present.words import error_text, plan_text, plural
+from rlhfsim.present.words import error_text, plan_text, plural, signed
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.what_if.recalibrated import Recalibrated
@@ -102,7 +101,7 @@ def verdict(answer: Recalibrated, chosen: Plan) -> str:
     seconds, best = answer.its_step_now.prediction.step_s, chosen.prediction.step_s
     return (
         f"another plan is chosen: {plan_text(chosen)}; the one chosen before, {plan_text(before)}, "
-        f"would take {units.format(seconds, 's')} ({100 * (seconds / best - 1):+.1f} %)"
+        f"would take {SECONDS.shown(seconds)} ({signed(seconds / best - 1, 1)})"
     )
 
 

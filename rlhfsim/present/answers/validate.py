@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.outputs import csv_cell
-from rlhfsim.present.answers.kinds import TEXT, ValueKind
+from rlhfsim.present.answers.kinds import COUNT, FINE_CHANGE, FINE_SHARE, NUMBER, TEXT, ValueKind
 from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
 from rlhfsim.present.tables import WORDS
-from rlhfsim.units import significant
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard import REFERENCE
 
@@ -22,6 +21,8 @@ REASONS = 3
 KIND_COLUMNS = ("kind", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
 _HIDDEN = ("rows", "scored")
 """Columns of the report that the terminal leaves out."""
+percent = FINE_SHARE.shown
+"""`12.3 %`, or a dash when unknown."""
 _FIGURE = ValueKind(str, missing="")
 _STYLES = {"MISSED": "red", "PASS": "green"}
 
@@ -54,17 +55,10 @@ def _notes(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"{REFERENCE} on the same rows: median error {percent(other['median_abs_error'])}"
 
 
-def percent(value: float | None, *, signed: bool = False) -> str:
-    """`12.3 %`, or a dash when unknown."""
-    if value is None:
-        return "-"
-    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
-
-
 def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """Kind, figure, limit, value reached and verdict of one target."""
     sign = "<=" if target["at_most"] else ">="
-    number = (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
+    number = COUNT.shown if target["figure"] == "predicted" else percent
     limit = f"{sign} {number(target['limit'])}"
     if target.get("least") is not None:
         limit = f"{number(target['least'])} to {number(target['limit'])}"
@@ -79,7 +73,7 @@ def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
         return (name, *counts, *("",) * 5)
     errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
     shown = tuple(percent(value) for value in errors)
-    return (name, *counts, *shown, percent(figures["bias"], signed=True), percent(figures["coverage"]))
+    return (name, *counts, *shown, FINE_CHANGE.shown(figures["bias"]), percent(figures["coverage"]))
 
 
 def verdict_text(figures: Mapping[str, Any]) -> str:
@@ -88,7 +82,7 @@ def verdict_text(figures: Mapping[str, Any]) -> str:
         return "no row scored"
     return (
         f"recall {rate_text(figures['recall_counts'])}, false alarms"
-        f" {rate_text(figures['false_alarm_counts'])}, Brier score {significant(figures['brier'])}"
+        f" {rate_text(figures['false_alarm_counts'])}, Brier score {NUMBER.shown(figures['brier'])}"
     )
 
 

@@ -10,7 +10,7 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
-from rlhfsim.present.answers.kinds import RATIO
+from rlhfsim.present.answers.kinds import COUNT, RATIO, TENTHS
 from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, table_of
 from rlhfsim.present.figures.run import SECONDS_OF_PHASES
 from rlhfsim.present.words import percent, plural, short_seconds, size
@@ -30,7 +30,7 @@ def page(event: Event) -> Page:
         said = f"warning[{event.code}]: {event.what}; {event.advice}"
         return answer("", verdict=said, mark="bad", data={"event": "warning", **asdict(event)})
     found = event.found
-    steps = f"step {found.logged:,} ({plural(found.steps, 'step')} since it began)"
+    steps = f"step {COUNT.shown(found.logged)} ({plural(found.steps, 'step')} since it began)"
     rows = {"run": f"{event.framework.title}, {steps}", "step": _step(found.step, event)}
     if found.memory is not None:
         rows["memory"] = _memory(found, event)
@@ -67,8 +67,8 @@ def _step(row: PhaseComparison, event: Judgement) -> str:
     where = "inside" if inside else "below" if row.measured_s < row.low_s else "above"
     between = f"{short_seconds(row.low_s)} to {short_seconds(row.high_s)}"
     return (
-        f"{measured}, {short_seconds(row.predicted_s)} by {_source(event)}: {row.ratio:.2f} times, {where} "
-        f"P10 to P90 ({between})"
+        f"{measured}, {short_seconds(row.predicted_s)} by {_source(event)}: {RATIO.shown(row.ratio)} times, "
+        f"{where} P10 to P90 ({between})"
     )
 
 
@@ -81,18 +81,18 @@ def _memory(found: Standing, event: Judgement) -> str:
         text += f"; full at step {_when(found.logged, trend)}"
     if risk is None:
         return text
-    where = f"in {trend.ahead:,} steps" if trend.each_step is not None else f"by {_source(event)}"
+    where = f"in {COUNT.shown(trend.ahead)} steps" if trend.each_step is not None else f"by {_source(event)}"
     return f"{text}; risk of running out {percent(risk)} {where}"
 
 
 def _lengths(found: Standing) -> str:
     trend = found.response
     assert trend is not None
-    text = f"mean {trend.now:,.0f} tokens{_growth(trend, lambda x: f'{x:+z,.1f}')}"
+    text = f"mean {COUNT.shown(trend.now)} tokens{_growth(trend, TENTHS.shown)}"
     if found.longest is not None:
-        text += f"; longest {found.longest:,.0f}"
+        text += f"; longest {COUNT.shown(found.longest)}"
     if trend.limit is not None:
-        text += f", cut at {trend.limit:,.0f}"
+        text += f", cut at {COUNT.shown(trend.limit)}"
     if found.clipped is not None:
         text += f"; {percent(found.clipped)} of them were cut"
     if trend.reached is not None:
@@ -115,8 +115,8 @@ def _growth(trend: Trend, text: Callable[[float], str]) -> str:
 
 def _when(logged: int, trend: Trend) -> str:
     assert trend.reached is not None
-    low, middle, high = (logged + ahead for ahead in trend.reached)
-    return f"{middle:,} ({low:,} to {high:,})"
+    low, middle, high = (COUNT.shown(logged + ahead) for ahead in trend.reached)
+    return f"{middle} ({low} to {high})"
 
 
 def _phases(found: Standing) -> TypedTable:

@@ -110,8 +110,10 @@ def new_table(width: int | None = WIDTH) -> Table:
 
 
 def drawn(data: TableData, width: int | None = WIDTH) -> Group:
-    """A table with its notes below."""
-    return Group(filled(new_table(width), data), *(Text(note, style="dim") for note in data.notes))
+    """A table with its notes below; where no column has a title, without a head."""
+    table = new_table(width)
+    table.show_header = any(data.head)
+    return Group(filled(table, data), *(Text(note, style="dim") for note in data.notes))
 
 
 def filled(table: Table, data: TableData) -> Table:
