@@ -22,8 +22,8 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 10860,
     "rlhfsim/calibration": 35790,
-    "rlhfsim/cli": 33500,
-    "rlhfsim/desk": 14470,
+    "rlhfsim/cli": 33340,
+    "rlhfsim/desk": 14490,
     "rlhfsim/frameworks": 109620,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 22950,
