@@ -169,7 +169,7 @@ class RoleMemory(NamedTuple):
         kept = standing.experts * np.array([layout.recompute == "none" for layout in layouts])
         standing = standing._replace(
             buffers=standing.buffers + again,
-            at_loss=standing.at_loss + again * (standing.layer > 0),
+            at_loss=standing.at_loss + again * np.logical_or(kind.software.sums_whole, standing.layer > 0),
             gathered=standing.gathered + kept,
         )
         train = _training(standing, backward, self.waste) if kind.trained else Extra()
@@ -382,7 +382,11 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         fp32_sums=fp32_sums,
         flat=software.flat_parameters,
     )
-    by_layer = memory.reduce_scatters(layout, backend) and not software.flat_parameters
+    scatters = memory.reduce_scatters(layout, backend)
+    by_layer = scatters and not software.flat_parameters
+    again = memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums)
+    if scatters and software.sums_whole:
+        again = memory.summed_whole(trainable, states.gradients, flat=software.flat_parameters)
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(
@@ -392,7 +396,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         else dequantised,
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
-        again=memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums),
+        again=again,
         experts=0.0 if software.frees_experts else memory.experts_kept(part, layout, backend),
         layer=BF16 * trainable.layer * by_layer,
         running=BF16 * part.layer * (by_layer and layout.zero == 3),

@@ -480,6 +480,18 @@ def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bo
     return BF16 * (part.dense / part.dense_ranks + part.expert / part.expert_ranks)
 
 
+def summed_whole(part: Shard, gradients: Size, *, flat: bool) -> Size:
+    """Whole gradients of the micro-batches before, where FSDP reduces once a step (`Software.sums_whole`),
+    beside the `gradients` of the rank's own shards, which come with the last micro-batch alone.
+
+    FSDP2 adds them up in the type that it reduces in, FP32; FSDP1 (`flat`) leaves them where autograd adds,
+    in BF16. Source: torch 2.13, to_accumulated_grad_if_needed of
+    distributed/fsdp/_fully_shard/_fsdp_param.py; _post_backward_hook of distributed/fsdp/_runtime_utils.py,
+    which returns before it casts (tests/executor/test_whole_gradients.py runs both).
+    """
+    return np.maximum(0.0, (BF16 if flat else FP32) * part.elements - gradients)
+
+
 def loss_share(layout: Layout, backend: Backend) -> float:
     """Share of `gradient_buffer_bytes` that is there at the loss of a micro-batch, before layers run back.
 

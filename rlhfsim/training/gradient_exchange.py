@@ -81,20 +81,22 @@ def traffic(
     reduce_bytes: float,
     *,
     whole: bool = False,
+    reductions: int | None = None,
 ) -> tuple[float, float]:
     """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
 
-        ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, m RS ; 3: 2 m AG, m RS
+        ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, r RS ; 3: 2 m AG, r RS     r = m
 
-    `whole`: ranks reduce all gradients though they own a share. Source: Rajbhandari et al., arXiv 1910.02054,
-    section 7; FSDP's reshard after forward.
+    `whole`: ranks reduce all gradients though they own a share; `reductions`: r, where it is not m. Source:
+    Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
     """
     gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0 and not whole)
     if layout.zero == 0:
         return 0.0, reduce
     if layout.zero == 1:
         return gather, reduce
-    return (gather if layout.zero == 2 else 2 * micro_batches * gather), micro_batches * reduce
+    times = micro_batches if reductions is None else reductions
+    return (gather if layout.zero == 2 else 2 * micro_batches * gather), times * reduce
 
 
 @lru_cache(maxsize=65536)
@@ -143,6 +145,8 @@ class GradientSums(NamedTuple):
     """All are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums)."""
     copies_each: bool = False
     """Copies of shards add up after every micro-batch, not once."""
+    once: bool = False
+    """Nothing is reduced before the last backward pass, behind which it hides."""
 
 
 def exchange(
@@ -163,24 +167,28 @@ def exchange(
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
-    reduce_bytes, whole, copies_each = sums
+    reduce_bytes, whole, copies_each, once = sums
+    reductions = 1 if once else micro_batches
     parts_held = shards(device, model, layout, share=share)
     for link in LINKS:
         raw = [
-            traffic(device, shard, layout, micro_batches, reduce_bytes, whole=whole)
+            traffic(device, shard, layout, micro_batches, reduce_bytes, whole=whole, reductions=reductions)
             for shard in parts_held
             if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
         ]
         gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
         reduce += sum(
-            between_copies(device, shard, layout, micro_batches if copies_each else 1, reduce_bytes)
+            between_copies(device, shard, layout, reductions if copies_each else 1, reduce_bytes)
             for shard in parts_held
             if shard.copies and link_of(shard.copies) == link
         )
         if gather + reduce == 0:
             continue
         behind = 0.0 if whole else backward.free(link)
-        seen = exposed(layout.zero, micro_batches, gather, reduce, forward.free(link), behind, eta, depth)
+        free = forward.free(link)
+        last = reduce if once else 0.0
+        seen = exposed(layout.zero, micro_batches, gather, reduce - last, free, behind, eta, depth)
+        seen += hidden_behind(last, behind, eta, depth)
         taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"
         slowed = device[taken] * max(0.0, gather + reduce - seen)
         parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))

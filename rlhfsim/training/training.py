@@ -295,6 +295,7 @@ def _exchange(step: _Step) -> list[Part]:
             software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
             software.fp32_sums and layout.zero == 1,
             software.copies_each,
+            software.sums_whole and asked.backend == "fsdp2",
         ),
         share=share,
     )

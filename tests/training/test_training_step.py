@@ -405,3 +405,30 @@ def test_several_teachers_score_a_part_each() -> None:
     assert forward(args[0], both, where, odd, backend="megatron").seconds == pytest.approx(sum(each))
     assert both.launched_layers == (LLAMA.num_layers + qwen.num_layers) / 2
     assert forward_flop(both, odd) == forward_flop(LLAMA, parts[0]) + forward_flop(qwen, parts[1])
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_gradients_that_are_reduced_once_hide_behind_the_last_backward_pass(zero: int) -> None:
+    d, where = device(8), layout(dp=8, zero=zero)
+    room, eta = exchange.Room(0.2, {}), device(8)["overlap_dp"]
+    (shard,) = exchange.shards(d, LLAMA, where)
+    gather, reduce = exchange.traffic(d, shard, where, 6, 4.0, reductions=1)
+
+    def seen(once: bool) -> float:
+        sums = exchange.GradientSums(4.0, once=once)
+        parts = exchange.exchange(d, LLAMA, where, 6, forward=room, backward=room, sums=sums)
+        return sum(part.seconds for part in parts if part.resource == "nvlink")
+
+    ahead = exchange.exposed(zero, 6, gather, 0.0, 0.2, 0.2, eta, 32)
+    assert seen(True) == pytest.approx(ahead + exchange.hidden_behind(reduce, 0.2, eta, 32))
+    assert seen(True) != seen(False)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_fsdp_that_sums_whole_gradients_sends_them_once_a_step(zero: int) -> None:
+    d = device(8)
+    where = layout(dp=8, zero=zero)
+    (shard,) = exchange.shards(d, LLAMA, where)
+    each, once = (exchange.traffic(d, shard, where, 6, 4.0, reductions=n) for n in (None, 1))
+    assert once[0] == each[0]
+    assert once[1] == pytest.approx(each[1] / 6)

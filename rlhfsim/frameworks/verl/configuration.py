@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlhfsim import units
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.verl import engine_limits
 from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, ROLES, ULYSSES
+from rlhfsim.frameworks.verl.heads import SUMS_WHOLE
 from rlhfsim.frameworks.verl.keys import HYBRID, MARKS, MINI_BATCH, MODE, SYNCED, TABLE
-from rlhfsim.frameworks.verl.versions import MICRO_BATCHES, ROLL, UNPADDED, of_each_gpu, spelled
+from rlhfsim.frameworks.verl.versions import (
+    ENGINES,
+    MICRO_BATCHES,
+    ROLL,
+    UNPADDED,
+    VERSION,
+    before,
+    of_each_gpu,
+    spelled,
+)
+from rlhfsim.specs.model.presets import resolve_model
 
 BUDGETS = TABLE.keys_of(
     "actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens"
@@ -25,15 +38,15 @@ DEGREES = {
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
 }
-BATCHED, CHUNKED = TABLE.key("rollout.max_batched_tokens"), f"{ROLL}.enable_chunked_prefill"
+SCORE_DYNAMIC = f"{ROLL}.log_prob_use_dynamic_bsz"
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in a configuration of verl."""
-    longest = (run.max_prompt or 0) + (run.max_response or 0)
     yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
     yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
+    yield from _other_micro_batches(s)
     yield from _other_groups(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
@@ -43,15 +56,8 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             remedy=f"{UNPADDED}=True",
             stops=True,
         )
-    batched, chunked = s.find(BATCHED), s.find(CHUNKED)
-    if isinstance(batched, int) and batched < longest and chunked is False:
-        yield Finding(
-            what=f"the engine prefills {batched:,} tokens at once, a sample has up to {longest:,}, and "
-            "chunked prefill is off: verl refuses it",
-            keys=(BATCHED, CHUNKED),
-            remedy=f"{BATCHED}={longest}",
-            stops=True,
-        )
+    yield from engine_limits.findings(s, run)
+    yield from _whole_gradients(run)
     swap = s.find(f"{ROLL}.engine_kwargs.vllm.swap_space", f"{ROLL}.swap_space")
     if isinstance(swap, int | float) and swap > 0:
         yield Finding(
@@ -123,6 +129,38 @@ def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator
             keys=tuple(unsaid),
             remedy=f"{DYNAMIC}=True, or the micro-batches",
             stops=True,
+        )
+
+
+def _whole_gradients(run: RunDescription) -> Iterator[Finding]:
+    """Gradients that no GPU gives away before the last micro-batch of an update."""
+    software = run.software
+    if software is not None and software.sums_whole and run.gpus > 1 and not run.lora_rank:
+        width, name = (2, "BF16") if software.flat_parameters else (4, "FP32")
+        size = units.format(width * resolve_model(run.model).num_params, "byte")
+        yield Finding(
+            what=f"every GPU keeps the whole gradients in {name}, {size}, from the first micro-batch of an "
+            "update to the last: verl 0.9.0 always, 0.9.1 on request",
+            keys=(SUMS_WHOLE,),
+            remedy=f"verl 0.9.1, and {SUMS_WHOLE}=False, or one micro-batch an update",
+        )
+
+
+def _other_micro_batches(s: FrameworkSettings) -> Iterator[Finding]:
+    """Log-probs on packs where training counts samples, or the other way round.
+
+    Until 0.7 the worker takes each as said (fsdp_workers.py, compute_log_prob), since 0.8 it asserts that
+    they are alike (workers/engine_workers.py, init_model: line 610 of 0.9.0).
+    """
+    packs = s.flag(DYNAMIC)
+    if s.flag(SCORE_DYNAMIC, default=packs) != packs:
+        stops = not before(s.find(VERSION), ENGINES)
+        yield Finding(
+            what=f"{SCORE_DYNAMIC} is {not packs}, {DYNAMIC} {packs}: "
+            + ("verl stops at its start" if stops else "log-probs are priced as training has it"),
+            keys=(SCORE_DYNAMIC, DYNAMIC),
+            remedy=f"{SCORE_DYNAMIC}={packs}",
+            stops=stops,
         )
 
 

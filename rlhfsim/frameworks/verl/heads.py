@@ -23,16 +23,20 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl.versions import (
+    ACTOR,
     COPIES_LOGITS,
     ENTROPY,
     LEAVES_LOGITS,
     TEMPERATURE,
+    V1,
     VERSION,
     before,
     default,
 )
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
+
+SUMS_WHOLE = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
 
 UNPADDED = Head(
     train_bytes=2,
@@ -117,6 +121,16 @@ def scaled_of(version: str | None, *, temperature: float = 1.0) -> Head:
     return SCALED if before(version, LEAVES_LOGITS) or temperature != 1 else UNPADDED
 
 
+def sums_whole(s: FrameworkSettings, version: str | None) -> bool:
+    """Whether FSDP's gradients are reduced once an update: always in 0.9.0, which has no key for it.
+
+    Source: verl 0.9.0 and 0.9.1, _gradient_sync_context of verl/workers/engine/fsdp/transformer_impl.py
+    (lines 674 and 692); 0.9.1, verl/trainer/config/engine/fsdp.yaml, line 61. No release before puts it off.
+    """
+    first = not before(version, V1) and before(version, LEAVES_LOGITS)
+    return first or (not before(version, V1) and s.flag(SUMS_WHOLE))
+
+
 def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> Software | None:
     """What the keys say of the head, and of FSDP; None: as `runs` has it.
 
@@ -136,6 +150,10 @@ def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> 
     if fused:
         head = FUSED
     usual = default_software("fsdp2")
-    flat = s.find("actor_rollout_ref.actor.strategy") != "fsdp2"
-    known = replace(usual, head=None if head in (UNPADDED, PADDED) else head, flat_parameters=flat)
+    known = replace(
+        usual,
+        head=None if head in (UNPADDED, PADDED) else head,
+        flat_parameters=s.find("actor_rollout_ref.actor.strategy") != "fsdp2",
+        sums_whole=sums_whole(s, version),
+    )
     return None if known == usual else known

@@ -33,12 +33,12 @@ from rlhfsim.frameworks.table import (
     kept,
     lag,
     marked,
-    number,
     of_call,
     of_held,
     unwritten,
     whole,
 )
+from rlhfsim.frameworks.verl.engine_limits import BATCHED, BATCHED_TOKENS, MEMORY, USUAL, UTILIZATION
 from rlhfsim.frameworks.verl.engines import (
     CRITIC_MICRO_BATCHES,
     FOLLOWS,
@@ -65,6 +65,7 @@ from rlhfsim.frameworks.verl.versions import (
     EAGER,
     ENGINES,
     KL_IN_REWARD,
+    MODEL,
     NODES,
     ROLL,
     ROLLOUT_TP,
@@ -105,7 +106,7 @@ READ: dict[str, Algorithm] = {
 """algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here: one of the
 same cost. Not read: ReMax generates a greedy response more a prompt, optimal baselines sum over the
 vocabulary once more."""
-MODEL, CRITIC = "actor_rollout_ref.model.path", "critic.model.path"
+CRITIC = "critic.model.path"
 ESTIMATOR, BY_DEVIATION = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
 LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
@@ -432,15 +433,9 @@ _ROLLOUT: tuple[Row, ...] = (
     Key("rollout.attention_dp", f"{ROLL}.data_parallel_size", 1, when="wide"),
     Key("rollout.ep", f"{ROLL}.expert_parallel_size", 1, when="wide"),
     in_vllm(f"+{VLLM}.all2all_backend"),
-    Key(
-        "rollout.memory_utilization",
-        f"{ROLL}.gpu_memory_utilization",
-        0.5,
-        number(),
-        why=of_held("actor.generate", "rollout"),
-    ),
+    Key("rollout.memory_utilization", UTILIZATION, 0.5, MEMORY, why=of_held("actor.generate", "rollout")),
     Key("rollout.max_num_seqs", SEQUENCES, by_version(SEQUENCES)),
-    Key("rollout.max_batched_tokens", f"{ROLL}.max_num_batched_tokens", 8192),
+    Key("rollout.max_batched_tokens", BATCHED, USUAL, BATCHED_TOKENS),
     Key("rollout.cuda_graphs", EAGER, lambda read: not by_version(EAGER)(read), flag(False, True, both=True)),
     Key("rollout.sleep", SLEEPS, codec=flag(2, 0, 1, both=True), when="shared", read=False),
     Key("rollout.precision", f"{ROLL}.quantization", codec=marked("fp8", "fp8")),

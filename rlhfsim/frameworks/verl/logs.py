@@ -9,10 +9,10 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.frameworks.verl.configuration import CONFIGURATION
-from rlhfsim.frameworks.verl.keys import CRITIC, ENGINE_NAME, ESTIMATOR, MODEL, TABLE
+from rlhfsim.frameworks.verl.keys import CRITIC, ENGINE_NAME, ESTIMATOR, TABLE
 from rlhfsim.frameworks.verl.mfu import PEAKS, TOKENS, peak
 from rlhfsim.frameworks.verl.reward_model import LEGACY
-from rlhfsim.frameworks.verl.versions import EACH, KL_IN_REWARD, SERVERS, VERSION, before
+from rlhfsim.frameworks.verl.versions import EACH, KL_IN_REWARD, MODEL, SERVERS, VERSION, before
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
 # verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:

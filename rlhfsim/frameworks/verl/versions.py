@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL = "actor_rollout_ref.model.path"
 EACH, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
 EAGER = f"{ROLL}.enforce_eager"
 UNPADDED = "actor_rollout_ref.model.use_remove_padding"

@@ -42,6 +42,8 @@ class Software(Hashed):
     """Gradients that arrive in BF16 are summed in FP32; under ZeRO-1 all ranks then reduce all of them."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
+    sums_whole: bool = False
+    """FSDP adds up whole gradients on every GPU, FSDP1 in BF16, and reduces them once a step (`no_sync`)."""
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()

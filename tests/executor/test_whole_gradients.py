@@ -1,0 +1,69 @@
+"""Gradients that the installed FSDP keeps while it reduces nothing: both versions run on two ranks, by gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, fully_shard
+
+from rlhfsim.memory import states
+from rlhfsim.memory.states import Shard
+
+WIDE, LAYERS = 64, 3
+ELEMENTS = WIDE * WIDE * LAYERS
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
+
+
+def _size(tensors: list[torch.Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def _kept(rank: int, folder: str) -> None:
+    """Bytes of gradients after a backward pass that reduces nothing: FSDP1, FSDP2."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    types = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    one = FSDP(
+        _model(), device_mesh=mesh, device_id=torch.device("cpu"), mixed_precision=MixedPrecision(**types)
+    )
+    with one.no_sync():
+        one(torch.randn(4, WIDE)).sum().backward()
+    two = _model()
+    for part in (*two, two):
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(**types))
+    two.set_requires_gradient_sync(False)
+    two(torch.randn(4, WIDE)).sum().backward()
+    groups = [layer._get_fsdp_state()._fsdp_param_group for layer in two]
+    whole = [p.unsharded_accumulated_grad for group in groups for p in group.fsdp_params]
+    if rank == 0:
+        kept = {"flat": _size([one._handle.flat_param.grad]), "by parameter": _size(whole)}
+        Path(folder, "kept.json").write_text(json.dumps(kept), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def test_fsdp_keeps_whole_gradients_until_it_reduces_them(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_kept, args=(os.fspath(tmp_path),), nprocs=2)
+    kept = json.loads((tmp_path / "kept.json").read_text(encoding="utf-8"))
+    part = Shard(
+        dense=ELEMENTS,
+        expert=0,
+        dense_ranks=2,
+        expert_ranks=1,
+        layer=WIDE * WIDE,
+        root=0,
+        matrix=WIDE * WIDE,
+        num_layers=LAYERS,
+    )
+    for name, flat in (("flat", True), ("by parameter", False)):
+        assert states.summed_whole(part, 0.0, flat=flat) == pytest.approx(kept[name])
