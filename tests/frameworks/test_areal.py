@@ -233,3 +233,22 @@ def test_learning_rates_are_demanded_because_the_default_is_a_thousand_times_too
         == ('critic.optimizer.lr="${CRITIC_LR}"' in script)
         == (algorithm == "ppo")
     )
+
+
+OLDER = """# Compatible with GRPOConfig, single-GPU setup
+cluster: {n_nodes: 1, n_gpus_per_node: 8}
+allocation_mode: sglang:d4+d4
+gconfig: {n_samples: 4, max_new_tokens: 1024}
+actor: {path: Qwen/Qwen2.5-1.5B-Instruct, kl_ctl: %s, mb_spec: {max_tokens_per_mb: 10240}}
+ref: {path: "${actor.path}", scheduling_strategy: {type: colocation, target: actor}}
+train_dataset: {batch_size: 64, type: rl, max_length: 512}
+"""
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_one_allocation_says_where_the_reference_is_which_a_kl_term_alone_asks_for(weight: float) -> None:
+    configuration, settings = read_configuration(OLDER % weight, {})
+    assert configuration.name == "areal", "a comment that names another's class starts nothing"
+    run = configuration.run(settings, {})
+    assert run.kl == (weight > 0)
+    assert [role.layout.dp for role in run.roles.values()] == [4] * (weight > 0)

@@ -73,9 +73,13 @@ def _algorithm(s: FrameworkSettings) -> Algorithm:
 
 
 def _has(s: FrameworkSettings, section: str) -> bool:
-    return s.has(section) and (
-        section != "critic" or s.find("critic.is_critic", "critic.backend") is not None
-    )
+    """Whether it has that engine; a reference only with a KL term above zero (trainer/rl_trainer.py)."""
+    wanted = s.find("critic.is_critic", "critic.backend") is not None if section == "critic" else _kl(s)
+    return s.has(section) and wanted
+
+
+def _kl(s: FrameworkSettings) -> bool:
+    return s.share("actor.kl_ctl", default=0.1) > 0
 
 
 def _allocations(s: FrameworkSettings) -> tuple[str, str]:
@@ -113,7 +117,7 @@ def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int, scor
 def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDescription:
     """A critic or a reference; colocated with the actor it stands in its pool."""
     section = SECTIONS[role]
-    spelled = s.text(f"{section}.backend", "actor.backend")
+    spelled = s.text(f"{section}.backend", "actor.backend", default=_allocations(s)[1])
     colocated = s.text(f"{section}.scheduling_strategy.type", default="separation") == "colocation"
     target = s.text(f"{section}.scheduling_strategy.target", default="actor") if colocated else section
     with_actor = target == "actor"
@@ -162,13 +166,12 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     layout = _layout(s, "actor", trains, batch // updates, scored)
     gone = s.flag("enable_offload") and (shared or s.flag("actor.offload"))
     gone = gone and layout.offload_params == "none"
-    kl = s.share("actor.kl_ctl", default=0.1) > 0
     return {
         "workload.algorithm": _algorithm(s),
         "workload.model": s.model(POLICY),
         "workload.critic": "same" if _has(s, "critic") else None,
         "workload.packing": True,
-        "workload.kl": kl and _has(s, "ref"),
+        "workload.kl": _has(s, "ref"),
         "workload.lora.rank": s.whole("actor.lora_rank", default=32) if s.flag("actor.use_lora") else 0,
         "workload.gradients": _gradients(s, megatron),
         "backend": "megatron" if megatron else "fsdp2",

@@ -40,6 +40,8 @@ NOT_READ = {
 SEPARATORS = ("|", "||", "&", "&&", ";", ">", ">>", "2>&1")
 """Words that end a command."""
 
+_COMMENTS = re.compile(r"(?m)^\s*#.*$")
+
 
 def read_configuration(
     source: Sequence[Path] | str, given: Mapping[str, str], framework: str | None = None
@@ -111,9 +113,12 @@ def recognised(said: Said) -> Configuration:
     """
     check_read(said)
     known = [configuration_named(name) for name in configuration_names()]
-    started = [c for c in known if any(re.search(entry, said.text) for entry in c.entries)]
+    started = _started(known, _COMMENTS.sub("", said.text))
     counts = {c.name: own_keys(c, said) for c in started or known}
     most = max(counts.values(), default=0)
+    if not (started or most):  # a comment may say how to start it
+        started = _started(known, said.text)
+        counts = {c.name: 0 for c in started}
     best = [name for name, count in counts.items() if count == most]
     if len(best) == 1 and (most or started):
         return configuration_named(best[0])
@@ -125,6 +130,11 @@ def recognised(said: Said) -> Configuration:
         place=Place(file=said.name),
         help=f"name it with --framework. Looked for: {looked}",
     )
+
+
+def _started(known: Sequence[Configuration], text: str) -> list[Configuration]:
+    """Those of which an entry point stands in the text."""
+    return [c for c in known if any(re.search(entry, text) for entry in c.entries)]
 
 
 def check_read(said: Said) -> None:
