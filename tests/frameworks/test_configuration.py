@@ -10,7 +10,7 @@ import pytest
 
 from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.forms import of_files
+from rlhfsim.frameworks.configuration.forms import of_files, of_text
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.shell import split, words_of
 from rlhfsim.specs.model.presets import resolve_model
@@ -152,6 +152,11 @@ def test_a_model_that_cannot_be_described_says_why_also_as_a_folder() -> None:
 )
 def test_words_of_a_script_hold_what_the_script_itself_sets(script: str, words: list[str]) -> None:
     assert words_of(script, "s") == words
+
+
+def test_the_last_flag_of_a_statement_takes_no_word_of_the_next() -> None:
+    text = "read -r -d '' commands <<EOF\nopenrlhf.cli.train_ppo_ray \\\n  --ckpt.save_hf\nEOF\n"
+    assert of_text(text + "deepspeed --module $commands\n").values["ckpt.save_hf"] is True
 
 
 def test_an_array_goes_on_behind_a_sum() -> None:

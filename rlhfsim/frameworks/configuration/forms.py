@@ -76,7 +76,7 @@ class _Heard:
     def arguments(self, commands: list[list[str]]) -> dict[str, Any]:
         """Values of the arguments of commands, which are remembered."""
         self.commands += commands
-        return dict(arguments([word for words in commands for word in words]))
+        return dict(argument for words in commands for argument in arguments(words))
 
 
 def scalars(given: Mapping[str, str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ NOT_READ = {
 SEPARATORS = ("|", "||", "&", "&&", ";", ">", ">>", "2>&1")
 """Words that end a command."""
 
-_COMMENTS = re.compile(r"(?m)^\s*#.*$")
+_COMMENTS = re.compile(r"(?m)^[ \t]*#.*$")
 
 
 def read_configuration(
