@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35790,
     "rlhfsim/cli": 33340,
     "rlhfsim/desk": 14490,
-    "rlhfsim/frameworks": 110520,
+    "rlhfsim/frameworks": 110660,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 23030,
     "rlhfsim/present": 86970,

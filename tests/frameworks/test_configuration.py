@@ -176,6 +176,19 @@ def test_words_are_those_of_shlex_which_reads_each_character() -> None:
             assert split(text) == wanted
 
 
+def test_a_script_that_hands_its_arguments_to_another_lies_over_it(tmp_path: Path) -> None:
+    other, own = tmp_path / "examples/gsm8k/run.sh", tmp_path / "examples/algorithms/gspo/run.sh"
+    for script in (other, own):
+        script.parent.mkdir(parents=True)
+    other.write_text('uv run -m skyrl.train.entrypoints.main_base trainer.epochs=20 trainer.seed=1 "$@"\n')
+    own.write_text('# bash other.sh\nbash examples/gsm8k/run.sh \\\n  trainer.epochs=3 "$@"\n')
+    configuration, settings = read_configuration([own], {})
+    assert configuration.name == "skyrl"
+    assert (settings.find("trainer.epochs"), settings.find("trainer.seed")) == (3, 1)
+    own.write_text('bash "$HERE/run.sh"\n')
+    assert of_files([own]).values == {}, "itself is not read again"
+
+
 def test_a_shell_script_that_writes_a_python_script_is_no_python_script(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(

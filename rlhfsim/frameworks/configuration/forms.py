@@ -35,8 +35,12 @@ SCRIPTS = (".sh", ".slurm")
 FILES = (*SCRIPTS, ".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?<![\w$/.-])[\w./-]+\.py\b")
 """A script that a command starts."""
+_SHELL = re.compile(r"^[^#\n]*\b(?:ba)?sh \"?(?:\$\{?\w+\}?/)?([\w./-]+\.sh)\b", re.MULTILINE)
+"""A script that a line hands its arguments to, from the folder of a variable or from one above."""
 _DEPTH = 4
 """Most files that name one another."""
+_ABOVE = 6
+"""Folders above a script in one of which what it starts is looked for: that of its checkout among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,15 @@ class _Heard:
     filed: set[str] = field(default_factory=set)
     bases: list[str] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
+    started: list[str] = field(default_factory=list)
+    """Texts of scripts of a shell that others start: an entry point may stand there."""
 
     def said(self, values: Mapping[str, Any], text: str, name: str) -> Said:
         """With the values that follow from them."""
         commands = tuple(tuple(words) for words in self.commands)
         lacking = tuple(base for base in self.bases if Path(base).name not in self.files)
         filed = frozenset(self.filed)
+        text = "\n".join((text, *self.started))
         return Said(values=values, text=text, name=name, commands=commands, filed=filed, lacking=lacking)
 
     def arguments(self, commands: list[list[str]]) -> dict[str, Any]:
@@ -145,7 +152,9 @@ def _values(text: str, path: Path, depth: int, heard: _Heard) -> dict[str, Any]:
     for other in _named(values, path) if depth else ():
         below |= _values(read_text(other), other, depth - 1, heard)
     for script in _started(text, path) if depth else ():
-        below |= _values(read_text(script), script, depth - 1, heard)
+        started = read_text(script)
+        heard.started += [started] if script.suffix in SCRIPTS else []
+        below |= _values(started, script, depth - 1, heard)
     return {**below, **values}
 
 
@@ -221,9 +230,15 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
 
 
 def _started(text: str, path: Path) -> Iterator[Path]:
-    """Python scripts that a command starts, that lie beside it and configure a run."""
+    """Scripts that a command starts: in Python, that lie beside it and configure a run, and of a shell."""
     if path.suffix not in SCRIPTS:
         return
+    own = Path(os.path.realpath(path))
+    for name in dict.fromkeys(_SHELL.findall(text)):
+        places = [folder / name for folder in own.parents[:_ABOVE]]
+        found = next((place for place in places if os.path.isfile(place)), own)
+        if found != own:
+            yield found
     for name in dict.fromkeys(_PYTHON.findall(text)):
         script = path.parent / name
         if os.path.isfile(script) and is_python(read_text(script)):
