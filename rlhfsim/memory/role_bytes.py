@@ -368,6 +368,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
             optimizer=kind.optimizer,
             gradient_bytes=software.gradient_bytes,
             moment_bytes=software.moment_bytes,
+            weight_bytes=software.weight_bytes,
         )
     else:
         states = memory.frozen_states(part, layout)
@@ -390,7 +391,11 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(
-            part, layout, backend, flat=software.flat_parameters, cast=not frozen_base
+            part,
+            layout,
+            backend,
+            flat=software.flat_parameters,
+            cast=not frozen_base and software.weight_bytes != BF16,
         )
         if gathers
         else dequantised,

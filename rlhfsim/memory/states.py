@@ -226,13 +226,14 @@ def bytes_per_element(
     optimizer: Optimizer = "adam",
     gradient_bytes: float | None = None,
     moment_bytes: float | None = None,
+    weight_bytes: float | None = None,
 ) -> tuple[float, float, float]:
     """Weights, gradients and optimizer bytes per element of Psi that one GPU keeps in training.
 
         Megatron, distributed optimizer: 2 + 4 + 12/d
         DeepSpeed ZeRO-1: 2 + g + 12/d    ZeRO-2: 2 + g/d + 12/d    ZeRO-3: (14 + g)/d
         g = 2, with sums in FP32 4
-        FSDP2, full shard: 4/d + 4/d + 8/d (the FP32 shard is weight and master in one)
+        FSDP2, full shard: 4/d + 4/d + 8/d (the FP32 shard is weight and master in one), or w/d + ...
 
     Source: Rajbhandari et al., arXiv 1910.02054, section 3; Megatron-Core
     docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`. FP32 sums: DeepSpeed
@@ -244,7 +245,8 @@ def bytes_per_element(
     over = [1.0 if zero < stage else 1.0 / ranks for stage in (3, 2, 1)]
     if backend == "fsdp2":
         sharded = 1.0 / ranks if zero >= 2 else 1.0
-        return FP32 * sharded, gradient * sharded, moments * (1.0 / ranks if zero else 1.0)
+        weight = FP32 if weight_bytes is None else weight_bytes
+        return weight * sharded, gradient * sharded, moments * (1.0 / ranks if zero else 1.0)
     return BF16 * over[0], gradient * over[1], (FP32 + moments) * over[2]
 
 
@@ -256,14 +258,15 @@ def trained_states(
     optimizer: Optimizer = "adam",
     gradient_bytes: float | None = None,
     moment_bytes: float | None = None,
+    weight_bytes: float | None = None,
 ) -> States:
     """Persistent bytes of a fully trained model on one GPU, offload of the layout applied.
 
-    `gradient_bytes` and `moment_bytes` (both moments) replace the defaults where a framework
-    stores them otherwise.
+    `gradient_bytes`, `moment_bytes` (both moments) and, under FSDP, `weight_bytes` replace the defaults where
+    a framework stores them otherwise.
     """
     dense, expert = (
-        bytes_per_element(backend, layout.zero, ranks, optimizer, gradient_bytes, moment_bytes)
+        bytes_per_element(backend, layout.zero, ranks, optimizer, gradient_bytes, moment_bytes, weight_bytes)
         for ranks in (part.dense_ranks, part.expert_ranks)
     )
     weights, gradients, states = (

@@ -6,6 +6,7 @@ import pytest
 
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.memory.role_bytes import role_memory
+from rlhfsim.memory.states import gathered_bytes, shard
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.model.roles import Models
@@ -109,3 +110,30 @@ def test_engines_on_gpus_of_their_own_have_their_share_of_memory_in_one_trainer(
     assert _found(ASYNCHRONOUS + keys)[0].rollout.memory_utilization == 0.85
     assert _found(ASYNCHRONOUS)[0].rollout.memory_utilization == 0.5
     assert _found(RUN + keys)[0].rollout.memory_utilization == 0.5
+
+
+@pytest.mark.parametrize(
+    ("word", "bytes_"), [("", 16), ("fp32", 16), ("bf16", 8), ("bfloat16", 8), ("torch.bfloat16", 8)]
+)
+def test_shards_in_bf16_have_gradients_and_moments_of_their_type_and_no_master(
+    word: str, bytes_: int
+) -> None:
+    run, _ = _found(RUN + (f" {ACTOR}.fsdp_config.model_dtype={word}" if word else ""))
+    layout = Layout(dp=8, zero=3, micro_batch=1)
+    memory = role_memory(
+        Models(actor=preset("qwen2.5-7b")),
+        "actor",
+        workload("grpo", prompts=64, samples=8, mini_batches=1),
+        backend="fsdp2",
+        profile=load_profile("h100_sxm"),
+        software=run.software,
+    )
+    states = memory.of(RolePlacement(pool="all", layout=layout)).states
+    assert states.total == pytest.approx(bytes_ * PSI / 8, rel=1e-3)
+
+
+def test_shards_in_bf16_are_gathered_as_they_are() -> None:
+    layout, model = Layout(dp=8, zero=3, micro_batch=1), preset("qwen2.5-7b")
+    part = shard(model, layout, "fsdp2", 0)
+    cast, own = (gathered_bytes(part, layout, "fsdp2", cast=cast) for cast in (True, False))
+    assert cast - own == pytest.approx(2 * part.layer / 8)

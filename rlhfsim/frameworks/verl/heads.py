@@ -37,6 +37,10 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 
 SUMS_WHOLE = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
+DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
+"""Type of the shards (`_build_module` of verl/workers/engine/fsdp/transformer_impl.py, line 258 of 0.9.1;
+before, verl/workers/fsdp_workers.py). In BF16 gradients and both moments of torch.optim.AdamW have it too,
+and there is no master; the default is FP32."""
 
 UNPADDED = Head(
     train_bytes=2,
@@ -156,4 +160,6 @@ def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> 
         flat_parameters=s.find("actor_rollout_ref.actor.strategy") != "fsdp2",
         sums_whole=sums_whole(s, version),
     )
+    if str(s.find(DTYPE)).rpartition(".")[2] in ("bf16", "bfloat16"):
+        known = replace(known, weight_bytes=2.0, gradient_bytes=2.0, moment_bytes=4.0)
     return None if known == usual else known

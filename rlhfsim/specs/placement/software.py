@@ -60,6 +60,8 @@ class Software(Hashed):
     """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
     head: Head | None = None
     """Where the logits of all tokens stand at once; the framework's when absent."""
+    weight_bytes: Bytes | None = None
+    """Bytes of an element of a trained shard under FSDP; None: 4, weight and master in one."""
     gradient_bytes: Bytes | None = None
     """Bytes per stored gradient element; the backend's when absent."""
     frees_gradients: bool | None = None
