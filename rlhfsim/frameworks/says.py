@@ -81,6 +81,8 @@ class Says:
     """Sequences at a time of a rollout replica that no key changes."""
     sequences_of_batch: bool = False
     """Beside the actor they are the samples of a batch on the ranks of a replica."""
+    prefill: Mapping[bool, int] = field(default_factory=dict)
+    """Tokens of a prefill of an engine that no key changes, where it shares the GPUs that train or not."""
     packs: bool = False
     """Packed micro-batches are counted in tokens even where all samples are equally long."""
     whole_updates: bool = False

@@ -55,6 +55,8 @@ def rollout_layouts(
             whole = _formatted(request, replace(replica, dp=gpus // each))
             whole = replace(whole, dispatcher=rollout_dispatcher(request, model, whole, group))
             whole = replace(whole, max_num_seqs=_running(request, whole, gpus, shares))
+            if request.runs and (budget := request.runs.says.prefill.get(shares)):
+                whole = replace(whole, max_batched_tokens=budget)
             for speculation, prefill in product(_speculations(request, whole), _prefills(request, whole)):
                 layouts += [
                     replace(whole, memory_utilization=share, speculation=speculation, prefill=prefill)

@@ -26,8 +26,9 @@ from rlhfsim.frameworks.instead import (
 )
 from rlhfsim.frameworks.nearest import with_layouts, with_placement
 from rlhfsim.frameworks.openrlhf import given_keys
-from rlhfsim.frameworks.openrlhf.keys import SEQUENCES, TABLE, scored_together, trained
+from rlhfsim.frameworks.openrlhf.keys import TABLE, scored_together, trained
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
+from rlhfsim.frameworks.openrlhf.runs import PREFILL, SEQUENCES
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
@@ -43,7 +44,7 @@ NEEDS = {
 }
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
-ENGINE = RolloutLayout(max_num_seqs=SEQUENCES)
+ENGINE = RolloutLayout(max_num_seqs=SEQUENCES, max_batched_tokens=PREFILL)
 """What vLLM runs with where OpenRLHF has no flag."""
 ROWS = (
     *(

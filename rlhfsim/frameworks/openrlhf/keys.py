@@ -17,6 +17,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields, cut
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
+from rlhfsim.frameworks.openrlhf.runs import PREFILL, SEQUENCES
 from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.table import (
     FixedKey,
@@ -58,8 +59,8 @@ READ: dict[str, Algorithm] = {
     "dr_grpo": "dr-grpo",
 }
 """--algo.advantage.estimator -> algorithm here."""
-SEQUENCES = 256
-"""Sequences at a time of its vLLM engines."""
+MODULES_SEQUENCES = 256
+"""Sequences at a time where the actor's own modules generate."""
 OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
 """Names until 0.9: dots came with 0.10."""
 BATCH, MICRO_BATCH, LONGEST = "--train.batch_size", "--train.micro_batch_size", "--data.max_len"
@@ -250,7 +251,6 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "backend": "deepspeed",
         "roles": _roles(s, read, ppo=algorithm == "ppo", reward=reward is not None),
         "actor.offload_between": read["leaves"],
-        "rollout.max_num_seqs": SEQUENCES,
         **_generation(read),
     }
 
@@ -260,8 +260,14 @@ def _generation(read: Fields) -> dict[str, Any]:
     shared, engines, gpus = read["shared"], read["rollout.dp"], read["actor.gpus"]
     if engines:
         own = gpus if shared else engines * read["rollout.tp"]
-        return {"rollout.gpus": own, "weight_path": "ipc" if shared else "broadcast"}
+        return {
+            "rollout.gpus": own,
+            "rollout.max_num_seqs": SEQUENCES,
+            "rollout.max_batched_tokens": PREFILL,
+            "weight_path": "ipc" if shared else "broadcast",
+        }
     return {
+        "rollout.max_num_seqs": MODULES_SEQUENCES,
         "rollout.gpus": gpus,
         "rollout.tp": 1,
         "rollout.memory_utilization": MODULES_SHARE,

@@ -10,6 +10,13 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
+SEQUENCES, PREFILL = 128, 2048
+"""Sequences at a time of its vLLM engines, and tokens of one of their steps: without a usage context.
+
+Source: OpenRLHF 0.9.1 to 0.11.2, trainer/ray/vllm_engine.py, AsyncLLMEngine.from_engine_args (line 64), which
+names neither; vLLM 0.32, get_batch_defaults of engine/arg_utils.py (line 2894) and SchedulerConfig.
+"""
+
 RUNS = Runs(
     name="openrlhf",
     title="OpenRLHF",
@@ -40,7 +47,8 @@ RUNS = Runs(
         rollout_with="all",
         groups=(frozenset({"actor", "reference"}), frozenset({"critic", "reward"})),
         all_apart="asynchronous",
-        sequences=256,
+        sequences=SEQUENCES,
+        prefill={True: PREFILL, False: PREFILL},
         whole_updates=True,
         packed_contexts=("deepspeed",),
     ),

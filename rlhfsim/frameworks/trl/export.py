@@ -23,9 +23,10 @@ from rlhfsim.frameworks.nearest import with_placement
 from rlhfsim.frameworks.predictions import headline, title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.frameworks.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
+from rlhfsim.frameworks.trl.runs import SHARED_PREFILL
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Algorithm
 
 COMMANDS: dict[Algorithm, str] = dict.fromkeys(LOSSES, "grpo") | {
@@ -85,10 +86,6 @@ def _most_sequences(plan: Plan) -> int:
     return each * plan.placement.rollout.layout.tp
 
 
-SHARED_PREFILL = 4096
-"""`max_num_batched_tokens` of an engine in the training processes (generation/vllm_generation.py)."""
-ENGINE = RolloutLayout()
-"""What the planner prices where nothing is said."""
 ROWS = (
     Instead(
         "workload.packing",
@@ -107,7 +104,7 @@ ROWS = (
         SHARED_PREFILL,
         "at most {} tokens of a prefill",
         "{}: an engine in the training processes has no other",
-        f"rollout shared !rollout.max_batched_tokens={ENGINE.max_batched_tokens}",
+        "rollout shared",
     ),
     Instead(
         "rollout.cuda_graphs",

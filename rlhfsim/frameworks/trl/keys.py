@@ -36,6 +36,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, VERSION, trained_by
 from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
+from rlhfsim.frameworks.trl.runs import SHARED_PREFILL
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
@@ -229,7 +230,11 @@ def _engine(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         return {"rollout.max_num_seqs": SEQUENCES, **_modules(read)}
     if read["shared"]:
         sequences = read["actor.micro_batch"] * read["per_generation"] * read["rollout.tp"]
-        return {"rollout.max_num_seqs": sequences, "weight_path": "ipc"}
+        return {
+            "rollout.max_num_seqs": sequences,
+            "rollout.max_batched_tokens": SHARED_PREFILL,
+            "weight_path": "ipc",
+        }
     each = read["rollout.tp"] * read["rollout.pp"]
     gpus = s.whole("vllm_gpus", default=each * read["rollout.dp"])
     return {"rollout.gpus": gpus, "rollout.dp": gpus // max(1, each), "weight_path": "broadcast"}

@@ -10,6 +10,9 @@ from rlhfsim.frameworks.trl.heads import TILED, WHOLE
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART
 
+SHARED_PREFILL = 4096
+"""`max_num_batched_tokens` of an engine in the training processes (1.16, generation/vllm_generation.py)."""
+
 RUNS = Runs(
     name="trl",
     title="TRL",
@@ -44,6 +47,7 @@ RUNS = Runs(
             Same(aspect="scoring", roles=("actor", "reference", "reward")),
         ),
         sequences_of_batch=True,
+        prefill={True: SHARED_PREFILL},
         whole_updates=True,
     ),
     algorithms=(  # those with a command
