@@ -11,10 +11,12 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 SEQUENCES, PREFILL = 128, 2048
-"""Sequences at a time of its vLLM engines, and tokens of one of their steps: without a usage context.
+"""Sequences at a time of its vLLM engines, and tokens of one of their steps, on every GPU.
 
-Source: OpenRLHF 0.9.1 to 0.11.2, trainer/ray/vllm_engine.py, AsyncLLMEngine.from_engine_args (line 64), which
-names neither; vLLM 0.32, get_batch_defaults of engine/arg_utils.py (line 2894) and SchedulerConfig.
+Source: OpenRLHF 0.9.1 (vLLM 0.13.0) to 0.11.2, trainer/ray/vllm_engine.py, AsyncLLMEngine.from_engine_args
+(line 64), which names neither; its usage context is ENGINE_CONTEXT, for which get_batch_defaults of vLLM
+0.32 (engine/arg_utils.py, line 2894) has no row, whatever the memory, so that SchedulerConfig's numbers hold.
+Until 0.9.0 it started LLM where not asynchronous: 1,024 and 16,384 from 70 GiB (A100: 256 and 8,192).
 """
 
 RUNS = Runs(

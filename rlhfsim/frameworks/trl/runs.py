@@ -11,7 +11,10 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import APART
 
 SHARED_PREFILL = 4096
-"""`max_num_batched_tokens` of an engine in the training processes (1.16, generation/vllm_generation.py)."""
+"""`max_num_batched_tokens` of an engine in the training processes, on every GPU.
+
+Source: TRL 0.19.0 to 1.16.0, generation/vllm_generation.py (line 359; until 0.27 in trainer/grpo_trainer.py).
+"""
 
 RUNS = Runs(
     name="trl",
