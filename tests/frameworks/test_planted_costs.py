@@ -82,7 +82,7 @@ WORLDS = (
     ),
     World(
         framework="openrlhf",
-        planted={"rl_layer_time": 4e-3, "sync_start_latency": 1.0},
+        planted={"rl_layer_time": 16e-3, "sync_start_latency": 1.0},  # large beside its slow rollouts
         generation=1.5,
         runs=("", "--fix rollout.tp=1", "--forbid recompute", APART),
         in_bias=("sync_start_latency",),
