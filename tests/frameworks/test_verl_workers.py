@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlhfsim.api import estimate_file
 from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.export import in_keys
 from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.memory.states import gathered_bytes, shard
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -137,3 +139,20 @@ def test_shards_in_bf16_are_gathered_as_they_are() -> None:
     part = shard(model, layout, "fsdp2", 0)
     cast, own = (gathered_bytes(part, layout, "fsdp2", cast=cast) for cast in (True, False))
     assert cast - own == pytest.approx(2 * part.layer / 8)
+
+
+@pytest.mark.parametrize(("word", "width"), [("", 4.0), (f" {ACTOR}.fsdp_config.model_dtype=bf16", 2.0)])
+def test_the_base_of_adapters_is_fp32_unless_told(word: str, width: float) -> None:
+    run, _ = _found(f"{RUN} actor_rollout_ref.model.lora_rank=32{word}")
+    assert run.software is not None
+    assert run.software.base_bytes == width
+    assert run.software.weight_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "adapters"), [("verl-qwen2.5-7b-lora-1-h100", True), ("verl-grpo-deepseek-7b", False)]
+)
+def test_an_export_loads_what_is_not_trained_in_bf16(recipe: str, adapters: bool) -> None:
+    told = in_keys(estimate_file(f"scenarios/recipes/{recipe}.yaml"), "verl").values
+    assert told.get(f"{ACTOR}.fsdp_config.model_dtype") == ("bf16" if adapters else None)
+    assert told["actor_rollout_ref.ref.fsdp_config.model_dtype"] == "bf16"

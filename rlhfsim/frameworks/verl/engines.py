@@ -190,6 +190,9 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
     )
 
 
+NEVER_TRAINED = "weights that are not trained, which verl loads in FP32 unless told"
+
+
 def _fsdp(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
     group, moved = FSDP[role], ["critic.model.fsdp_config"] if role == "critic" else []
     return given_that(
@@ -215,6 +218,7 @@ def _fsdp(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
             3,
             Codec(lambda zero: False if zero == 2 else None, flag(3, 2).read, (3, 2)),
         ),
+        FixedKey(f"{group}.model_dtype", "bf16", "workload.lora" if trained else "", NEVER_TRAINED),
         *(_homes(role, group) if trained else ()),
     )
 

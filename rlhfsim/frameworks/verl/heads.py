@@ -40,7 +40,7 @@ SUMS_WHOLE = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
 DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 """Type of the shards (`_build_module` of verl/workers/engine/fsdp/transformer_impl.py, line 258 of 0.9.1;
 before, verl/workers/fsdp_workers.py). In BF16 gradients and both moments of torch.optim.AdamW have it too,
-and there is no master; the default is FP32."""
+and there is no master; the default is FP32. Under adapters it is the type of their base."""
 
 UNPADDED = Head(
     train_bytes=2,
@@ -135,7 +135,9 @@ def sums_whole(s: FrameworkSettings, version: str | None) -> bool:
     return first or (not before(version, V1) and s.flag(SUMS_WHOLE))
 
 
-def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> Software | None:
+def software(
+    s: FrameworkSettings, *, packing: bool, megatron: bool = False, adapters: bool = False
+) -> Software | None:
     """What the keys say of the head, and of FSDP; None: as `runs` has it.
 
     The strategy `fsdp`, which is the default, is FSDP1 in every release
@@ -160,6 +162,9 @@ def software(s: FrameworkSettings, *, packing: bool, megatron: bool = False) -> 
         flat_parameters=s.find("actor_rollout_ref.actor.strategy") != "fsdp2",
         sums_whole=sums_whole(s, version),
     )
-    if str(s.find(DTYPE)).rpartition(".")[2] in ("bf16", "bfloat16"):
+    bf16 = str(s.find(DTYPE)).rpartition(".")[2] in ("bf16", "bfloat16")
+    if adapters:
+        known = replace(known, base_bytes=2.0 if bf16 else 4.0)
+    elif bf16:
         known = replace(known, weight_bytes=2.0, gradient_bytes=2.0, moment_bytes=4.0)
     return None if known == usual else known

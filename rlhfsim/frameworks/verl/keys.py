@@ -282,7 +282,9 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "schedule.partial_rollout": own is not None and _interrupts(s),
         "schedule.late": _late(s) if own is not None else "wait",
         "schedule.lend": own is not None and s.flag(LENDS),
-        "software": software(s, packing=read["workload.packing"], megatron=megatron),
+        "software": software(
+            s, packing=read["workload.packing"], megatron=megatron, adapters=read["workload.lora.rank"] > 0
+        ),
     }
 
 
