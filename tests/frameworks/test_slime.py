@@ -372,15 +372,16 @@ ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{{}}" -- py
 """
 
 
-def shipped(checkpoint: str) -> tuple[FrameworkSettings, RunDescription]:
+def shipped(checkpoint: str, program: str = "train.py") -> tuple[FrameworkSettings, RunDescription]:
     """A script in the form of those that slime ships."""
-    text = SCRIPT.format(checkpoint=checkpoint).replace("\\\\", "\\")
+    text = SCRIPT.format(checkpoint=checkpoint).replace("train.py", program).replace("\\\\", "\\")
     configuration, settings = read_configuration(text, {}, framework="slime")
     return settings, configuration.run(settings, {})
 
 
-def test_options_of_other_programs_in_a_shipped_script_are_no_flags_of_slime() -> None:
-    settings, run = shipped("Qwen3-8B")
+@pytest.mark.parametrize("program", ["train.py", "train_async.py", '"${REPO_ROOT}/train.py"'])
+def test_options_of_other_programs_in_a_shipped_script_are_no_flags_of_slime(program: str) -> None:
+    settings, run = shipped("Qwen3-8B", program)
     list(CONFIGURATION.findings(settings, run))
     assert {u.key for u in unread("slime", None, settings) if u.kind == "no such key"} == {"colocat"}
     assert (run.layout.pack_tokens, run.layout.cp) == (16384, 2)

@@ -76,7 +76,7 @@ CONFIGURATION = Configuration(
     describe=TABLE.describe,
     findings=findings,
     entries=(r"(?i)slime\S*/train(_async)?\.py",),
-    started=(r"\bpython3? (-u )?train(_async)?\.py",),
+    started=(r"\bpython3? (-u )?(\S*/)?train(_async)?\.py",),
     unread={r"--loss-type[ =]sft_loss\b": "sft"},
     shown=("train.py of slime",),
     keys=MARKS,
