@@ -36,7 +36,7 @@ BUDGET = {
     "rlhfsim/training": 13070,
     "rlhfsim/validation": 27650,
     "rlhfsim/weight_sync": 9800,
-    "rlhfsim/what_if": 87440,
+    "rlhfsim/what_if": 87500,
     "executor": 23600,
     "executor/algorithms": 15340,
     "executor/coordination": 42400,

@@ -373,6 +373,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     else:
         states = memory.frozen_states(part, layout)
     frozen_base = not kind.trained or lora is not None
+    cast = not frozen_base and software.weight_bytes != BF16
     dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
     gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
     buffers = memory.gradient_buffer_bytes(
@@ -390,13 +391,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         again = memory.summed_whole(trainable, states.gradients, flat=software.flat_parameters)
     return _Standing(
         states=states,
-        gathered=memory.gathered_bytes(
-            part,
-            layout,
-            backend,
-            flat=software.flat_parameters,
-            cast=not frozen_base and software.weight_bytes != BF16,
-        )
+        gathered=memory.gathered_bytes(part, layout, backend, flat=software.flat_parameters, cast=cast)
         if gathers
         else dequantised,
         buffers=buffers,

@@ -177,24 +177,12 @@ def design(
         def recommended() -> _Recommended:
             most_s = simplest_s if proven and not clock.over() else None
             chosen = None if most_s is None else _to_run(request, first, prices, most_s)
-            step_s, asks = (chosen or best).prediction.step_s, explain and not clock.over()
-            side = beside(prices.request, first.candidate.placement) if asks else None
-            return _Recommended(
-                chosen=chosen,
-                close=most_s is not None and not clock.over(),
-                gains=tuple(gains(prices, first.candidate, step_s)) if left_out else (),
-                elsewhere=elsewhere(prices, first.candidate, step_s, [side.placement.backend] if side else ())
-                if asks and not left_out
-                else None,
-                other_side=side,
-                learning_gain=learning_gain(prices, first.candidate, step_s)
-                if asks and not clock.over()
-                else None,
-                fewer=fewer_gpus(prices.request, first.candidate)
-                if asks and proven and not clock.over()
-                else None,
-                even=even_batch(prices.request, first.candidate) if asks and not clock.over() else None,
-            )
+            close = most_s is not None and not clock.over()
+            step_s = (chosen or best).prediction.step_s
+            found = _Recommended(chosen=chosen, close=close)
+            if left_out:
+                found = replace(found, gains=tuple(gains(prices, first.candidate, step_s)))
+            return _aside(found, first, prices, step_s, proven=proven) if explain else found
 
         (behind, crossings), ours = (
             in_parallel(others, recommended) if explain and rivals else (others(), recommended())
@@ -240,12 +228,30 @@ class _Recommended:
     """None: the best one."""
     close: bool
     """Whether the plans close to the best were looked at."""
-    gains: tuple[Gain, ...]
-    elsewhere: Gain | None
-    other_side: Plan | None
-    learning_gain: Gain | None
-    fewer: FewerGpus | None
-    even: EvenBatch | None
+    gains: tuple[Gain, ...] | None = None
+    """None: not asked for."""
+    elsewhere: Gain | None = None
+    other_side: Plan | None = None
+    learning_gain: Gain | None = None
+    fewer: FewerGpus | None = None
+    even: EvenBatch | None = None
+
+
+def _aside(found: _Recommended, first: Rival, prices: Prices, step_s: float, *, proven: bool) -> _Recommended:
+    """The same with what other backends, another batch or fewer GPUs would bring, as long as time is left."""
+    if clock.over():
+        return found
+    best, variant = first.candidate, prices.request
+    side = beside(variant, best.placement)
+    backends = [side.placement.backend] if side else ()
+    return replace(
+        found,
+        other_side=side,
+        elsewhere=elsewhere(prices, best, step_s, backends) if found.gains is None else None,
+        learning_gain=None if clock.over() else learning_gain(prices, best, step_s),
+        fewer=fewer_gpus(variant, best) if proven and not clock.over() else None,
+        even=None if clock.over() else even_batch(variant, best),
+    )
 
 
 def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
@@ -298,7 +304,7 @@ def _compared(
         gaps=tuple(rival.gap for rival in shown),
         confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
         reasons=tuple(why),
-        gains=ours.gains,
+        gains=ours.gains or (),
         elsewhere=ours.elsewhere,
         other_side=ours.other_side,
         learning_gain=ours.learning_gain,
