@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35790,
     "rlhfsim/cli": 33340,
     "rlhfsim/desk": 14490,
-    "rlhfsim/frameworks": 110850,
+    "rlhfsim/frameworks": 110860,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 23070,
     "rlhfsim/present": 86970,

@@ -9,6 +9,7 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.keys import unread
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import export, exporter
 from rlhfsim.frameworks.nearest import with_placement, with_roles, with_schedule
@@ -85,3 +86,14 @@ def test_what_is_written_is_read_as_the_same_run(stem: str, tmp_path: Path) -> N
     assert (run.weight_path, run.sleep) == (placement.weight_path, placement.rollout.sleep)
     assert run.backend == placement.backend
     assert run.gpus == placement.pool(placement.actor.pool).gpus
+
+
+def test_options_of_uv_before_an_entry_point_of_the_examples_are_no_keys() -> None:
+    keys = (
+        "trainer.policy.model.path=Qwen/Qwen2.5-7B trainer.placement.policy_num_gpus_per_node=8 trainer.fo=1"
+    )
+    program = "python examples/train/geometry3k/geometry3k_entrypoint.py"
+    configuration, settings = read_configuration(f"uv run --isolated --extra fsdp {program} {keys}", {})
+    configuration.run(settings, {})
+    assert configuration.name == "skyrl"
+    assert {u.key for u in unread("skyrl", None, settings) if u.kind == "no such key"} == {"trainer.fo"}

@@ -57,6 +57,7 @@ CONFIGURATION = Configuration(
     describe=TABLE.describe,
     findings=findings,
     entries=(r"\bskyrl\.train\.entrypoints\.[\w.]+", r"\bexamples\.train\w*\.[\w.]*main\w*"),
+    started=(r"\bpython3? (\S*/)?\w*entrypoint\.py",),
     unread={r"\bskyrl\.train\.main_sft\b": "sft"},
     shown=("skyrl.train.entrypoints.main_base",),
     keys=MARKS,
