@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -81,21 +81,26 @@ def test_a_schedule_follows_from_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "broken", "by"),
+    ("seeds", "broken", "by"),
     [
-        (5, "lab.schedules.disk.Disk._fsync", lambda self, handle: None),
+        ((28, 57, 60, 125, 165, 205, 221), "lab.schedules.disk.Disk._fsync", lambda self, handle: None),
         (
-            37,
+            (37, 45, 83, 321),
             "executor.coordination.checkpoints.problems",
             lambda *_, **__: manifest.problems(*_, contents=False),
         ),
-        (6, "executor.coordination.amendments.check_allowed", lambda *_: None),
-        (6, "executor.restart_loop.RestartLoop._stopped", lambda self, error: error.__cause__ or OSError()),
+        ((6,), "executor.coordination.amendments.check_allowed", lambda *_: None),
+        (
+            (6,),
+            "executor.restart_loop.RestartLoop._stopped",
+            lambda self, error: error.__cause__ or OSError(),
+        ),
     ],
     ids=["nothing is synced", "bytes are not verified", "inputs are not compared", "no reason is given"],
 )
 def test_a_planted_fault_of_ours_is_found(
-    seed: int, broken: str, by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seeds: Sequence[int], broken: str, by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where a lost byte or a flipped bit falls depends on the length of files: several seeds, each likely."""
     monkeypatch.setattr(broken, by)
-    assert schedule(seed).wrong
+    assert any(schedule(seed).wrong for seed in seeds)
