@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from lab.fits.posterior import Floats, Free, posterior, written
-from lab.scoreboard.rows import part_of, rows_of
+from lab.scoreboard.rows import NEVER_FITTED, part_of, rows_of
 from rlhfsim import resources
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
@@ -53,7 +53,8 @@ hardware, and what differs between kinds of training software are the three spee
 
 def fit_rows() -> list[Row]:
     """The rows of the fit part, blanks filled, but for models that lack a cost nobody has found (`UNEXPLAINED`)."""
-    fitted = [r for r in rows_of("training") if part_of("training", r) == "fit"]
+    before = [r for r in rows_of("training") if r.file not in NEVER_FITTED]
+    fitted = [r for r in before if part_of("training", r) == "fit"]
     return [
         assumptions.apply("training", r)[0]
         for r in fitted

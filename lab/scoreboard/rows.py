@@ -15,6 +15,10 @@ FIT_SHARE = 4
 """One in so many (publication, model) pairs of training rows is used to fit constants and is never scored."""
 FIT_SOURCE = "llm-d-incubation/llm-d-planner"
 """Its activation peaks decided `sampler_bytes_per_logit`: KV figures that follow are not scored."""
+NEVER_FITTED = ("training_moe.csv", "training_mlperf51.csv")
+"""Training rows that came after the fits and are scored whole, but for `FIT_EFA`."""
+FIT_EFA = ("training_moe.csv", 2)
+"""The row that gave `efa_all_to_all_efficiency`."""
 FIT_FILE = "rlhf_nemo_rl_v03.csv"
 """Its rows fitted `lab.fits.rlhf.NAMES` and are never scored."""
 FIT_LOGS = "eric-haibin-lin/verl-data@math/"
@@ -56,6 +60,8 @@ def _of_training(row: Row) -> bool:
     repository. Models with layers whose kernels nobody timed (`Recurrent`) are in no fit: what is wrong with
     our estimate of a scan is not to be found in the speed of a matrix product.
     """
+    if row.file in NEVER_FITTED:
+        return (row.file, row.line) == FIT_EFA
     known = preset_name(row.text("model_config_key") or row.text("model") or "")
     if known and preset(known).recurrent:
         return False

@@ -1,4 +1,4 @@
-"""Published steps of experts over several nodes by dispatcher, none of them in the scored tables.
+"""Published steps of experts over several nodes by dispatcher; `training_moe.csv` scores them, one by one.
 
 Qwen3-235B-A22B, BF16, 256 sequences of 4096 on 64 B300 over EFA (awslabs/awsome-distributed-ai, commit 95b939cd,
 3.test_cases/megatron/megatron-bridge/qwen3-235b/benchmarks/RESULTS.md). `efa_all_to_all_efficiency` is fitted on

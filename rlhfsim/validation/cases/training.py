@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -18,7 +18,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, matmul_flop
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
+from rlhfsim.specs.hardware.hardware import Cluster, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.config import read_config
@@ -37,6 +37,8 @@ from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import TERA
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
+
+FABRICS: tuple[str, ...] = get_args(Fabric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,14 +268,21 @@ def recomputed(text: str | None, framework: str = "") -> tuple[str, ...]:
 
 
 def nodes_of(row: Row, layout: Layout, lookup: Lookup) -> NodeGroup:
-    """The GPUs in their usual nodes; NVL72 profiles keep their rack."""
+    """The GPUs in their usual nodes, behind the stated fabric; NVL72 profiles keep their rack."""
     name = (row.text("gpu_type") or "").strip()
     try:
         profile = lookup(name)
     except RlhfsimError as error:
         raise Skip(f"no hardware profile for {name}") from error
     node = min(profile.node.gpus, layout.gpus)
-    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node)
+    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node, fabric=_fabric(row))
+
+
+def _fabric(row: Row) -> Fabric | None:
+    said = (row.text("fabric") or "").lower()
+    if said and said not in FABRICS:
+        raise Skip(f"no network {said!r}: {', '.join(FABRICS)}")
+    return cast(Fabric, said) if said else None
 
 
 def batch(row: Row, layout: Layout) -> tuple[int, float]:

@@ -7,7 +7,7 @@ contexts cost next to nothing, and gpt-fast runs one compiled graph in a loop, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -37,8 +37,11 @@ ENGINES: tuple[tuple[str, Engine], ...] = (
     ("TensorRT-LLM", "trtllm_static"),
     ("gpt-fast", "vllm"),
     ("vLLM", "vllm"),
+    ("SGLang", "sglang"),
 )
 """Start of the engine column to the engine that prices it; TensorRT-LLM publishes ModelOpt checkpoints."""
+HOST: Mapping[Engine, Engine] = {"sglang": "vllm"}
+"""Engine whose kernels are priced -> whose host time, as `step.calls.CallSetting.engine` prices plans."""
 GPUS = {"GB200": "gb200_nvl72", "A100-80GB (330W cap)": "a100_sxm", "A100": "a100_sxm"}
 """GPU names of the table that are no alias of a profile."""
 FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -87,7 +90,7 @@ def _outcome(row: Row) -> Outcome:
             raise Skip("the weights leave no room for a KV cache in this model of memory")
     except RlhfsimError as error:
         return basic(skipped=error.message)
-    faster, slower = CURVE_SPREAD
+    faster, slower = job_of(row).device.borrowed(CURVE_SPREAD)
     return basic(
         predicted=value, low=value / slower, high=value / faster, assumptions=_assumptions(row, filled)
     )
@@ -126,7 +129,8 @@ def throughput(row: Row) -> float:
         prompt_lengths=Fixed(value=job.isl),
         response_lengths=Fixed(value=job.osl),
     )
-    return generate(job.device, job.model, job.layout, known, engine=job.engine).tokens_per_s
+    host = HOST.get(job.engine, job.engine)
+    return generate(job.device, job.model, job.layout, known, engine=host).tokens_per_s
 
 
 def job_of(row: Row) -> ServingJob:
