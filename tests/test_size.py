@@ -34,7 +34,7 @@ BUDGET = {
     "rlhfsim/specs": 42440,
     "rlhfsim/step": 15200,
     "rlhfsim/training": 13070,
-    "rlhfsim/validation": 27650,
+    "rlhfsim/validation": 27780,
     "rlhfsim/weight_sync": 9800,
     "rlhfsim/what_if": 87500,
     "executor": 23600,
