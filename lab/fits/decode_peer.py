@@ -64,7 +64,7 @@ def _run(point: Serving, cache_format: str | None, block: bool) -> float:
     layout = (point.tp, 1, point.attention_dp, point.moe_tp if moe else 1, point.ep if moe else 1)
     formats = (gemm or None, cache_format, cache_format, experts or None if moe else None, None)
     name = NAMES.get(point.model, point.model)
-    model, tables, backend = _parts(name, point.engine, point.system, layout, formats)
+    model, tables, backend = parts_of(name, point.engine, point.system, layout, formats)
     runtime = import_module(f"{SDK}.config").RuntimeConfig
     request = runtime(batch_size=int(point.batch), isl=point.isl, osl=point.osl)
     summary = backend.run_agg(model, tables, request, ctx_tokens=point.isl)
@@ -72,9 +72,10 @@ def _run(point: Serving, cache_format: str | None, block: bool) -> float:
 
 
 @cache
-def _parts(
+def parts_of(
     name: str, engine: str, system: str, layout: tuple[int, ...], formats: tuple[str | None, ...]
 ) -> tuple[Any, Any, Any]:
+    """The SDK's model, tables and backend."""
     config = import_module(f"{SDK}.config_builders").build_model_config(*layout, *formats)
     model = import_module(f"{SDK}.models").get_model(name, config, engine)
     tables = import_module(f"{SDK}.perf_database").get_database(system, engine, TABLES[engine])

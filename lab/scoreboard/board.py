@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.decode import kind as decode
+from lab.decode import throughput_peer
 from lab.scoreboard import transfer
 from lab.scoreboard.blind import blind, reference_errors
 from lab.scoreboard.intervals import with_intervals
@@ -95,7 +96,8 @@ def marked(section: str, rows: Sequence[Row]) -> list[Outcome]:
     """Outcomes of published rows, those of rows that fitted a constant with part `fit`."""
     where = {(row.file, row.line): row for row in rows}
     outcomes = run(SECTIONS[section], rows)
-    return [replace(o, part=part_of(o.kind, where[o.file, o.line])) for o in outcomes]
+    outcomes = [replace(o, part=part_of(o.kind, where[o.file, o.line])) for o in outcomes]
+    return throughput_peer.beside(outcomes) if section == "inference" else outcomes
 
 
 def _unseen(section: str, rows: Sequence[Row]) -> dict[tuple[str, str, int], Outcome]:
