@@ -3,7 +3,8 @@
 Predicted from kernel curves and a few coefficients per engine, fitted on the even rows (see
 `lab.decode.points.Serving.fitted`) and reported on the odd ones. What another planner, AIConfigurator,
 predicts for the odd rows stands in `decode_peer.csv`, one figure a row, written once by
-`python -m lab.fits.decode_peer`.
+`python -m lab.fits.decode_peer`. `decode.later` are the rows that were not priced when the coefficients were fitted:
+4-bit weights, gated delta net, sparse attention; no fit has read one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from lab.decode.load import kv_precision_of, left_out, predicted
+from lab.decode.load import device_at, kv_precision_of, layout_of, left_out, model_at, predicted
 from lab.decode.points import FILE, Serving, installed, servings, skip_reason
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, Spread
+from rlhfsim.rollout.untimed import kernel_spread
 from rlhfsim.units import MILLISECOND
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
@@ -36,9 +39,9 @@ def outcomes(rows: Sequence[Row] = ()) -> list[Outcome]:
 def _outcome(point: Serving, conflict: str | None) -> Outcome:
     reason = skip_reason(point) or conflict
     value = None if reason else predicted(point)
-    low, high = SPREAD[point.engine]
+    low, high = spread_of(point)
     return Outcome(
-        kind="decode",
+        kind="decode.later" if point.later else "decode",
         file=FILE,
         line=point.line,
         source=f"{point.engine}, {'InferenceMAX' if point.family == 'inferencemax' else 'sweep'}",
@@ -53,6 +56,14 @@ def _outcome(point: Serving, conflict: str | None) -> Outcome:
         part="fit" if point.fitted else "report",
         detail=_detail(point),
     )
+
+
+def spread_of(point: Serving) -> Spread:
+    """P10 and P90 of measured over predicted: of the engine, or wider where kernels of the model were never timed."""
+    if skip_reason(point):
+        return SPREAD[point.engine]
+    kernels = kernel_spread(device_at(point.system, point.engine), model_at(point.model), layout_of(point))
+    return SPREAD[point.engine] if kernels is CURVE_SPREAD else kernels
 
 
 def _detail(point: Serving) -> dict[str, float | str]:

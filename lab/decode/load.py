@@ -79,8 +79,8 @@ def misfits(points: Iterable[Serving]) -> dict[str, str]:
         p.id: why
         for p in points
         if skip_reason(p) is None
-        and kv_cache.rollout_weights(_model(p.model), _layout(p))
-        > _device(p.system, p.engine).profile.usable_memory.value
+        and kv_cache.rollout_weights(model_at(p.model), layout_of(p))
+        > device_at(p.system, p.engine).profile.usable_memory.value
     }
 
 
@@ -91,51 +91,57 @@ def left_out(points: Sequence[Serving]) -> dict[str, str]:
 
 def utilisation(point: Serving) -> float:
     """Share of the datasheet FLOP/s that the matrix products alone need over a request's life."""
-    device, weights = _device(point.system, point.engine), point.weights()
-    rate = device.profile.peak["fp8" if weights == "fp8" else "bf16"].value
+    device, weights = device_at(point.system, point.engine), point.weights()
+    peak = device.profile.peak
+    rate = peak[{"fp8": "fp8", "nvfp4": "fp4"}.get(weights or "", "bf16")].value
     life = point.ttft + (point.osl - 1) * point.tpot
-    flop = 2.0 * _model(point.model).num_matmul_params_active * (point.isl + point.osl)
+    flop = 2.0 * model_at(point.model).num_matmul_params_active * (point.isl + point.osl)
     return point.batch * flop / (life * point.tp * rate)
 
 
 def predicted(point: Serving) -> float:
     """Predicted TPOT of a point, seconds."""
     isl, osl, running = load(point)
-    device, model = _device(point.system, point.engine), _model(point.model)
-    return time_per_output_token(device, model, _layout(point), running, isl, osl, engine=point.engine)
+    device, model = device_at(point.system, point.engine), model_at(point.model)
+    return time_per_output_token(device, model, layout_of(point), running, isl, osl, engine=point.engine)
 
 
 def terms(point: Serving) -> Terms:
     """GPU seconds of a point, before the engine's coefficients: what the fit reads."""
     isl, osl, running = load(point)
-    device, model = _device(point.system, point.engine), _model(point.model)
-    return serving_terms(device, model, _layout(point), running, isl, osl, engine=point.engine)
+    device, model = device_at(point.system, point.engine), model_at(point.model)
+    return serving_terms(device, model, layout_of(point), running, isl, osl, engine=point.engine)
 
 
 def load(point: Serving) -> tuple[float, float, float]:
     """Mean input and output tokens, and the requests that run: those in flight, or what the KV cache
     holds."""
     scale = RANGE_MEAN if point.family == "inferencemax" else 1.0
-    isl, osl, layout = point.isl * scale, point.osl * scale, _layout(point)
-    held = kv_capacity(_device(point.system, point.engine), _model(point.model), layout) / layout.attention_dp
+    isl, osl, layout = point.isl * scale, point.osl * scale, layout_of(point)
+    held = (
+        kv_capacity(device_at(point.system, point.engine), model_at(point.model), layout)
+        / layout.attention_dp
+    )
     if held < isl + osl:  # the run took place, so it gave the engine more memory than we assume
         return isl, osl, point.batch
     return isl, osl, max(1.0, min(point.batch, held / (isl + osl / 2)))
 
 
 def kv_precision_of(point: Serving) -> Literal["bf16", "fp8"]:
-    """FP8 cache with FP8 weights, as the published launch scripts set it; SGLang keeps BF16."""
-    if point.weights() != "fp8" or point.engine == "sglang":
+    """FP8 cache with FP8 and NVFP4 weights, as the published launch scripts set it; SGLang keeps BF16."""
+    if point.weights() not in ("fp8", "nvfp4") or point.engine == "sglang":
         return "bf16"
     return "fp8" if point.engine == "trtllm" or point.family == "inferencemax" else "bf16"
 
 
-def _layout(point: Serving) -> RolloutLayout:
+def layout_of(point: Serving) -> RolloutLayout:
+    """The layout of the replica."""
     return point.layout(kv_precision=kv_precision_of(point))
 
 
 @cache
-def _device(system: str, engine: Engine) -> Device:
+def device_at(system: str, engine: Engine) -> Device:
+    """A GPU of a system of the file, with the engine's kernels."""
     profile = load_profile(PROFILES[system])
     gpus = max(profile.node.gpus, profile.scale_up.domain)
     return with_engine(
@@ -144,5 +150,6 @@ def _device(system: str, engine: Engine) -> Device:
 
 
 @cache
-def _model(name: str) -> ModelSpec:
+def model_at(name: str) -> ModelSpec:
+    """The model of a checkpoint."""
     return resolve_model(name)

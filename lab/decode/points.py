@@ -25,12 +25,12 @@ FILE = "silicon_sample.csv"
 NODE_GPUS = 8
 """GPUs of every machine whose rows the dumps double-count."""
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
-_WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
-_NOT_DENSE_ATTENTION = {
-    "qwen/qwen3.5": "hybrid of linear and full attention (Gated DeltaNet)",
-    "zhipuai/glm-5": "sparse attention (DSA)",
-    "deepseek-ai/deepseek-v3.2": "sparse attention (DSA)",
-}
+_WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16", "nvfp4": "nvfp4"}
+FOUR_BIT = ("nvfp4", "mxfp4")
+_MXFP4 = "openai/gpt-oss"
+"""Ships in MXFP4, whatever the columns say."""
+_LATER = ("qwen/qwen3.5", "zhipuai/glm-5", "deepseek-ai/deepseek-v3.2")
+"""Gated delta net and sparse attention (DSA): priced since the fit, so in no fit."""
 PROFILES = {
     "h100_sxm": "h100_sxm",
     "h200_sxm": "h200_sxm",
@@ -79,9 +79,17 @@ class Serving:
 
     @property
     def fitted(self) -> bool:
-        """Even hash of model and system: the row may be used to fit; odd ones are reported."""
+        """Even hash of model and system: the row may be used to fit; odd ones are reported, and what is priced
+        only since the fit (4 bit, `_LATER`)."""
+        if self.later:
+            return False
         key = f"{self.model}|{self.system}".encode()
         return int(hashlib.md5(key, usedforsecurity=False).hexdigest(), 16) % 2 == 0
+
+    @property
+    def later(self) -> bool:
+        """Whether the format or the layers of the model were not priced when the coefficients were fitted."""
+        return self.weights() in FOUR_BIT or self.model.lower().startswith(_LATER)
 
     @property
     def gpus(self) -> int:
@@ -93,12 +101,14 @@ class Serving:
 
         Rows without precision columns name BF16 checkpoints.
         """
+        if self.model.lower().startswith(_MXFP4):
+            return "mxfp4"
         return _WEIGHTS.get(self.gemm or self.precision or "bf16")
 
     def layout(self, *, kv_precision: str) -> RolloutLayout:
         """The layout of the replica."""
         weights = self.weights()
-        assert weights in ("bf16", "fp8")
+        assert weights in ("bf16", "fp8", *FOUR_BIT)
         return RolloutLayout(
             tp=self.tp,
             attention_dp=self.attention_dp,
@@ -205,12 +215,6 @@ def skip_reason(row: Serving) -> str | None:
         return f"{row.gemm or row.precision} weights: no kernel curves for this format"
     if row.experts and row.experts not in _WEIGHTS:
         return f"{row.experts} experts: no kernel curves for this format"
-    name = row.model.lower()
-    kind = next((why for start, why in _NOT_DENSE_ATTENTION.items() if name.startswith(start)), None)
-    if kind:
-        return f"attention not modelled: {kind}"
-    if name.startswith("openai/gpt-oss"):
-        return "MXFP4 experts whatever the columns say"
     if row.gpus > 64:
         return f"tp {row.tp} divides no head count: not a layout of one replica"
     return None

@@ -3,8 +3,8 @@
     python -m lab.fits.decode_peer
 
 Asks the SDK inside the pinned development package (`run_agg` with one prompt of context tokens a
-step, the default of its command line) for the time per output token of every odd row of
-`silicon_sample.csv`, with the layout columns as rlhfsim reads them. Where its tables lack the
+step, the default of its command line) for the time per output token of every row of
+`silicon_sample.csv` that no fit has read, with the layout columns as rlhfsim reads them. Where its tables lack the
 format a row names, block-scaled FP8 and then a BF16 cache are tried, as its own fall-backs do.
 """
 

@@ -26,9 +26,10 @@ NAMES = {
     "llama-3.1-405b": "meta-llama/Meta-Llama-3.1-405B",
     "llama-4-scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
 }
 SYSTEMS = {"gb200_nvl72": "gb200"}
-FORMATS = {"bf16": "bfloat16", "fp8": "fp8"}
+FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}
 PUBLISHER, WITHOUT_LIMIT_MS = "NVIDIA/TensorRT-LLM", 1e9
 
 

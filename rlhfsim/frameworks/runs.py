@@ -103,6 +103,7 @@ FEATURES: Mapping[str, str] = {
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",
     "MXFP4 rollout": "set rollout precision to bf16 or fp8",
+    "NVFP4 rollout": "set rollout precision to bf16 or fp8",
     "BF16 layers in an FP8 rollout": "leave out bf16_attention and bf16_layers",
     "offload to the host": "use --forbid offload",
     "partial optimizer offload": "leave out offload_fraction",

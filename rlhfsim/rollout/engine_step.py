@@ -16,7 +16,8 @@ from rlhfsim.kernels.device import Device
 
 Floats = NDArray[np.float64]
 RESOURCES: tuple[Resource, ...] = ("compute", "hbm", "nvlink", "network", "overhead")
-CURVE_SPREAD = (0.85, 1.20)
+Spread = tuple[float, float]
+CURVE_SPREAD: Spread = (0.85, 1.20)
 """P10 and P90 of measured over predicted for kernels timed alone and run inside an engine; prior,
 of the order of what docs/validation_decode.md shows over the fitted rows."""
 _RESTS_ON: dict[Resource, str] = {
@@ -74,20 +75,20 @@ class EngineStep:
         }
         return {resource: float(np.sum(array)) for resource, array in arrays.items()}
 
-    def cost(self, device: Device) -> Cost:
+    def cost(self, device: Device, kernels: Spread = CURVE_SPREAD) -> Cost:
         """The parts summed over all entries, with intervals."""
-        return cost_of(device, self.by_resource())
+        return cost_of(device, self.by_resource(), kernels)
 
 
-def cost_of(device: Device, seconds: dict[Resource, float]) -> Cost:
-    """A cost with the intervals of the kernel curves and of the coefficients behind each part."""
-    return Cost(parts=tuple(_part(device, r, s) for r, s in seconds.items() if s > 0))
+def cost_of(device: Device, seconds: dict[Resource, float], kernels: Spread = CURVE_SPREAD) -> Cost:
+    """A cost with the intervals of the `kernels` and of the coefficients behind each part."""
+    return Cost(parts=tuple(_part(device, r, s, kernels) for r, s in seconds.items() if s > 0))
 
 
-def _part(device: Device, resource: Resource, seconds: float) -> Part:
+def _part(device: Device, resource: Resource, seconds: float, kernels: Spread) -> Part:
     name = _RESTS_ON.get(resource, "hbm_efficiency")
     own = resource in ("network", "overhead")
-    spread = device.spread(name) if own else device.borrowed(CURVE_SPREAD)
+    spread = device.spread(name) if own else device.borrowed(kernels)
     return part(resource, seconds, name, spread=spread)
 
 

@@ -15,7 +15,7 @@ from rlhfsim.kernels.layers import Matrix, expert_matrices, shared_matrices
 from rlhfsim.kernels.routing import routing_of
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
-from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
+from rlhfsim.rollout.matrices import ACTIVATION_BYTES, gemm, kernel_name, weight_only, widened
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Dispatcher, RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
@@ -60,7 +60,7 @@ def expert_work(
     moe = model.moe
     assert moe is not None
     ep, etp = expert_layout(layout)
-    if layout.precision == WEIGHT_ONLY:
+    if widened(device, layout.precision):
         step = expert_work(device, model, replace(layout, precision="bf16"), tokens, "bf16")
         return _weight_only(device, model, layout, tokens, step)
     m, precision = np.maximum(tokens, 1.0), expert_precision(linear)
@@ -74,7 +74,7 @@ def expert_work(
         seconds,
         flop=2.0 * params * m * moe.top_k / ep,
         size=BYTES_PER_ELEMENT[layout.precision] * params * touched,
-        precision=layout.precision,
+        precision=kernel_name(layout.precision),
     )
 
 
@@ -87,7 +87,7 @@ def _weight_only(
     ep, etp = expert_layout(layout)
     n, params = np.maximum(tokens, 1.0), (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
     touched = moe.num_experts / ep * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** n)
-    return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched)
+    return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched, layout.precision)
 
 
 def expert_precision(linear: str) -> str:
@@ -98,7 +98,7 @@ def expert_precision(linear: str) -> str:
     of its quantisation, not the GPU, takes 60 to 190 us whatever the size. Checkpoints of ModelOpt have one
     scale a tensor.
     """
-    return "fp8_block" if linear == "fp8" else linear
+    return "fp8_block" if linear == "fp8" else kernel_name(linear)
 
 
 def expert_layout(layout: RolloutLayout) -> tuple[int, int]:

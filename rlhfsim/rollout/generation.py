@@ -19,7 +19,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.rollout.decode import Engine, decode_step, own_name
-from rlhfsim.rollout.engine_step import Floats, cost_of, on
+from rlhfsim.rollout.engine_step import Floats, Spread, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import beside, decoding, elsewhere, prompts
 from rlhfsim.rollout.schedule import (
@@ -32,6 +32,7 @@ from rlhfsim.rollout.schedule import (
 )
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import RESTS_ON, Waiting, delayed, waits
+from rlhfsim.rollout.untimed import kernel_spread
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -163,7 +164,8 @@ def generate(
             per_token=float(waited.sum() / known.sum()), workers=requests.environment.workers / layout.dp
         )
     first = _first(device, model, layout, requests, plan, engine)
-    cost = partial(steps_cost, device, layout, engine=engine, worker=worker)
+    spread = kernel_spread(device, model, layout)
+    cost = partial(steps_cost, device, layout, engine=engine, worker=worker, kernels=spread)
     return _assemble(layout, plan, table, first, capacity, cost, waiting)
 
 
@@ -221,7 +223,8 @@ def _prompts(
     shared: bool,
     engine: Engine,
 ) -> Cost:
-    return prompts(device, model, layout, each, requests, prompt, shared=shared, engine=engine).cost(device)
+    step = prompts(device, model, layout, each, requests, prompt, shared=shared, engine=engine)
+    return step.cost(device, kernel_spread(device, model, layout))
 
 
 def step_table(
@@ -354,6 +357,7 @@ def steps_cost(
     steps: float,
     engine: Engine,
     worker: bool,
+    kernels: Spread,
 ) -> Cost:
     """`busy` of `steps` engine steps as a cost; what the host takes rests on what it takes it for.
 
@@ -371,7 +375,8 @@ def steps_cost(
     rest = "decode_sequence_overhead" if layout.captured else "eager_decode_layer_time"
     name = own_name(device, rest, engine)
     parts.append(part("overhead", left, name, spread=device.spread(name)))
-    return cost_of(device, {**busy, "overhead": 0.0}) + Cost(parts=tuple(p for p in parts if p.seconds > 0))
+    timed = cost_of(device, {**busy, "overhead": 0.0}, kernels)
+    return timed + Cost(parts=tuple(p for p in parts if p.seconds > 0))
 
 
 def _finish(timeline: Timeline, seconds: Floats, first: float) -> tuple[float, ...]:

@@ -306,7 +306,8 @@ def elsewhere(
     prompt, response = stats(requests.prompt_lengths).mean, stats(requests.response_lengths).mean
     each = requests.sequences / layout.prefill
     rank = each / layout.attention_dp
-    busy = prompts(device, model, layout, rank, requests, prompt, engine=engine).cost(device)
+    step = prompts(device, model, layout, rank, requests, prompt, engine=engine)
+    busy = step.cost(device, untimed.kernel_spread(device, model, layout))
     rate = scale_up(device) if layout.gpus <= device.domain else network(device)
     turns = requests.answered.turns_each if requests.answered else 1.0
     tokens = prompt + response * (1 - 1 / turns)

@@ -31,6 +31,7 @@ from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, steps_cost
 from rlhfsim.rollout.prefill import prefill, prompts
 from rlhfsim.rollout.schedule import most_running
+from rlhfsim.rollout.untimed import kernel_spread
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -92,14 +93,16 @@ def steady_state(
     tau = sum(step.values())
     steps = requests.sequences * response.mean / (layout.dp * running)
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = prompts(device, model, layout, share, requests, prompt).cost(device)
+    spread = kernel_spread(device, model, layout)
+    first = prompts(device, model, layout, share, requests, prompt).cost(device, spread)
     again = (
-        prefill(device, model, layout, running / layout.attention_dp, context).cost(device)
+        prefill(device, model, layout, running / layout.attention_dp, context).cost(device, spread)
         if interrupted
         else Cost()
     )
     busy = {r: s * steps for r, s in step.items()}
-    work = first + steps_cost(device, layout, busy, steps / layout.tokens_per_step, "vllm", worker) + again
+    passes = steps / layout.tokens_per_step
+    work = first + steps_cost(device, layout, busy, passes, "vllm", worker, spread) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()

@@ -51,8 +51,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 BYTES_PER_ELEMENT: dict[str, float] = {
     **{"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5},
     "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
 }
-"""Storage of one element; scales of block formats are left out, but those of MXFP4 (8 bits for 32)."""
+"""Storage of one element; of block formats MXFP4 (8 bits for 32) and NVFP4 (for 16) are with their scales."""
 
 
 @checked

@@ -9,6 +9,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, forward_flop, matmul_flop, training_flop
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.rollout.generation import Generation
+from rlhfsim.rollout.matrices import kernel_name
 from rlhfsim.rollout.steady_state import batches_at_once
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
@@ -80,7 +81,7 @@ def _generate(setting: CallSetting, generation: Generation) -> float:
     once = work.gen_batches * prompts.tokens
     cores = attention_flop(model, prompts) * work.gen_batches
     flop = matmul_flop(model, once + tokens) + cores
-    compute = flop / (layout.gpus * peak(device, layout.precision))
+    compute = flop / (layout.gpus * peak(device, kernel_name(layout.precision)))
     return max(compute, (read + cache) / device.profile.hbm.value)
 
 

@@ -41,6 +41,7 @@ TOUCHED: dict[str, frozenset[str]] = {
     "fp8": frozenset({"rollout"}),
     "fp8-kv": frozenset({"rollout"}),
     "mxfp4": frozenset({"rollout"}),
+    "nvfp4": frozenset({"rollout"}),
     "lora": frozenset({"actor", "reference", "rollout"}),
     "qlora": frozenset({"actor", "reference", "rollout"}),
     "fp8-training": frozenset({"actor", "critic", "reference", "reward"}),

@@ -25,7 +25,7 @@ WORTH_A_LINE = 0.01
 CHANGES_LEARNING = {"async": 0.15, "lend": 0.15, "fp8": 0.05, "rollout-logprobs": 0.05}
 """Switch that changes what is learnt and trains the same weights -> share of the step that it must save to be
 named unasked; older samples change most."""
-NEED_ROLLOUT = (*STALE, "fp8", "fp8-kv", "mxfp4", "rollout-logprobs")
+NEED_ROLLOUT = (*STALE, "fp8", "fp8-kv", "mxfp4", "nvfp4", "rollout-logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

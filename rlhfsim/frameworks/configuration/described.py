@@ -261,7 +261,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         optimizer=run.optimizer,
         gradients=run.gradients,
         speculation=run.rollout.speculation,
-        rollout_precision=run.rollout.precision if run.rollout.precision in ("fp8", "mxfp4") else "bf16",
+        rollout_precision="bf16" if run.rollout.precision == "fp16" else run.rollout.precision,
         rollout_bf16_attention=run.rollout.bf16_attention,
         rollout_bf16_layers=run.rollout.bf16_layers,
         kv_precision="fp8" if run.rollout.kv_precision == "fp8" else "bf16",

@@ -17,6 +17,7 @@ _NOT_RUN = {
     "largest logits of a teacher",
     "prefill apart from decode",
     "MXFP4 rollout",
+    "NVFP4 rollout",
     "BF16 layers in an FP8 rollout",
     "double buffering",
     "rollout by the training modules",

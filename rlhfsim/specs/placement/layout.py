@@ -162,9 +162,9 @@ class RolloutLayout(Hashed):
     """Share of usable memory that the engine takes for weights, KV cache and activations."""
     max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = VLLM.max_batched_tokens
     cuda_graphs: bool = True
-    precision: Literal["bf16", "fp16", "fp8", "mxfp4"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8", "mxfp4", "nvfp4"] = "bf16"
     """Weights and matrix products of the rollout; embeddings, LM head, routers and norms stay 16-bit. MXFP4:
-    MLPs and experts alone, computed in BF16."""
+    MLPs and experts alone, computed in BF16; NVFP4: computed in FP4 where the GPU can."""
     bf16_attention: bool = False
     """Attention projections stay BF16."""
     bf16_layers: Annotated[int, Field(ge=0, le=4096)] = 0

@@ -276,7 +276,7 @@ class Workload(Hashed):
     is BF16 (DeepSpeed)."""
     speculation: Speculation | None = None
     """Speculative decoding that rollout layouts may have; it competes with none."""
-    rollout_precision: Literal["bf16", "fp8", "mxfp4"] = "bf16"
+    rollout_precision: Literal["bf16", "fp8", "mxfp4", "nvfp4"] = "bf16"
     rollout_bf16_attention: bool = False
     """Attention projections of a quantised rollout stay BF16."""
     rollout_bf16_layers: Annotated[int, Field(ge=0, le=4096)] = 0

@@ -44,7 +44,8 @@ HOST: Mapping[Engine, Engine] = {"sglang": "vllm"}
 """Engine whose kernels are priced -> whose host time, as `step.calls.CallSetting.engine` prices plans."""
 GPUS = {"GB200": "gb200_nvl72", "A100-80GB (330W cap)": "a100_sxm", "A100": "a100_sxm"}
 """GPU names of the table that are no alias of a profile."""
-FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp4": "nvfp4"}
+NARROW = ("fp8", "nvfp4")
 SINGLE = "single-stream decode"
 SHORT_CONTEXT = 256.0
 """Mean context of single-stream rows without lengths: a 5-token prompt and 200 new tokens (gpt-fast)."""
@@ -147,7 +148,7 @@ def job_of(row: Row) -> ServingJob:
         attention_dp=tp if apart else 1,
         ep=tp if apart else experts,
         precision=precision,  # type: ignore[arg-type]
-        kv_precision="fp8" if precision == "fp8" and engine == "trtllm_static" else "bf16",
+        kv_precision="fp8" if precision in NARROW and engine == "trtllm_static" else "bf16",
         max_num_seqs=batch or MOST,
     )
     name = _profile_name(row)
@@ -179,7 +180,7 @@ def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:
         return (f"context {SHORT_CONTEXT:g} tokens",)
     batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
     share = () if row.text("kv_share_of_free") else ("90 % of memory",)
-    fp8 = ("FP8 KV cache",) if row.text("precision") == "fp8" else ()
+    fp8 = ("FP8 KV cache",) if FORMATS[row.text("precision") or ""] in NARROW else ()
     return (*batch, *share, *fp8, *filled)
 
 

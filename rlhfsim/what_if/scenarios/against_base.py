@@ -67,6 +67,7 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
         "FP8 training": w.train_precision == "fp8",
         "FP8 rollout": w.rollout_precision == "fp8",
         "MXFP4 rollout": w.rollout_precision == "mxfp4",
+        "NVFP4 rollout": w.rollout_precision == "nvfp4",
         "FP8 KV cache": w.kv_precision == "fp8",
         "8-bit Adam": w.optimizer == "adam8bit",
         "BF16 gradients": w.gradients == "bf16",
