@@ -19,7 +19,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.rollout.decode import Engine, decode_step, own_name
-from rlhfsim.rollout.engine_step import Floats, Spread, cost_of, on
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, Floats, Spread, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import beside, decoding, elsewhere, prompts
 from rlhfsim.rollout.schedule import (
@@ -357,7 +357,7 @@ def steps_cost(
     steps: float,
     engine: Engine,
     worker: bool,
-    kernels: Spread,
+    kernels: Spread = CURVE_SPREAD,
 ) -> Cost:
     """`busy` of `steps` engine steps as a cost; what the host takes rests on what it takes it for.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,9 @@ from rlhfsim.rollout.schedule import Requests
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import Waiting, _odds, delayed
 from rlhfsim.rollout.turns import waits as environment_waits
+from rlhfsim.rollout.untimed import UNTIMED_SPREAD, kernel_spread
 from rlhfsim.specs.hardware.hardware import NodeGroup
-from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Dispatcher, RolloutLayout
 from rlhfsim.specs.placement.speculation import Speculation
@@ -115,8 +117,46 @@ def test_products_of_weights_stored_in_4_bit_keep_the_efficiency_of_bf16(device:
         total(gemm(device, matrix, many, "bf16"))
     )
     flop = np.array(H100.peak["bf16"].value)  # one second of products, two of reading in BF16
-    step = weight_only(device, on("hbm", 3.0), flop, H100.hbm.value)
+    step = weight_only(device, on("hbm", 3.0), flop, H100.hbm.value, "mxfp4")
     assert total(step) == pytest.approx(3 * 1 / 2)
+
+
+def test_nvfp4_is_computed_in_fp4_where_the_gpu_can_and_widened_elsewhere(device: Device) -> None:
+    matrix, rows = Matrix(name="x", n=4096, k=8192), np.array(1.0)
+    bf16 = total(gemm(device, matrix, rows, "bf16"))
+    assert total(gemm(device, matrix, rows, "nvfp4")) == pytest.approx(bf16 * (0.5 + 1 / 16) / 2)
+    blackwell = device_of(node_group("b200", 8))
+    assert total(gemm(blackwell, matrix, rows, "nvfp4")) == pytest.approx(
+        float(blackwell.curves.gemm(1, 4096, 8192, "fp4"))
+    )
+    layout, many = RolloutLayout(tp=8, ep=8, precision="nvfp4"), np.array(64.0)
+    moe, curves = OSS.moe, blackwell.curves
+    assert moe is not None
+    assert total(experts.expert_work(blackwell, OSS, layout, many, "nvfp4")) == pytest.approx(
+        float(curves.moe(64.0, OSS.hidden, moe.expert_ffn, moe.top_k, moe.num_experts, 1, 8, "fp4"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision", "wide"),
+    [
+        ("qwen3-32b", "h100", "fp8", False),
+        ("qwen3-32b", "b200", "nvfp4", False),
+        ("qwen3-32b", "h100", "nvfp4", True),  # widened to BF16: a prior
+        ("gpt-oss-20b", "b200", "mxfp4", True),
+        ("qwen3.5-397b-a17b", "b200", "bf16", True),  # states of the delta net
+        ("glm-5", "b200", "fp8", True),  # the indexer
+    ],
+)
+def test_kernels_that_nobody_timed_have_a_wide_interval(
+    model: str, gpu: str, precision: Any, wide: bool
+) -> None:
+    gpus, layout = device_of(node_group(gpu, 64)), RolloutLayout(tp=8, ep=8, precision=precision)
+    spread = kernel_spread(gpus, preset(model), layout)
+    assert spread == (UNTIMED_SPREAD if wide else CURVE_SPREAD)
+    asked = Requests(prompts=8, samples=1, prompt_lengths=Fixed(value=100), response_lengths=Fixed(value=50))
+    parts = generation.generate(gpus, preset(model), layout, asked, kv_tokens=1e6).cost.parts
+    assert {p.spread for p in parts if p.resource in ("compute", "hbm")} == {gpus.borrowed(spread)}
 
 
 def test_collectives_of_one_replica(device: Device) -> None:
@@ -373,7 +413,7 @@ def test_experts_in_4_bit_read_those_that_tokens_touch(device: Device) -> None:
     step = experts.expert_work(device, OSS, replace(layout, precision="bf16"), np.array(10.0), "bf16")
     params = (3 if OSS.gated else 2) * OSS.expert_width * OSS.moe.expert_ffn
     touched = 32 * (1 - (7 / 8) ** 10)
-    expected = weight_only(device, step, np.array(2.0 * params * 10 * 4), params * touched)
+    expected = weight_only(device, step, np.array(2.0 * params * 10 * 4), params * touched, "mxfp4")
     got = total(experts.expert_work(device, OSS, layout, np.array(10.0), "bf16"))
     assert got == pytest.approx(total(expected))
     assert got < total(step)

@@ -161,13 +161,24 @@ def test_moe_models_of_tensorrt_llm_run_as_the_command_of_their_page_says():
     assert inference.job_of(apply("inference", dense)[0]).layout.attention_dp == 1
 
 
-@pytest.mark.parametrize(("moe", "most", "bias"), [(True, 0.15, 0.05), (False, 0.10, 0.08)])
-def test_throughput_of_an_engine_with_tables_of_its_own(moe: bool, most: float, bias: float):
-    found = [outcome for row in rows_of_trtllm() if (outcome := inference.outcomes([row])[0]).predicted]
+@pytest.mark.parametrize(
+    ("moe", "four_bit", "most", "bias"),
+    [
+        (True, False, 0.15, 0.05),
+        (False, False, 0.10, 0.08),
+        (True, True, 0.27, 0.27),
+        (False, True, 0.11, 0.11),
+    ],
+)
+def test_throughput_of_an_engine_with_tables_of_its_own(
+    moe: bool, four_bit: bool, most: float, bias: float
+) -> None:
+    rows = [row for row in rows_of_trtllm() if (row.text("precision") == "fp4") == four_bit]
+    found = [outcome for row in rows if (outcome := inference.outcomes([row])[0]).predicted]
     errors = [
         outcome.predicted / outcome.measured - 1
         for outcome in found
-        if any(name in outcome.label for name in ("Scout", "A22B")) == moe
+        if any(name in outcome.label for name in ("Scout", "A22B", "A3B")) == moe
     ]
     assert len(errors) >= 35
     assert np.median(np.abs(errors)) < most
