@@ -35,6 +35,8 @@ LISTED = {
     "trl": ("1.16.0", ("trl.txt",)),
 }
 """Framework -> release of its lists of keys, without defaults."""
+WITH_RELEASES = {"verl": "verl_sft.txt"}
+"""Framework -> list of keys of its trainers of given data: each line has a default, and its releases."""
 LAUNCHER = {
     "accelerate_config", "compute_environment", "debug", "deepspeed_config", "distributed_type",
     "downcast_bf16", "dynamo_config", "enable_cpu_affinity", "fp8_config", "fsdp_config", "gpu_ids",
@@ -86,11 +88,21 @@ def collected(schemas: Path) -> Mapping[str, Keys]:
         for each in keys.releases if name == "trl" else (release,):
             for key in listed - known:
                 keys.add(each, key, UNKNOWN)
+    for name, file in WITH_RELEASES.items():
+        _add_listed(frameworks[name], (LISTS / file).read_text())
     trl = frameworks["trl"]
     for release, known in list(trl.releases.items()):
         for key in LAUNCHER - known.keys():
             trl.add(release, key, None)
     return frameworks
+
+
+def _add_listed(keys: Keys, text: str) -> None:
+    """The keys of a list with defaults and releases."""
+    for line in text.splitlines():
+        key, default, *having = line.split()
+        for release in having if key != "#" else ():
+            keys.add(release, key, json.loads(default))
 
 
 def _defaults(framework: str, default: Any) -> Sequence[Any]:

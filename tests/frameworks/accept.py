@@ -56,6 +56,11 @@ def verl(arguments: list[str]) -> Derived:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     folder = str(Path(verl.__file__).parent / "trainer/config")
+    if any(argument.startswith("engine=") for argument in arguments):  # of given data
+        with initialize_config_dir(folder, version_base=None):
+            config = compose("sft_trainer_engine", overrides=arguments)
+        built = {part: omega_conf_to_dataclass(config[part]) for part in ("model", "engine", "optim")}
+        return lambda: {part: type(made).__name__ for part, made in built.items()}
     with initialize_config_dir(folder, version_base=None):
         config = compose("ppo_trainer", overrides=arguments)
     critic = need_critic(config)

@@ -214,7 +214,7 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     """What the script of an export hands to the framework."""
     settings = [setting for section in found.written.sections for setting in section.settings]
     if found.framework == "verl":
-        return [filled(hydra(setting)) for setting in settings]
+        return [filled(hydra(setting)) for setting in settings if not setting.key.startswith("--")]
     if found.framework == "skyrl":
         asked = [filled(override(setting)).replace('"', "") for setting in settings]
         return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]

@@ -33,6 +33,7 @@ WRITTEN: dict[str, dict[Algorithm, str]] = {
         "reward_model": "openrlhf.cli.train_rm",
         "dpo": "openrlhf.cli.train_dpo",
     },
+    "verl": {"sft": "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer.sft_trainer"},
     "trl": {"sft": "trl sft", "reward_model": "trl reward", "dpo": "trl dpo", "kto": "trl kto"},
 }
 """Framework -> algorithm -> what starts it."""
@@ -104,7 +105,6 @@ def test_what_is_run_and_not_written_says_who_writes_it(
 @pytest.mark.parametrize(
     "starts",
     [
-        "torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B",
         "deepspeed --module openrlhf.cli.train_kto --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
         "python -m skyrl.train.main_sft strategy=megatron model.path=Qwen/Qwen3-8B",
         "python3 examples/alignment/hhrlhf_rw.py --config x.yaml actor.path=Qwen/Qwen3-8B",
@@ -129,7 +129,6 @@ def test_only_the_data_set_of_areal_says_what_it_trains() -> None:
 
 
 MARKS = {
-    "verl": ["verl.trainer"],
     "openrlhf": ["openrlhf.cli"],
     "skyrl": ["skyrl.train"],
     "areal": ["hhrlhf", "type: sft"],

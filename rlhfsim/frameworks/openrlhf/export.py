@@ -16,6 +16,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
+from rlhfsim.frameworks.given_data import MASTER, under_torchrun
 from rlhfsim.frameworks.instead import (
     OWN_ENVIRONMENT,
     Instead,
@@ -40,7 +41,7 @@ NEEDS = {
     "PROMPTS": "data set of prompts",
     "REWARD": "address of the reward service, http://...",
     "DATASET": "data set of samples, or of pairs",
-    "MASTER": "address and port of the first node, host:29500",
+    "MASTER": MASTER,
 }
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
@@ -132,14 +133,9 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     head = title_of(plan, "OpenRLHF 0.11.2")
     command = "exec python3 -m openrlhf.cli.train_ppo_ray"
-    started = [section for section in written.sections if section.title == given_keys.LAUNCHER]
-    if started:
+    if plan.workload.algorithm in given_keys.TRAINERS.values():
         starts = {algorithm: entry for entry, algorithm in given_keys.TRAINERS.items()}
-        args = {setting.key: setting.value for setting in started[0].settings}
-        meets = ' --rdzv_backend=c10d --rdzv_endpoint="${MASTER}"' if args["--nnodes"] != 1 else ""
-        launcher = " ".join(f"{key}={value}" for key, value in args.items())
-        command = f"exec torchrun {launcher}{meets} -m {starts[plan.workload.algorithm]}"
-        written = replace(written, sections=tuple(x for x in written.sections if x not in started))
+        command, written = under_torchrun(written, starts[plan.workload.algorithm])
     return {"launch.sh": script(head, NEEDS, written, argument, command)}
 
 

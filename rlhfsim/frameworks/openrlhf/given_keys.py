@@ -11,7 +11,7 @@ from typing import Any
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.fields import Fields
-from rlhfsim.frameworks.given_data import fields_of, samples_at_once, samples_of
+from rlhfsim.frameworks.given_data import LAUNCHER, fields_of, samples_at_once, samples_of
 from rlhfsim.frameworks.openrlhf.keys import (
     BATCH,
     ENGINE,
@@ -32,8 +32,6 @@ TRAINERS: Mapping[str, Algorithm] = {
     "openrlhf.cli.train_dpo": "dpo",
 }
 """Entry point -> what it trains by."""
-LAUNCHER = "launcher"
-"""Title of the section that becomes arguments of the launcher."""
 _USUAL = {"sft": (8, 2048), "dpo": (8, 512), "reward_model": (1, 512)}
 """Algorithm -> samples of a micro-batch and tokens of a sequence where nothing is said."""
 

@@ -6,14 +6,15 @@ verl/workers/rollout/vllm_rollout (verl-project/verl at 1dda039b9).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlhfsim import units
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.verl import engine_limits
+from rlhfsim.frameworks.verl import engine_limits, given_findings, given_keys, old_given_keys
 from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, ROLES, ULYSSES
 from rlhfsim.frameworks.verl.heads import SUMS_WHOLE
 from rlhfsim.frameworks.verl.keys import HYBRID, MARKS, MINI_BATCH, MODE, SYNCED, TABLE
@@ -43,6 +44,9 @@ SCORE_DYNAMIC = f"{ROLL}.log_prob_use_dynamic_bsz"
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in a configuration of verl."""
+    if given_keys.trains_given(s):
+        yield from given_findings.findings(s, run)
+        return
     yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
     yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
@@ -179,14 +183,30 @@ def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from group_of_one(s, run, samples)
 
 
+def _describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    if not given_keys.trains_given(s):
+        return TABLE.describe(of_each_gpu(s), means)
+    table = old_given_keys.TABLE if old_given_keys.is_old(s.values) else given_keys.TABLE
+    return table.describe(s, means)
+
+
+def _version(values: Mapping[str, Any]) -> str | None:
+    """The last recorded release with a trainer that is gone."""
+    return old_given_keys.LAST if old_given_keys.is_old(values) else None
+
+
 CONFIGURATION = Configuration(
     name="verl",
     title="verl",
-    describe=lambda s, means: TABLE.describe(of_each_gpu(s), means),
+    describe=_describe,
     spelled=spelled,
     findings=findings,
-    entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
-    unread={r"\bverl\.trainer\.(fsdp_)?sft_trainer\w*": "sft"},
-    shown=("verl.trainer.main_ppo",),
-    keys=MARKS,
+    entries=(
+        r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main",
+        r"\brecipe\.\w+\.main\w*",
+        r"\bverl\.trainer\.(?:fsdp_)?sft_trainer\w*",
+    ),
+    shown=("verl.trainer.main_ppo", given_keys.STARTS),
+    keys=(*MARKS, *given_keys.MARKS, given_keys.PRETRAINED),
+    version_of=_version,
 )

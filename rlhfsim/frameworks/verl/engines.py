@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
@@ -48,6 +49,37 @@ ROLES = {"actor": ACTOR, "reference": REF, "critic": "critic"}
 """Role -> beginning of its keys."""
 FSDP = {"actor": f"{ACTOR}.fsdp_config", "reference": f"{REF}.fsdp_config", "critic": "critic.fsdp"}
 """Role -> beginning of the keys of FSDP's engine."""
+POLICY_MODEL = "actor_rollout_ref.model"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Beginnings of the keys by which a role trains or scores."""
+
+    role: str
+    strategy: str
+    """The key that says which FSDP."""
+    fsdp: str
+    megatron: str
+    model: str
+    optimizer: str
+    before: tuple[str, ...] = ()
+    """Where older releases have the sequence parallelism of FSDP."""
+
+
+PREFIXES = {
+    role: Prefixes(
+        role=role,
+        strategy=f"{own}.strategy",
+        fsdp=FSDP[role],
+        megatron=f"{own}.megatron",
+        model="critic.model" if role == "critic" else POLICY_MODEL,
+        optimizer=f"{own}.optim",
+        before=(*(["critic.model.fsdp_config"] if role == "critic" else []), own),
+    )
+    for role, own in ROLES.items()
+}
+"""Role -> its keys in the trainers that generate."""
 ULYSSES, VIRTUAL = "ulysses_sequence_parallel_size", "virtual_pipeline_model_parallel_size"
 OLD_GRANULARITY = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity"
 """Until 0.4."""
@@ -116,13 +148,10 @@ def _shards(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int | 
     return shards if shards > 1 else None
 
 
-def layout_of(s: FrameworkSettings, read: Fields, role: str) -> Layout:
+def layout_of(s: FrameworkSettings, read: Fields, keys: Prefixes) -> Layout:
     """The layout of a role; virtual stages are void without a pipeline."""
-    group, train, score = (
-        f"{ROLES[role]}.megatron",
-        read[f"{role}.train_tokens"],
-        read[f"{role}.score_tokens"],
-    )
+    role, group = keys.role, keys.megatron
+    train, score = read[f"{role}.train_tokens"], read[f"{role}.score_tokens"]
     changes: dict[str, Any] = {"vp": read[f"{role}.stages"] or 1}
     if read["backend"] == "megatron":
         s.overruled(f"{group}.{VIRTUAL}")
@@ -153,16 +182,16 @@ def above_one() -> Codec:
     return Codec(lambda parts: parts if parts > 1 else None, count().read)
 
 
-def engine(role: str) -> tuple[Key | FixedKey, ...]:
+def engine(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
     """Parallel degrees and where states lie."""
-    trained, policy = role != "reference", role == "actor"
+    trained, policy = keys.role != "reference", keys.role == "actor"
     why = of_call("actor.train") if trained else ""
-    rows = (*_megatron(role, why, trained=trained), *_fsdp(role, why, trained=trained))
-    return rows if policy else given_that(role, *rows)
+    rows = (*_megatron(keys, why, trained=trained), *_fsdp(keys, why, trained=trained))
+    return rows if policy else given_that(keys.role, *rows)
 
 
-def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
-    group = f"{ROLES[role]}.megatron"
+def _megatron(keys: Prefixes, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
+    role, group = keys.role, keys.megatron
 
     def usual(name: str, other: Any = 1) -> Any:
         return other if trained else like(f"actor.{name}")
@@ -193,17 +222,17 @@ def _megatron(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ..
 NEVER_TRAINED = "weights that are not trained, which verl loads in FP32 unless told"
 
 
-def _fsdp(role: str, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
-    group, moved = FSDP[role], ["critic.model.fsdp_config"] if role == "critic" else []
+def _fsdp(keys: Prefixes, why: Any, *, trained: bool) -> tuple[Key | FixedKey, ...]:
+    role, group = keys.role, keys.fsdp
     return given_that(
         "backend=fsdp2",
-        FixedKey(f"{ROLES[role]}.strategy", "fsdp2"),
+        FixedKey(keys.strategy, "fsdp2"),
         Key(
             f"{role}.cp",
             f"{group}.{ULYSSES}",
             1 if trained else like("actor.cp"),
             Codec(lambda cp: cp, _ulysses),
-            also=tuple(f"{older}.{ULYSSES}" for older in (*moved, ROLES[role])),
+            also=tuple(f"{older}.{ULYSSES}" for older in keys.before),
             why=why,
         ),
         Key(
@@ -250,11 +279,11 @@ def _follows(read: Fields) -> bool:
     return bool(by_version(REFERENCE_FOLLOWS)(read)) and bool(read["actor.hosted"])
 
 
-def recomputing(role: str) -> tuple[Key | FixedKey, ...]:
+def recomputing(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
     """Activations that are computed again, and optimizer states on the host."""
-    model = "critic.model" if role == "critic" else "actor_rollout_ref.model"
-    adam = f"+{ROLES[role]}.optim.override_optimizer_config.optimizer"
-    override, why = f"{ROLES[role]}.megatron.override_transformer_config", of_held(f"{role}.train", role)
+    role, model = keys.role, keys.model
+    adam = f"+{keys.optimizer}.override_optimizer_config.optimizer"
+    override, why = f"{keys.megatron}.override_transformer_config", of_held(f"{role}.train", role)
     rows = (
         Key(
             f"{role}.recompute",

@@ -7,10 +7,12 @@ from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
+from rlhfsim.frameworks.given_data import MASTER, under_torchrun
 from rlhfsim.frameworks.instead import OWN_ENVIRONMENT, Instead, instead, layers_whole
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.frameworks.verl import given_keys
 from rlhfsim.frameworks.verl.engines import GROUPS, pack_limits
 from rlhfsim.frameworks.verl.keys import TABLE
 from rlhfsim.frameworks.verl.releases import RELEASES
@@ -22,10 +24,11 @@ from rlhfsim.specs.placement.placement import RolePlacement
 NEEDS = {
     **TRAINING_NEEDS,
     "MODEL": "folder or Hugging Face name of the policy",
-    "TRAIN_FILES": "Parquet file of training prompts",
+    "TRAIN_FILES": "Parquet file of training prompts, or of conversations",
     "VAL_FILES": "Parquet file of validation prompts",
     "REWARD_MODEL": "folder or Hugging Face name of the reward model",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
+    "MASTER": MASTER,
 }
 LEFT_OPEN: Mapping[str, tuple[str, ...]] = {
     **TABLE.left_open,
@@ -41,8 +44,10 @@ def write(plan: Plan) -> Written:
     """The plan in verl's keys.
 
     Raises:
-        RlhfsimError: an algorithm that verl's main_ppo does not train, or a batch that it cannot cut.
+        RlhfsimError: an algorithm that no trainer of verl runs, or a batch that it cannot cut.
     """
+    if plan.workload.algorithm == given_keys.ALGORITHM:
+        return written_for(plan, "verl", given_keys.TABLE.write(plan), _unsaid_of_given(plan))
     the_rollout(plan, "verl's main_ppo")
     work = plan.workload
     if work.prompts % work.mini_batches:
@@ -130,22 +135,33 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             continue
         if role != "actor" and plan.placement.backend == "megatron":
             yield from _other_groups(plan, role, placed)
-        if placed.layout.pack_tokens is not None:
-            train, _ = pack_limits(plan, placed.layout)
-            if train > placed.layout.pack_tokens:
-                yield Unsaid(
-                    what=f"packs of {placed.layout.pack_tokens} tokens for the {role}",
-                    instead=f"{train} are written: verl refuses packs shorter than the longest sample",
-                    nearest=with_layouts(plan, role, pack_tokens=train),
-                    of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
-                )
-            elif role == "critic" and placed.layout.score_pack_tokens not in (None, train):
-                yield Unsaid(
-                    what=f"packs of {placed.layout.score_pack_tokens} tokens while the critic scores",
-                    instead=f"{train}: verl's trainer takes one limit for the critic's training and scoring",
-                    nearest=with_layouts(plan, role, score_pack_tokens=None),
-                    of=("critic.layout.score_pack_tokens",),
-                )
+        yield from _packs(plan, role, placed.layout)
+
+
+def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
+    yield from instead(plan, layers_whole())
+    yield from _packs(plan, "actor", plan.placement.actor.layout)
+
+
+def _packs(plan: Plan, role: str, layout: Layout) -> Iterator[Unsaid]:
+    """Packs that verl refuses, or has not."""
+    if layout.pack_tokens is None:
+        return
+    train, _ = pack_limits(plan, layout)
+    if train > layout.pack_tokens:
+        yield Unsaid(
+            what=f"packs of {layout.pack_tokens} tokens for the {role}",
+            instead=f"{train} are written: verl refuses packs shorter than the longest sample",
+            nearest=with_layouts(plan, role, pack_tokens=train),
+            of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
+        )
+    elif role == "critic" and layout.score_pack_tokens not in (None, train):
+        yield Unsaid(
+            what=f"packs of {layout.score_pack_tokens} tokens while the critic scores",
+            instead=f"{train}: verl's trainer takes one limit for the critic's training and scoring",
+            nearest=with_layouts(plan, role, score_pack_tokens=None),
+            of=("critic.layout.score_pack_tokens",),
+        )
 
 
 def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsaid]:
@@ -174,6 +190,8 @@ def hydra(setting: Setting) -> str:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
     command = "exec python3 -m verl.trainer.main_ppo"
+    if plan.workload.algorithm == given_keys.ALGORITHM:
+        command, written = under_torchrun(written, given_keys.STARTS)
     return {"launch.sh": script(title_of(plan, "verl 0.9.1"), NEEDS, written, hydra, command)}
 
 

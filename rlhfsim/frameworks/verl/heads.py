@@ -19,7 +19,7 @@ kernel (read + written) in the same places. Not known here: transformers before 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl.versions import (
@@ -37,10 +37,30 @@ from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 
 SUMS_WHOLE = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
-DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
-"""Type of the shards (`_build_module` of verl/workers/engine/fsdp/transformer_impl.py, line 258 of 0.9.1;
-before, verl/workers/fsdp_workers.py). In BF16 gradients and both moments of torch.optim.AdamW have it too,
-and there is no master; the default is FP32. Under adapters it is the type of their base."""
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpKeys:
+    """Keys of one trainer that say what FSDP keeps."""
+
+    strategy: str
+    """Its `fsdp` is FSDP1 in every release (verl/workers/engine/fsdp/transformer_impl.py; before,
+    verl/workers/fsdp_workers.py)."""
+    dtype: str
+    """Type of the shards (`_build_module` of verl/workers/engine/fsdp/transformer_impl.py, line 258 of
+    0.9.1; before, verl/workers/fsdp_workers.py). In BF16 gradients and both moments of torch.optim.AdamW have
+    it too, and there is no master; the default is FP32. Under adapters it is the type of their base."""
+    sums_whole: str | None = None
+    """Whether gradients are reduced once an update; None: never."""
+    usual: str = "fsdp"
+    """Strategy where nothing is said."""
+
+
+POLICY = FsdpKeys(
+    strategy="actor_rollout_ref.actor.strategy",
+    dtype=f"{ACTOR}.fsdp_config.model_dtype",
+    sums_whole=SUMS_WHOLE,
+)
 
 UNPADDED = Head(
     train_bytes=2,
@@ -108,6 +128,18 @@ MEGATRON_FUSED = Head(
     "(efficient_entropy_backward of verl/utils/kernel/kernels.py)",
 )
 MEGATRON_ENTROPY = replace(MEGATRON, train_bytes=12, source=f"{MEGATRON.source}; entropy in the loss too")
+EAGER_PADDED = Head(
+    train_bytes=16,
+    score_bytes=12,
+    source="verl's fsdp_sft_trainer: BF16 logits, a copy without the last token, and in FP32 log-softmax, "
+    "its gradient and that of the logits (_compute_loss_and_backward of 0.7.0)",
+)
+EAGER_UNPADDED = replace(
+    EAGER_PADDED,
+    train_bytes=14,
+    score_bytes=10,
+    source="the same across the ranks of a sequence, whose logits are not copied",
+)
 
 
 def head_of(*, packing: bool, entropy: bool, scaled: Head = UNPADDED) -> Head:
@@ -125,44 +157,49 @@ def scaled_of(version: str | None, *, temperature: float = 1.0) -> Head:
     return SCALED if before(version, LEAVES_LOGITS) or temperature != 1 else UNPADDED
 
 
-def sums_whole(s: FrameworkSettings, version: str | None) -> bool:
+def sums_whole(s: FrameworkSettings, keys: FsdpKeys) -> bool:
     """Whether FSDP's gradients are reduced once an update: always in 0.9.0, which has no key for it.
 
     Source: verl 0.9.0 and 0.9.1, _gradient_sync_context of verl/workers/engine/fsdp/transformer_impl.py
     (lines 674 and 692); 0.9.1, verl/trainer/config/engine/fsdp.yaml, line 61. No release before puts it off.
     """
-    first = not before(version, V1) and before(version, LEAVES_LOGITS)
-    return first or (not before(version, V1) and s.flag(SUMS_WHOLE))
+    version = s.find(VERSION)
+    if keys.sums_whole is None or before(version, V1):
+        return False
+    return before(version, LEAVES_LOGITS) or s.flag(keys.sums_whole)
 
 
 def software(
     s: FrameworkSettings, *, packing: bool, megatron: bool = False, adapters: bool = False
 ) -> Software | None:
-    """What the keys say of the head, and of FSDP; None: as `runs` has it.
-
-    The strategy `fsdp`, which is the default, is FSDP1 in every release
-    (verl/workers/engine/fsdp/transformer_impl.py; before, verl/workers/fsdp_workers.py).
-    """
+    """What the keys of the policy say of the head, and of FSDP; None: as `runs` has it."""
     version = s.find(VERSION)
     entropy = s.share(ENTROPY, default=default(ENTROPY, version)) != 0
     fused = s.flag("actor_rollout_ref.model.use_fused_kernels")
     if megatron:
-        beside = MEGATRON_FUSED if fused else MEGATRON_ENTROPY if entropy else None
-        return None if beside is None else replace(default_software("megatron"), head=beside)
+        return in_megatron(MEGATRON_FUSED if fused else MEGATRON_ENTROPY if entropy else None)
     temperature = s.share(TEMPERATURE, default=1.0)
     head = head_of(packing=packing, entropy=entropy, scaled=scaled_of(version, temperature=temperature))
     if packing and s.flag("actor_rollout_ref.actor.entropy_from_logits_with_chunking"):
         head = replace(head, score_bytes=min(head.score_bytes, SCALED.score_bytes))
-    if fused:
-        head = FUSED
+    return in_fsdp(s, POLICY, FUSED if fused else head, adapters=adapters)
+
+
+def in_megatron(head: Head | None) -> Software | None:
+    """What differs with Megatron-Core; None: as `runs` has it."""
+    return None if head is None else replace(default_software("megatron"), head=head)
+
+
+def in_fsdp(s: FrameworkSettings, keys: FsdpKeys, head: Head, *, adapters: bool) -> Software | None:
+    """What differs with FSDP, by its keys and the head; None: as `runs` has it."""
     usual = default_software("fsdp2")
     known = replace(
         usual,
         head=None if head in (UNPADDED, PADDED) else head,
-        flat_parameters=s.find("actor_rollout_ref.actor.strategy") != "fsdp2",
-        sums_whole=sums_whole(s, version),
+        flat_parameters=str(s.find(keys.strategy) or keys.usual) != "fsdp2",
+        sums_whole=sums_whole(s, keys),
     )
-    bf16 = str(s.find(DTYPE)).rpartition(".")[2] in ("bf16", "bfloat16")
+    bf16 = str(s.find(keys.dtype)).rpartition(".")[2] in ("bf16", "bfloat16")
     if adapters:
         known = replace(known, base_bytes=2.0 if bf16 else 4.0)
     elif bf16:

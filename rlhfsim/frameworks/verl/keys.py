@@ -44,6 +44,7 @@ from rlhfsim.frameworks.verl.engines import (
     FOLLOWS,
     PLANNED,
     POLICY_MICRO_BATCHES,
+    PREFIXES,
     REFERENCE_MICRO_BATCHES,
     by_version,
     engine,
@@ -70,6 +71,7 @@ from rlhfsim.frameworks.verl.versions import (
     ROLL,
     ROLLOUT_TP,
     SEQUENCES,
+    TRAIN_BATCH,
     UNPADDED,
     VERSION,
     before,
@@ -223,7 +225,7 @@ def _roles(s: FrameworkSettings, read: Fields) -> dict[str, RoleDescription]:
     roles = {}
     for role in ("reference", *(["critic"] if read["critic"] else [])):
         roles[role] = RoleDescription(
-            layout=layout_of(s, read, role),
+            layout=layout_of(s, read, PREFIXES[role]),
             residency="offloaded" if _leaves(read, role) else "resident",
             optimizer_leaves=bool(read[f"{role}.leaves"]),
         )
@@ -269,7 +271,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.mini_batches": max(1, round(prompts / max(1, read["prompts_of_update"]))),
         "kl": _kl(s, read),
         "workload.dynamic_sampling": _dynamic_sampling(s, read, prompts),
-        "layout": layout_of(s, read, "actor"),
+        "layout": layout_of(s, read, PREFIXES["actor"]),
         "roles": _roles(s, read),
         "actor.residency": "offloaded" if read["actor.hosted"] else "resident",
         "actor.offload_between": read["actor.leaves"],
@@ -329,7 +331,7 @@ _BATCH: tuple[Row, ...] = (
     FixedKey("data.val_files", "${VAL_FILES}"),
     Key(
         "workload.prompts",
-        "data.train_batch_size",
+        TRAIN_BATCH,
         1024,
         Codec(lambda prompts: prompts, _prompts),
         why="prompts, not samples",
@@ -380,7 +382,7 @@ _POLICY: tuple[Row, ...] = (
     ),
     Key("alpha", "actor_rollout_ref.model.lora_alpha", read=False),
     FixedKey(MERGED, True, "workload.lora !weight_path=lora", of_call("actor.sync")),
-    *engine("actor"),
+    *engine(PREFIXES["actor"]),
     Key(
         "workload.gradients",
         f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32",
@@ -395,13 +397,13 @@ _POLICY: tuple[Row, ...] = (
         why="training takes the experts that the rollout chose",
     ),
     FixedKey(f"{ACTOR}.megatron.router_replay.mode", "R3", "backend=megatron workload.router_replay"),
-    *recomputing("actor"),
+    *recomputing(PREFIXES["actor"]),
     *POLICY_MICRO_BATCHES,
 )
 _CRITIC: tuple[Row, ...] = (
     FixedKey(CRITIC, "${MODEL}", "critic"),
-    *engine("critic"),
-    *recomputing("critic"),
+    *engine(PREFIXES["critic"]),
+    *recomputing(PREFIXES["critic"]),
     *CRITIC_MICRO_BATCHES,
 )
 
@@ -458,7 +460,7 @@ TABLE = Table(
         "batch and lengths": _BATCH,
         "algorithm": _ALGORITHM,
         "training of the policy": _POLICY,
-        "reference": (*engine("reference"), *REFERENCE_MICRO_BATCHES),
+        "reference": (*engine(PREFIXES["reference"]), *REFERENCE_MICRO_BATCHES),
         "critic": _CRITIC,
         "reward model": (reward_settings,),
         "rollout": _ROLLOUT,

@@ -16,6 +16,8 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model.path"
 EACH, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
+TRAIN_BATCH = "data.train_batch_size"
+"""Prompts of a step, or samples of an update where data is given."""
 EAGER = f"{ROLL}.enforce_eager"
 UNPADDED = "actor_rollout_ref.model.use_remove_padding"
 SEQUENCES = f"{ROLL}.max_num_seqs"
