@@ -15,13 +15,14 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl import engine_limits, given_findings, given_keys, old_given_keys
-from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, ROLES, ULYSSES
+from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, ROLES
 from rlhfsim.frameworks.verl.heads import SUMS_WHOLE
 from rlhfsim.frameworks.verl.keys import HYBRID, MARKS, MINI_BATCH, MODE, SYNCED, TABLE
 from rlhfsim.frameworks.verl.versions import (
     ENGINES,
     MICRO_BATCHES,
     ROLL,
+    ULYSSES,
     UNPADDED,
     VERSION,
     before,

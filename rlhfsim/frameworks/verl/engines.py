@@ -35,6 +35,7 @@ from rlhfsim.frameworks.verl.versions import (
     REFERENCE_FOLLOWS,
     ROLL,
     TRAIN_TP,
+    ULYSSES,
     V1,
     before,
     default,
@@ -80,7 +81,7 @@ PREFIXES = {
     for role, own in ROLES.items()
 }
 """Role -> its keys in the trainers that generate."""
-ULYSSES, VIRTUAL = "ulysses_sequence_parallel_size", "virtual_pipeline_model_parallel_size"
+VIRTUAL = "virtual_pipeline_model_parallel_size"
 OLD_GRANULARITY = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity"
 """Until 0.4."""
 SEQUENCES, ROLLOUT_SEQUENCES, REFERENCE_SEQUENCES, CRITIC_SEQUENCES, CRITIC_SCORED = (

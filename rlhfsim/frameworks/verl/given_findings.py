@@ -21,7 +21,7 @@ from rlhfsim.frameworks.verl.given_keys import (
     PAD_MODE,
     REMOVES_PADDING,
 )
-from rlhfsim.frameworks.verl.versions import TRAIN_BATCH
+from rlhfsim.frameworks.verl.versions import TRAIN_BATCH, ULYSSES
 
 NO_PADDING = "no_padding"
 
@@ -82,7 +82,7 @@ def _engine(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if run.layout.cp > 1 and fsdp and not run.packing:
         yield Finding(
             what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(f"{KEYS.fsdp}.ulysses_sequence_parallel_size", REMOVES_PADDING),
+            keys=(f"{KEYS.fsdp}.{ULYSSES}", REMOVES_PADDING),
             remedy=f"{REMOVES_PADDING}=True",
             stops=True,
         )
@@ -123,7 +123,7 @@ def _old(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if run.layout.cp > 1 and not run.packing:
         yield Finding(
             what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(old_given_keys.ULYSSES, old_given_keys.UNPADS),
+            keys=(ULYSSES, old_given_keys.UNPADS),
             remedy=f"{old_given_keys.UNPADS}=True",
             stops=True,
         )

@@ -25,13 +25,13 @@ from rlhfsim.frameworks.verl.given_keys import (
     PRETRAINED,
 )
 from rlhfsim.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED, FsdpKeys, in_fsdp
-from rlhfsim.frameworks.verl.versions import EACH, NODES, TRAIN_BATCH, VERSION, before
+from rlhfsim.frameworks.verl.versions import EACH, NODES, TRAIN_BATCH, ULYSSES, VERSION, before
 
 LAST = "0.6.1"
 """The last recorded release with it."""
 IGNORED = "data.micro_batch_size"
 """In its configuration and in its examples, and read by no release since 0.2."""
-ULYSSES, UNPADS = "ulysses_sequence_parallel_size", "use_remove_padding"
+UNPADS = "use_remove_padding"
 OFFLOADS = tuple(f"{MODEL_GROUP}.fsdp_config.{name}" for name in ("cpu_offload", "offload_params"))
 STRATEGY_SINCE = (0, 4)
 """Release since which a strategy can be said, and layers are computed again, where nothing is said."""

@@ -23,6 +23,8 @@ UNPADDED = "actor_rollout_ref.model.use_remove_padding"
 SEQUENCES = f"{ROLL}.max_num_seqs"
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 """Until v0.3 there was no such key: without a KL loss the reward held it."""
+ULYSSES = "ulysses_sequence_parallel_size"
+"""Below the name of a role or of an engine; alone until 0.7 where data is given."""
 VERSION = "verl_version"
 """Key by which a configuration, or `--set`, names the version that read it."""
 
@@ -79,9 +81,9 @@ CHANGED_IN_MEGATRON: Mapping[str, Mapping[Version, float]] = {
 
 
 RENAMED: tuple[tuple[str, str | None, Version], ...] = (
-    ("critic.fsdp.ulysses_sequence_parallel_size", "critic.ulysses_sequence_parallel_size", (0, 8)),
+    (f"critic.fsdp.{ULYSSES}", f"critic.{ULYSSES}", (0, 8)),
     ("critic.fsdp.", "critic.model.fsdp_config.", (0, 8)),
-    ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", (0, 6)),
+    (f"fsdp_config.{ULYSSES}", ULYSSES, (0, 6)),
     ("actor.optim.override_optimizer_config.", None, (0, 6)),
     ("fsdp_config.offload_policy", None, (0, 4)),
 )
@@ -105,10 +107,7 @@ def _ranks(s: FrameworkSettings, key: str) -> int:
     role = key.rpartition(".")[0].replace(".rollout", ".actor")
     degrees = ("tensor_model", "pipeline_model", "context")
     megatron = (f"megatron.{degree}_parallel_size" for degree in degrees)
-    sizes = (
-        "ulysses_sequence_parallel_size",
-        *(megatron if s.find(f"{role}.strategy") == "megatron" else ()),
-    )
+    sizes = (ULYSSES, *(megatron if s.find(f"{role}.strategy") == "megatron" else ()))
     return max(1, gpus // math.prod(s.count(f"{role}.{size}") or 1 for size in sizes))
 
 
