@@ -8,7 +8,7 @@ engine of a rollout that has GPUs of its own beside them. No cluster has run the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import yaml
@@ -37,6 +37,8 @@ ACCELERATORS = {
 }
 """Profile -> GPU in SkyPilot's catalogue."""
 RAY_PORT, RANK_PORT, ENGINE_PORT = 6399, 29500, 8000
+MASTER = "MASTER"
+"""Variable of a script that torchrun starts on several nodes, which a job sets itself: where they meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class JobShape:
     train_gpus: str = ""
     """Those of a node that training and engine share, as in CUDA_VISIBLE_DEVICES; empty: all of each."""
     engine_gpus: str = ""
+    torchrun: bool = False
+    """Ranks are started by torchrun and meet at `MASTER`, not by accelerate."""
 
 
 def shape_of(plan: Plan, *, ray: bool) -> JobShape:
@@ -104,7 +108,8 @@ def job(
     Raises:
         RlhfsimError: nodes that no such job holds, or a GPU without a name in SkyPilot.
     """
-    shape = shape_of(plan, ray=bool(ray))
+    shape = replace(shape_of(plan, ray=bool(ray)), torchrun=MASTER in needs)
+    needs = {name: what for name, what in needs.items() if name != MASTER}
     if manager == "slurm":
         return _slurm(shape, head, needs, ray=ray), f"sbatch {FILES[manager]}"
     given = [f"--env {name}" for name in needs] + (["--secret RAY_AUTH_TOKEN"] if ray else [])
@@ -149,6 +154,13 @@ def _slurm_ray(ray: str) -> Iterator[str]:
 
 
 def _slurm_ranks(shape: JobShape) -> Iterator[str]:
+    if shape.torchrun:
+        yield f'export {MASTER}="$head:{RANK_PORT}"'
+        yield 'for node in "${nodes[@]:1}"; do'
+        yield '    on "$node" bash launch.sh "$@" &'
+        yield "done"
+        yield 'on "${nodes[0]}" bash launch.sh "$@"'
+        return
     ranks = f'--main_process_ip "$head" --main_process_port {RANK_PORT}'
     if shape.engine:
         where = 0 if shape.engine_gpus else shape.trainers
@@ -227,6 +239,10 @@ def _skypilot_ranks(shape: JobShape) -> Iterator[str]:
     ranks = f'--machine_rank "$SKYPILOT_NODE_RANK" --main_process_ip "$head" --main_process_port {RANK_PORT}'
     yield 'mapfile -t nodes <<< "$SKYPILOT_NODE_IPS"'
     yield "head=${nodes[0]}"
+    if shape.torchrun:
+        yield f'export {MASTER}="$head:{RANK_PORT}"'
+        yield "bash launch.sh"
+        return
     if shape.engine and shape.engine_gpus:
         yield f"{_only(shape.engine_gpus)}bash server.sh &"
         yield "ours=$!"

@@ -16,8 +16,8 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.carried import with_carried
-from rlhfsim.frameworks.cluster_jobs import FILES, job
-from rlhfsim.frameworks.launch_script import bash, read_by
+from rlhfsim.frameworks.cluster_jobs import FILES, MASTER, job
+from rlhfsim.frameworks.launch_script import TORCHRUN, bash, read_by
 from rlhfsim.frameworks.nearest import cost, with_placement, with_rollout, with_schedule
 from rlhfsim.frameworks.predictions import headline, memory, predicted
 from rlhfsim.frameworks.read_back import PLACED, Differences, differences, paths
@@ -176,8 +176,10 @@ def export(
     start = way.start
     if manager is not None:
         title = f"{headline(plan)}, {framework(name).title} {way.version}"
-        content, start = job(manager, plan, title, needs, way.install, ray=way.ray)
+        ray = "" if TORCHRUN in files["launch.sh"] else way.ray
+        content, start = job(manager, plan, title, needs, way.install, ray=ray)
         files[FILES[manager]] = content
+        needs = {name: what for name, what in needs.items() if name != MASTER}
     files["README.md"] = readme(plan, name, replace(way, start=start), written, needs)
     title = framework(name).title
     other = version is not None and version != way.version

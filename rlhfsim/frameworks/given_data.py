@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlhfsim.frameworks.cluster_jobs import MASTER
 from rlhfsim.frameworks.export import Written
+from rlhfsim.frameworks.launch_script import TORCHRUN
 from rlhfsim.plan import Plan
 from rlhfsim.specs.workload.workload import REFERRED, Algorithm
 
 LAUNCHER = "launcher"
 """Title of the section that becomes arguments of the launcher."""
-MASTER = "address and port of the first node, host:29500"
-"""What the variable MASTER of a launch on several nodes holds."""
+MEETS = {MASTER: "address and port of the first node, host:29500"}
+"""What a launch on several nodes demands."""
 
 
 def samples_of(plan: Plan) -> int:
@@ -43,7 +45,7 @@ def under_torchrun(written: Written, module: str) -> tuple[str, Written]:
     """The command that starts a module in one process a GPU, and what is left to hand to it."""
     started = next(section for section in written.sections if section.title == LAUNCHER)
     args = {setting.key: setting.value for setting in started.settings}
-    meets = ' --rdzv_backend=c10d --rdzv_endpoint="${MASTER}"' if args["--nnodes"] != 1 else ""
+    meets = f' --rdzv_backend=c10d --rdzv_endpoint="${{{MASTER}}}"' if args["--nnodes"] != 1 else ""
     launcher = " ".join(f"{key}={value}" for key, value in args.items())
     rest = replace(written, sections=tuple(x for x in written.sections if x is not started))
-    return f"exec torchrun {launcher}{meets} -m {module}", rest
+    return f"{TORCHRUN}{launcher}{meets} -m {module}", rest

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from rlhfsim.outputs import comment
 
+TORCHRUN = "exec torchrun "
+"""Begins the command of a script that is started on every node, without Ray."""
+
 
 def bash(head: str, needs: Mapping[str, str], body: str) -> str:
     """A script that ends at once where a variable that its body reads is not set."""

@@ -12,7 +12,7 @@ from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.forms import of_files, of_text
 from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.shell import split, words_of
+from rlhfsim.frameworks.configuration.shell import commands_of, split, words_of
 from rlhfsim.specs.model.presets import resolve_model
 
 VERL = """#!/bin/bash
@@ -161,6 +161,42 @@ def test_the_last_flag_of_a_statement_takes_no_word_of_the_next() -> None:
 
 def test_an_array_goes_on_behind_a_sum() -> None:
     assert words_of("A=8\nX=(\n--a $((A / 2))\n--b\n)\nrun ${X[@]}", "s") == ["A=8", "run", "--a", "4", "--b"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "read"),
+    [
+        ('[ "$engine" = "fsdp" ]', "a"),
+        ("[[ $engine == megatron ]]", "b"),
+        ('[ "$engine" != fsdp ]', "b"),
+        ("[ $nodes -gt 1 ]", "a"),
+        ("[ $nodes -le 1 ]", "b"),
+        ('[ "$1" = fsdp ]', "ab"),
+        ("[[ $engine == f* ]]", "ab"),
+        ("grep -q x file", "ab"),
+    ],
+)
+def test_a_branch_that_the_script_does_not_take_is_not_read(condition: str, read: str) -> None:
+    script = f"engine=${{ENGINE:-fsdp}}\nnodes=2\nif {condition}; then\n  run a\nelse\n  run b\nfi\nrun c\n"
+    assert [word for word in words_of(script, "s") if word in "abc"] == [*read, "c"]
+
+
+def test_branches_in_branches_and_those_after_one_that_was_taken_are_not_read() -> None:
+    inner = "if [ $y = 2 ]; then run d; fi\n  if [ $y = 3 ]\n  then\n run e\n fi\n"
+    script = (
+        "x=1\ny=3\nif [ $x = 0 ]; then\n  y=2\n  args+=(f)\n"
+        f"elif [ $x = 1 ]; then\n  {inner}elif [ $z = 1 ]; then\n  run g\nelse\n  run h; fi\nrun c $y"
+    )
+    assert [words[1:] for words in commands_of(script, "s") if words[0] == "run"] == [["e"], ["c", "3"]]
+
+
+def test_an_if_that_never_ends_hides_nothing() -> None:
+    assert words_of("x=1\nif [ $x = 0 ]; then\nrun a\nrun b", "s")[-4:] == ["run", "a", "run", "b"]
+
+
+def test_an_array_in_a_variable_is_several_words() -> None:
+    script = 'A=(\na.b=1\na.c=2\n)\nB="${A[@]}"\nrun ${B} "${C[@]}"'
+    assert words_of(script, "s") == ["B=a.b=1 a.c=2", "run", "a.b=1", "a.c=2"]
 
 
 def test_words_are_those_of_shlex_which_reads_each_character() -> None:

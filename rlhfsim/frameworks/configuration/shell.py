@@ -9,7 +9,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -34,6 +34,18 @@ _DEPTH = 8
 """Most variables on the way to one value."""
 MAX_SUM = 200
 """Characters of a sum that is worked out."""
+_SAME = {"=": True, "==": True, "!=": False}
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+"""Signs of a condition between words, and between numbers."""
+_DIGITS = 12
+"""Digits of a number in a condition."""
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -52,6 +64,43 @@ class _Names:
     arrays: dict[str, list[str]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Branches:
+    """Branches of `if` that stand around a statement."""
+
+    around: list[tuple[bool, bool]] = field(default_factory=list)
+    """(one of them was taken before or is now, this one may be), the outermost first."""
+
+    def read(self, statement: str, names: _Names) -> bool:
+        """Whether a statement may be run, by conditions on what the script itself sets."""
+        match _branch(statement):
+            case "if":
+                value = _condition(statement, names)
+                self.around.append((value is True, value is not False))
+            case "elif" if self.around:
+                taken, value = self.around[-1][0], _condition(statement, names)
+                self.around[-1] = (taken or value is True, not taken and value is not False)
+            case "else" if self.around:
+                self.around[-1] = (True, not self.around[-1][0])
+            case "fi" if self.around:
+                read = all(may for _, may in self.around)
+                self.around.pop()
+                return read
+        return all(may for _, may in self.around)
+
+
+def _branch(statement: str) -> str:
+    """Which of `if`, `elif`, `else` and `fi` a statement is, or ends with; empty for others and for whole
+    ones in one line."""
+    words = statement.rstrip("; \t").split()
+    if not words:
+        return ""
+    first, closes = words[0].rstrip(";"), words[-1] == "fi" or words[0].rstrip(";") == "fi"
+    if first == "if":
+        return "" if closes else first
+    return "fi" if closes else first if first in ("elif", "else") else ""
+
+
 def words_of(text: str, name: str, variables: Mapping[str, str] | None = None) -> list[str]:
     """Words of all commands of a script, in order; see `commands_of`."""
     return [word for command in commands_of(text, name, variables) for word in command]
@@ -63,8 +112,13 @@ def commands_of(text: str, name: str, variables: Mapping[str, str] | None = None
     Raises:
         RlhfsimError: a quote that is never closed.
     """
-    names, commands = _Names(variables=dict(variables or {})), list[list[str]]()
-    for number, statement in _statements(text, name):
+    names, commands, branches = _Names(variables=dict(variables or {})), list[list[str]](), _Branches()
+    statements = list(_statements(text, name))
+    kinds = [_branch(statement) for _, statement in statements]
+    closed = kinds.count("if") == kinds.count("fi")
+    for number, statement in statements:
+        if closed and not branches.read(statement, names):
+            continue
         for variable, usual in _SET_DEFAULT.findall(statement):
             names.variables.setdefault(variable, expanded(usual, names.variables))
         array = _ARRAY.match(statement)
@@ -129,6 +183,26 @@ def split(statement: str) -> list[str]:
     return words
 
 
+def _condition(statement: str, names: _Names) -> bool | None:
+    """The value of `if [ a = b ]`, also of numbers; None: it is not known, or has another form."""
+    try:
+        words = [word.rstrip(";") if word in ("];", "]];") else word for word in split(statement)][1:]
+    except ValueError:
+        return None
+    if words[-1:] == ["then"]:
+        words.pop()
+    if len(words) != 5 or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
+        return None
+    ours, theirs = (expanded(word, names.variables) for word in (words[1], words[3]))
+    if any(sign in f"{ours}{theirs}" for sign in "$`*?"):
+        return None
+    if words[2] in _SAME:
+        return (ours == theirs) == _SAME[words[2]]
+    compare = _COMPARED.get(words[2])
+    numbers = [int(word) for word in (ours, theirs) if word.isdecimal() and len(word) <= _DIGITS]
+    return compare(*numbers) if compare and len(numbers) == 2 else None
+
+
 def _split(statement: str, name: str, line: int) -> list[str]:
     try:
         return split(statement)
@@ -149,6 +223,7 @@ def _expanded(words: list[str], names: _Names) -> list[str]:
         if array is not None:
             result += names.arrays.get(array[1], [])
             continue
+        word = _WHOLE_ARRAY.sub(lambda match: " ".join(names.arrays.get(match[1], [match[0]])), word)
         value = expanded(word, names.variables)
         several = _VARIABLE.fullmatch(word) and " " in value and ("=" in value or value.startswith("-"))
         result += value.split() if several else [value]

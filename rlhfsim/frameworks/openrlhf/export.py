@@ -16,7 +16,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
-from rlhfsim.frameworks.given_data import MASTER, under_torchrun
+from rlhfsim.frameworks.given_data import MEETS, under_torchrun
 from rlhfsim.frameworks.instead import (
     OWN_ENVIRONMENT,
     Instead,
@@ -41,7 +41,7 @@ NEEDS = {
     "PROMPTS": "data set of prompts",
     "REWARD": "address of the reward service, http://...",
     "DATASET": "data set of samples, or of pairs",
-    "MASTER": MASTER,
+    **MEETS,
 }
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""

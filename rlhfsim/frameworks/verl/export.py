@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
-from rlhfsim.frameworks.given_data import MASTER, under_torchrun
+from rlhfsim.frameworks.given_data import MEETS, under_torchrun
 from rlhfsim.frameworks.instead import OWN_ENVIRONMENT, Instead, instead, layers_whole
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
@@ -28,7 +28,7 @@ NEEDS = {
     "VAL_FILES": "Parquet file of validation prompts",
     "REWARD_MODEL": "folder or Hugging Face name of the reward model",
     "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-    "MASTER": MASTER,
+    **MEETS,
 }
 LEFT_OPEN: Mapping[str, tuple[str, ...]] = {
     **TABLE.left_open,
