@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
@@ -18,8 +19,12 @@ from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import export, exporter
 from rlhfsim.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
 from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.placement import ResourcePool
 from rlhfsim.specs.workload.workload import Lora
-from rlhfsim.what_if.doctor.diagnosis import unread_keys
+from rlhfsim.what_if.doctor.case import Case
+from rlhfsim.what_if.doctor.diagnosis import diagnose, unread_keys
 from tests.frameworks.test_accepted import ROOT, answers, installed
 from tests.frameworks.test_given_data import planned
 from tests.frameworks.test_round_trip import differences
@@ -117,6 +122,7 @@ def test_releases_of_the_trainer_before_have_their_own_defaults() -> None:
             "sequence parallelism 2 with padded batches",
             True,
         ),
+        (f"{START} engine.offload_policy=True", "is passed over", False),
         (f"{BEFORE} data.micro_batch_size=16", "data.micro_batch_size=16 is read by nothing", False),
         (f"{BEFORE} data.train_batch_size=100", "does not split over 8", True),
         (f"{BEFORE} ulysses_sequence_parallel_size=2", "padded batches", True),
@@ -127,6 +133,35 @@ def test_what_verl_would_refuse_is_found(said: str, what: str, stops: bool) -> N
     assert [finding.stops for finding in found] == [stops]
     remedied = read_with_findings(f"{said} {found[0].remedy}")[1]
     assert not [finding for finding in remedied if what in finding.what]
+
+
+@pytest.mark.parametrize(
+    ("start", "group"),
+    [
+        (START, "engine"),
+        (
+            "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
+            "actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.use_dynamic_bsz=True",
+            "actor_rollout_ref.actor",
+        ),
+    ],
+)
+def test_fsdp1_keeps_what_is_trained_on_the_gpus(start: str, group: str) -> None:
+    hosts = (
+        f"{group}.offload_policy=True" if group == "engine" else f"{group}.fsdp_config.offload_policy=True"
+    )
+    for strategy, home in (("fsdp", "none"), ("fsdp2", "cpu")):
+        run, found = read_with_findings(f"{start} {hosts} {group}.strategy={strategy}")
+        assert (run.layout.offload_optimizer, run.layout.offload_params) == (home, home)
+        assert any("is passed over" in finding.what for finding in found) == (home == "none")
+
+
+def test_states_on_the_host_are_advised_where_nothing_else_fits() -> None:
+    text = f"{START} engine.strategy=fsdp2 data.max_length=8192".replace("Qwen3-8B", "Qwen2.5-32B")
+    configuration, settings = read_configuration(text, {})
+    answer = diagnose(Case(configuration=configuration, settings=settings, gpu="h100_sxm"))
+    assert not answer.judged.fits
+    assert {"engine.offload_policy": True} in [change.keys for change in answer.fixes]
 
 
 @pytest.mark.parametrize("said", ["engine=veomni", "engine=megatron engine.use_megatron_fsdp=True"])
@@ -200,10 +235,26 @@ def test_every_key_is_one_of_the_release(version: str) -> None:
         assert {key for key in values if not key.startswith(("+", "--"))} - known == set()
 
 
-def test_nodes_meet_at_an_address_that_is_demanded() -> None:
-    plan = planned("verl", "sft", "fsdp2", dp=8)
-    assert "MASTER" not in export(plan, "verl", frozenset()).files["launch.sh"]
-    assert "LR" in export(plan, "verl", frozenset()).files["launch.sh"]
+@pytest.mark.parametrize("name", ["verl", "openrlhf"])
+def test_nodes_of_torchrun_meet_at_an_address_that_a_job_sets_itself(name: str) -> None:
+    backend: Backend = "fsdp2" if name == "verl" else "deepspeed"
+    one = planned(name, "sft", backend)
+    assert "MASTER" not in export(one, name, frozenset()).files["launch.sh"]
+    role = replace(one.placement.actor, layout=replace(one.placement.actor.layout, dp=16))
+    placed = replace(one.placement, pools=(ResourcePool(name="all", gpus=16),), actor=role)
+    cluster = replace(parse_cluster(16, "h100", gpus_per_node=8), framework=name)
+    plan = estimate(placed, one.workload, cluster)
+    assert ': "${MASTER:?' in export(plan, name, frozenset()).files["launch.sh"]
+    found = export(plan, name, frozenset(), manager="slurm")
+    script = found.files["job.sbatch"]
+    assert 'export MASTER="$head:29500"' in script
+    assert "MASTER:?" not in script
+    assert "ray" not in script
+    assert "export MASTER" not in found.files["README.md"]
+    task = yaml.safe_load(export(plan, name, frozenset(), manager="skypilot").files["sky.yaml"])
+    assert "MASTER" not in task["envs"]
+    assert "ray start" not in task["run"]
+    assert 'export MASTER="$head:29500"' in task["run"]
 
 
 @pytest.mark.slow

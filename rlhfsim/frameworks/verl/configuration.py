@@ -15,7 +15,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl import engine_limits, given_findings, given_keys, old_given_keys
-from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, ROLES
+from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, PREFIXES, ROLES, flat_on_host
 from rlhfsim.frameworks.verl.heads import SUMS_WHOLE
 from rlhfsim.frameworks.verl.keys import HYBRID, MARKS, MINI_BATCH, MODE, SYNCED, TABLE
 from rlhfsim.frameworks.verl.versions import (
@@ -62,6 +62,8 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             stops=True,
         )
     yield from engine_limits.findings(s, run)
+    if run.backend == "fsdp2":
+        yield from flat_on_host(s, PREFIXES["actor"])
     yield from _whole_gradients(run)
     swap = s.find(f"{ROLL}.engine_kwargs.vllm.swap_space", f"{ROLL}.swap_space")
     if isinstance(swap, int | float) and swap > 0:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
+from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_megatron
 from rlhfsim.frameworks.export import longest_prompt, longest_response
@@ -249,16 +250,42 @@ def _fsdp(keys: Prefixes, why: Any, *, trained: bool) -> tuple[Key | FixedKey, .
             Codec(lambda zero: False if zero == 2 else None, flag(3, 2).read, (3, 2)),
         ),
         FixedKey(f"{group}.model_dtype", "bf16", "workload.lora" if trained else "", NEVER_TRAINED),
-        *(_homes(role, group) if trained else ()),
+        *(_homes(keys) if trained else ()),
     )
 
 
-def _homes(role: str, group: str) -> tuple[Key | FixedKey, ...]:
+def _homes(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
     """Where FSDP has what is trained, while it works and between its calls."""
-    policy = Key(
-        f"{role}.offload_optimizer", f"{group}.offload_policy", codec=flag("cpu", "none"), why=memory
-    )
-    return (policy, *_leaving(role, group, trained=True))
+    policy = Key(f"{keys.role}.offload_optimizer", offload_policy(keys), codec=_in_fsdp2(keys), why=memory)
+    return (policy, *_leaving(keys.role, keys.fsdp, trained=True))
+
+
+def offload_policy(keys: Prefixes) -> str:
+    """The key with which FSDP2 has what is trained on the host while it works."""
+    return f"{keys.fsdp}.offload_policy"
+
+
+def _in_fsdp2(keys: Prefixes) -> Codec:
+    """States on the host where FSDP2 is told so; FSDP1 passes over it (`_build_fsdp_module` of
+    verl/workers/engine/fsdp/transformer_impl.py, line 424 of 0.9.1; before, verl/workers/fsdp_workers.py)."""
+    told = flag("cpu", "none")
+
+    def read(s: FrameworkSettings, names: tuple[str, ...], usual: Any) -> str:
+        on = told.read(s, names, usual)
+        return str(on) if s.find(keys.strategy) == "fsdp2" else "none"
+
+    return Codec(told.write, read, told.values)
+
+
+def flat_on_host(s: FrameworkSettings, keys: Prefixes) -> Iterator[Finding]:
+    """A key of FSDP2 where FSDP1 runs."""
+    key = offload_policy(keys)
+    if s.flag(key) and s.find(keys.strategy) != "fsdp2":
+        yield Finding(
+            what=f"{key} is passed over: FSDP1 runs where {keys.strategy} is not fsdp2, all on the GPUs",
+            keys=(key, keys.strategy),
+            remedy=f"{keys.strategy}=fsdp2",
+        )
 
 
 def _leaving(role: str, group: str, *, trained: bool) -> tuple[Key | FixedKey, ...]:

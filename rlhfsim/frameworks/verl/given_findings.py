@@ -12,6 +12,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl import given_keys, old_given_keys
+from rlhfsim.frameworks.verl.engines import flat_on_host
 from rlhfsim.frameworks.verl.given_keys import (
     BUDGET,
     KEYS,
@@ -79,6 +80,8 @@ def _micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Findin
 def _engine(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """Ranks of a sequence with padded samples, another padding, keys of another engine's optimizer."""
     fsdp = run.backend == "fsdp2"
+    if fsdp:
+        yield from flat_on_host(s, KEYS)
     if run.layout.cp > 1 and fsdp and not run.packing:
         yield Finding(
             what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",

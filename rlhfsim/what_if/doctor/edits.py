@@ -103,7 +103,9 @@ def _residency(roles: Roles, trained: Roles) -> Iterator[Edit]:
     yield _of(trained, "residency", weights)
     yield _of(trained, "offload_between", not actor.offload_between)
     yield _of(trained, "residency", weights) | _of(trained, "offload_between", weights == "offloaded")
-    yield _layouts(trained, offload_optimizer="cpu" if actor.layout.offload_optimizer == "none" else "none")
+    states = "cpu" if actor.layout.offload_optimizer == "none" else "none"
+    yield _layouts(trained, offload_optimizer=states)
+    yield _layouts(trained, offload_optimizer=states, offload_params=states)
     for role in list(scoring.values())[:1]:
         yield _of(scoring, "residency", "resident" if role.residency == "offloaded" else "offloaded")
 
