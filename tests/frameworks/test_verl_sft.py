@@ -56,6 +56,12 @@ def test_what_is_not_said_is_as_in_verls_own_yaml() -> None:
     assert read(f"{START} engine.strategy=fsdp2").software is None
 
 
+def test_a_configuration_without_a_command_is_told_by_its_keys() -> None:
+    text = "data:\n  max_token_len_per_gpu: 4096\nmodel:\n  path: Qwen/Qwen3-8B\nengine:\n  model_dtype: bf16\n"
+    configuration, settings = read_configuration(text, {"nproc_per_node": "8"})
+    assert (configuration.name, configuration.run(settings, {}).algorithm) == ("verl", "sft")
+
+
 def test_micro_batches_count_samples_only_where_they_are_not_packs() -> None:
     assert read(f"{START} data.micro_batch_size_per_gpu=16").layout.pack_tokens == 8192
     layout = read(f"{START} data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=16").layout

@@ -37,6 +37,8 @@ ALGORITHM: Algorithm = "sft"
 STARTS = "verl.trainer.sft_trainer"
 BEFORE = "fsdp_sft_trainer"
 """Names the trainer until 0.7.0, which has keys of its own (`old_given_keys`)."""
+GENERATES = "actor_rollout_ref"
+"""Begins keys of the trainers that generate."""
 STARTED = re.compile(r"\bsft_trainer|_sft_trainer")
 ENGINE, OPTIMIZER, MODEL_GROUP = "engine", "optim", "model"
 """Groups of the configuration, each also a key that chooses its file."""
@@ -72,7 +74,7 @@ def trains_given(s: FrameworkSettings) -> bool:
     started = s.find(ENTRY_POINT)
     if started is not None:
         return STARTED.search(str(started)) is not None
-    return s.says(BUDGET, PAD_MODE, PRETRAINED)
+    return s.says(BUDGET, PAD_MODE, PRETRAINED) and not s.has(GENERATES)
 
 
 def _backend(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> str:

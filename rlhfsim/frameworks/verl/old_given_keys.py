@@ -18,6 +18,7 @@ from rlhfsim.frameworks.table import Key, Table, flag, whole
 from rlhfsim.frameworks.verl.given_keys import (
     ALGORITHM,
     BEFORE,
+    GENERATES,
     LONGEST,
     LORA_RANK,
     MICRO_BATCH,
@@ -40,7 +41,9 @@ STRATEGY_SINCE = (0, 4)
 def is_old(values: Mapping[str, Any]) -> bool:
     """Whether a configuration is of this trainer."""
     started = values.get(ENTRY_POINT)
-    return BEFORE in str(started) if started else PRETRAINED in values
+    if started:
+        return BEFORE in str(started)
+    return PRETRAINED in values and not any(key.startswith(GENERATES) for key in values)
 
 
 def _fsdp(s: FrameworkSettings) -> FsdpKeys:
