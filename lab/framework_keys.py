@@ -35,7 +35,7 @@ LISTED = {
     "trl": ("1.16.0", ("trl.txt",)),
 }
 """Framework -> release of its lists of keys, without defaults."""
-WITH_RELEASES = {"verl": "verl_sft.txt"}
+WITH_RELEASES = {"verl": "verl_sft.txt", "skyrl": "skyrl_sft.txt"}
 """Framework -> list of keys of its trainers of given data: each line has a default, and its releases."""
 LAUNCHER = {
     "accelerate_config", "compute_environment", "debug", "deepspeed_config", "distributed_type",

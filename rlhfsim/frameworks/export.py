@@ -421,7 +421,8 @@ def the_rollout(plan: Plan, title: str) -> RolloutPlacement:
         raise RlhfsimError(
             "algorithm-not-exported",
             f"{title} is written for algorithms that generate, not for {plan.workload.algorithm}",
-            help="export it to trl (DPO to nemo-rl as well), or run it with rlhfsim launch",
+            help="export it to trl (SFT to verl, openrlhf or nemo-rl too, DPO to the last two), or run it "
+            "with rlhfsim launch",
         )
     return plan.placement.rollout
 

@@ -12,11 +12,15 @@ from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, uneven_batch, uneven_updates
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.skyrl import given_keys
 from rlhfsim.frameworks.skyrl.keys import MARKS, TABLE
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the configuration."""
+    if given_keys.trains_given(s):
+        yield from given_keys.findings(s, run)
+        return
     prompts, samples = TABLE.batch.values()
     size, micro_batch = TABLE.key("prompts_of_update"), TABLE.key("actor.micro_batch")
     yield from group_of_one(s, run, samples)
@@ -54,11 +58,10 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="skyrl",
     title="SkyRL",
-    describe=TABLE.describe,
+    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
     findings=findings,
-    entries=(r"\bskyrl\.train\.entrypoints\.[\w.]+", r"\bexamples\.train\w*\.[\w.]*main\w*"),
+    entries=(r"\bskyrl\.train\.(?:entrypoints\.[\w.]+|main_sft\b)", r"\bexamples\.train\w*\.[\w.]*main\w*"),
     started=(r"\bpython3? (\S*/)?\w*entrypoint\.py",),
-    unread={r"\bskyrl\.train\.main_sft\b": "sft"},
-    shown=("skyrl.train.entrypoints.main_base",),
+    shown=("skyrl.train.entrypoints.main_base", "skyrl.train.main_sft"),
     keys=MARKS,
 )

@@ -52,7 +52,7 @@ OTHERS: dict[str, Algorithm] = {"maxrl": "grpo"}
 PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
 ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
 MEGATRON = f"{POLICY}.megatron_config"
-MODEL = f"{POLICY}.model.path"
+MODEL, RECOMPUTES = f"{POLICY}.model.path", "trainer.gradient_checkpointing"
 MARKS = (f"{PLACE}.", f"{POLICY}.", f"{ENGINE}.", "environment.env_class")
 """Beginnings of keys that no other framework has."""
 ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
@@ -121,36 +121,52 @@ def _layout(s: FrameworkSettings, read: Fields, role: str, gpus: int) -> Layout:
         given = {"micro_batch": read["actor.micro_batch"], "score_micro_batch": scored}
     if tokens:
         given = {"pack_tokens": max(1, tokens // cp)}
-    prefix = f"trainer.{ROLES[role]}"
+    given["recompute"] = recompute(s, read, POLICY) if s.flag(RECOMPUTES, default=True) else "none"
+    return layout_of(s, read, role, gpus, prefix=f"trainer.{ROLES[role]}", **given)
+
+
+def layout_of(
+    s: FrameworkSettings, read: Fields, role: str, gpus: int, *, prefix: str, **given: Any
+) -> Layout:
+    """The layout of a role whose keys begin so; `given`: its micro-batches and what is computed again."""
+    sharded, parallel = (below(prefix, f"{backend}_config") for backend in ("fsdp", "megatron"))
+    cp = read[f"{role}.cp"]
     if read["backend"] == "megatron":
         given |= {name: read[f"{role}.{name}"] for name in ("tp", "pp", "ep", "dispatcher")}
-        virtual = s.count(f"{prefix}.megatron_config.virtual_pipeline_model_parallel_size")
-        given["etp"] = s.count(f"{prefix}.megatron_config.expert_tensor_parallel_size") or 1
+        virtual = s.count(f"{parallel}.virtual_pipeline_model_parallel_size")
+        given["etp"] = s.count(f"{parallel}.expert_tensor_parallel_size") or 1
         given["vp"] = (virtual or 1) if given["pp"] > 1 else 1
-        kwargs = f"{prefix}.megatron_config.optimizer_config_kwargs"
+        kwargs = f"{parallel}.optimizer_config_kwargs"
         offloads = s.flag(f"{kwargs}.optimizer_cpu_offload")
         share = s.share(f"{kwargs}.optimizer_offload_fraction", default=0.0) if offloads else 0.0
         if share > 0:
             given |= {"offload_optimizer": "cpu", "offload_fraction": share}
-        return training_layout(gpus, cp=cp, zero=1, recompute=_recompute(s), **given)
-    shards = int(s.share(f"{prefix}.fsdp_config.fsdp_size", default=-1))
+        return training_layout(gpus, cp=cp, zero=1, **given)
+    shards = int(s.share(f"{sharded}.fsdp_size", default=-1))
     host = read[f"{role}.offload_optimizer"]
     return training_layout(
         gpus,
         cp=cp,
         zero=read[f"{role}.zero"],
         shards=shards if 1 < shards < gpus else None,
-        recompute="full" if s.flag("trainer.gradient_checkpointing", default=True) else "none",
         offload_optimizer=host,
         offload_params=host,
         **given,
     )
 
 
-def _recompute(s: FrameworkSettings) -> Recompute:
-    if not s.flag("trainer.gradient_checkpointing", default=True):
-        return "none"
-    kind = s.text(f"{MEGATRON}.transformer_config_kwargs.recompute_granularity", default="full")
+def below(prefix: str, name: str) -> str:
+    """A key below a group; without a group the name alone."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def recompute(s: FrameworkSettings, read: Fields, prefix: str) -> Recompute:
+    """What is computed again where layers are."""
+    if read["backend"] != "megatron":
+        return "full"
+    kind = s.text(
+        below(prefix, "megatron_config.transformer_config_kwargs.recompute_granularity"), default="full"
+    )
     return cast(Recompute, kind) if kind in ("full", "selective") else "none"
 
 
@@ -238,12 +254,12 @@ def _gpus(role: str) -> tuple[Row, ...]:
 _SHARDS = replace(whole(), write=lambda shards: shards or -1)
 
 
-def _engine(role: str) -> tuple[Row, ...]:
-    """How a role is cut."""
-    prefix, policy = f"trainer.{ROLES[role]}", role == "actor"
+def engine(role: str, prefix: str) -> tuple[Row, ...]:
+    """How a role is cut whose keys begin so."""
+    policy = role == "actor"
     on, why = "" if policy else f"{role} ", _TRAIN if policy else ""
     fsdp, megatron = f"{on}backend=fsdp2", f"{on}backend=megatron"
-    sharded, parallel = f"{prefix}.fsdp_config", f"{prefix}.megatron_config"
+    sharded, parallel = (below(prefix, f"{backend}_config") for backend in ("fsdp", "megatron"))
     experts = f"{parallel}.expert_tensor_parallel_size"
     return (
         Key(f"{role}.tp", f"{parallel}.tensor_model_parallel_size", 1, whole(1), when=megatron, why=why),
@@ -258,7 +274,7 @@ def _engine(role: str) -> tuple[Row, ...]:
         ),
         Key(f"{role}.etp", experts, when=f"{megatron} {role}.ep>1", read=False),
         FixedKey(experts, None, f"{megatron} !{role}.ep>1"),
-        Key(f"{role}.cp", f"{prefix}.sequence_parallel_size", 1, whole(1), when=fsdp, why=why),
+        Key(f"{role}.cp", below(prefix, "sequence_parallel_size"), 1, whole(1), when=fsdp, why=why),
         Key(f"{role}.zero", f"{sharded}.reshard_after_forward", 3, flag(3, 2, both=True), when=fsdp),
         Key(f"{role}.shards", f"{sharded}.fsdp_size", codec=_SHARDS, when=fsdp, read=False),
         Key(
@@ -378,11 +394,11 @@ _RECOMPUTED = flag("full", "none", "selective", both=True)
 _POLICY: tuple[Row, ...] = (
     FixedKey(MODEL, "${MODEL}"),
     Key("workload.packing", "trainer.remove_microbatch_padding", True, flag(both=True)),
-    Key("actor.recompute", "trainer.gradient_checkpointing", codec=_RECOMPUTED, why=_TRAINED, read=False),
+    Key("actor.recompute", RECOMPUTES, codec=_RECOMPUTED, why=_TRAINED, read=False),
     Key("workload.lora.rank", f"{POLICY}.model.lora.rank", 0),
     Key("alpha", f"{POLICY}.model.lora.alpha", read=False),
     FixedKey(f"{POLICY}.model.lora.lora_sync_path", _spread),
-    *_engine("actor"),
+    *engine("actor", POLICY),
     FixedKey(f"{_KWARGS}.recompute_granularity", "selective", _SELECTIVE),
     FixedKey(f"{_KWARGS}.recompute_method", None, _SELECTIVE),
     FixedKey(f"{_KWARGS}.recompute_num_layers", None, _SELECTIVE),
@@ -410,7 +426,7 @@ _POLICY: tuple[Row, ...] = (
 )
 _CRITIC: tuple[Row, ...] = (
     FixedKey("trainer.critic.model.path", "${MODEL}", "critic"),
-    *_engine("critic"),
+    *engine("critic", "trainer.critic"),
     FixedKey(
         "trainer.critic.optimizer_config.offload_after_step",
         lambda plan: leaves(plan.placement.critic),
@@ -445,7 +461,7 @@ TABLE = Table(
         "batch and lengths": _BATCH,
         "algorithm": _ALGORITHM,
         "training of the policy": _POLICY,
-        "reference": _engine("reference"),
+        "reference": engine("reference", "trainer.ref"),
         "critic": _CRITIC,
         "rollout": _ROLLOUT,
     },
