@@ -108,7 +108,6 @@ def test_what_is_run_and_not_written_says_who_writes_it(
         "deepspeed --module openrlhf.cli.train_kto --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
         "python3 examples/alignment/hhrlhf_rw.py --config x.yaml actor.path=Qwen/Qwen3-8B",
         "actor: {path: Qwen/Qwen3-1.7B, backend: 'fsdp:d8'}\ntrain_dataset:\n  path: openai/gsm8k\n  type: sft\n",
-        "python3 train_async.py --loss-type sft_loss --hf-checkpoint Qwen/Qwen3-8B",
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
@@ -130,7 +129,6 @@ def test_only_the_data_set_of_areal_says_what_it_trains() -> None:
 MARKS = {
     "openrlhf": ["openrlhf.cli"],
     "areal": ["hhrlhf", "type: sft"],
-    "slime": ["sft_loss"],
 }
 
 

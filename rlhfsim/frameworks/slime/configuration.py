@@ -18,11 +18,15 @@ from rlhfsim.frameworks.configuration.findings import (
     uneven_updates,
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.slime import given_keys
 from rlhfsim.frameworks.slime.keys import CONTEXT, GENERATE, MARKS, REFERENCE, STEPS, TABLE
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the flags."""
+    if given_keys.trains_given(s):
+        yield from given_keys.findings(s, run)
+        return
     key = TABLE.key
     yield from group_of_one(s, run, key("workload.samples"))
     yield from short_budget(
@@ -73,11 +77,10 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="slime",
     title="slime",
-    describe=TABLE.describe,
+    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
     findings=findings,
     entries=(r"(?i)slime\S*/train(_async)?\.py",),
     started=(r"\bpython3? (-u )?(\S*/)?train(_async)?\.py",),
-    unread={r"--loss-type[ =]sft_loss\b": "sft"},
     shown=("train.py of slime",),
     keys=MARKS,
 )

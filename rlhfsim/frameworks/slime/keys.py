@@ -55,6 +55,8 @@ OTHERS: dict[str, Algorithm] = {"reinforce_plus_plus_baseline": "reinforce++", "
 """Estimators that are read, beside those that are written."""
 POLICY, STEPS, REFERENCE = "hf_checkpoint", "num_steps_per_rollout", "ref_load"
 """Keys that no row reads."""
+SUMS = "--accumulate-allreduce-grads-in-fp32"
+"""Sums of gradients as they are priced."""
 PUBLISHED = (
     (r"bf16", "bf16"),
     (r"int4|kimi-k2-thinking", "mxfp4"),
@@ -177,14 +179,15 @@ def ends(layers: int, stages: int) -> dict[str, int]:
     return {"last": layers - (each - 1) * (stages - 1)}
 
 
-def _virtual_stages(s: FrameworkSettings, pp: int, model: str) -> int:
+def virtual_stages(s: FrameworkSettings, pp: int, model: str) -> int:
+    """Virtual stages of a rank, of which Megatron-Core is told by their number or by the layers of each."""
     if s.find("num_layers_per_virtual_pipeline_stage") is None:
         return s.whole("num_virtual_stages_per_pipeline_rank", default=1)
     layers = s.whole("num_layers", default=resolve_model(model).num_layers)
     return max(1, layers // (max(1, pp) * s.whole("num_layers_per_virtual_pipeline_stage", least=1)))
 
 
-def _software(s: FrameworkSettings) -> Software | None:
+def chunked_head(s: FrameworkSettings) -> Software | None:
     """Log-probs in chunks; None: of all tokens at once (its default, -1)."""
     if str(s.find("log_probs_chunk_size") or -1).startswith("-"):
         return None
@@ -235,13 +238,13 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.old_logprobs": _old_logprobs(s, algorithm, updates),
         **_sampling(s, read["workload.prompts"]),
         **_turns(s, read["limit.response"]),
-        "software": _software(s),
+        "software": chunked_head(s),
         "backend": "megatron",
         "actor.residency": "offloaded" if leaves else "resident",
         "actor.offload_between": leaves,
         "reference.residency": "offloaded" if leaves else "swapped",
         "actor.zero": 1,
-        "actor.vp": _virtual_stages(s, read["actor.pp"], model),
+        "actor.vp": virtual_stages(s, read["actor.pp"], model),
         "rollout.tp": max(1, engine // (read["rollout.pp"] * groups)),
         "rollout.dp": max(1, read["rollout.gpus"] // engine),
         "rollout.max_num_seqs": max(1, min(read["engine.sent"], read["engine.running"]) // groups),
@@ -383,7 +386,7 @@ _TRAINING = (
         codec=flag(),
         why="training takes the experts that the rollout chose",
     ),
-    FixedKey("--accumulate-allreduce-grads-in-fp32", True, "!workload.gradients=bf16"),
+    FixedKey(SUMS, True, "!workload.gradients=bf16"),
     FixedKey("--transformer-impl", "transformer_engine", "workload.train_precision=fp8"),
     Key("workload.train_precision", "--fp8-format", codec=marked("fp8", "e4m3", mark="")),
     FixedKey("--fp8-recipe", "blockwise", "workload.train_precision=fp8"),
