@@ -107,7 +107,7 @@ def test_what_is_run_and_not_written_says_who_writes_it(
     [
         "deepspeed --module openrlhf.cli.train_kto --pretrain Qwen/Qwen3-8B --micro_train_batch_size 2",
         "python3 examples/alignment/hhrlhf_rw.py --config x.yaml actor.path=Qwen/Qwen3-8B",
-        "actor: {path: Qwen/Qwen3-1.7B, backend: 'fsdp:d8'}\ntrain_dataset:\n  path: openai/gsm8k\n  type: sft\n",
+        "actor: {path: Qwen/Qwen3-1.7B, backend: 'fsdp:d8'}\ntrain_dataset:\n  path: openai/gsm8k\n  type: dpo\n",
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
@@ -128,7 +128,7 @@ def test_only_the_data_set_of_areal_says_what_it_trains() -> None:
 
 MARKS = {
     "openrlhf": ["openrlhf.cli"],
-    "areal": ["hhrlhf", "type: sft"],
+    "areal": ["hhrlhf", "type: dpo"],
 }
 
 

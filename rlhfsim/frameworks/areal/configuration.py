@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlhfsim.frameworks.areal import given_keys
 from rlhfsim.frameworks.areal.keys import ALLOCATIONS, BACKENDS, BUDGETS, TABLE
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
@@ -18,8 +19,11 @@ DATASET = r"^train_dataset:\n(?:[ \t].*\n)*?[ \t]+type: "
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the configuration."""
-    yield from group_of_one(s, run, TABLE.key("workload.samples"))
-    yield from short_budget(s, run, *BUDGETS, then="AReaL stops at the first batch with one", stops=True)
+    if given_keys.trains_given(s):
+        yield from given_keys.findings(s, run)
+    else:
+        yield from group_of_one(s, run, TABLE.key("workload.samples"))
+        yield from short_budget(s, run, *BUDGETS, then="AReaL stops at the first batch with one", stops=True)
     nodes, each = (s.count(TABLE.key(f"cluster.{name}")) for name in ("nodes", "each"))
     used = run.gpus + (run.rollout_gpus or 0)
     if nodes and each and used > nodes * each:
@@ -34,11 +38,10 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="areal",
     title="AReaL",
-    describe=TABLE.describe,
+    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
     findings=findings,
-    entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+"),
+    entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+", given_keys.SCRIPT),
     unread={
-        r"\bexamples/\w+/\w+_sft\w*\.py|" + DATASET + r"sft\b": "sft",
         r"\bexamples/\w+/\w+_rw\.py|" + DATASET + r"rw\b": "reward_model",
         r"\bexamples/\w+/\w+_dpo\.py|" + DATASET + r"dpo\b": "dpo",
     },

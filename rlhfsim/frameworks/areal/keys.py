@@ -37,6 +37,9 @@ from rlhfsim.specs.workload.workload import Algorithm, GradientSums
 
 POLICY, BACKENDS = "actor.path", ("actor.backend", "rollout.backend")
 ALLOCATIONS = "allocation_mode"
+OFFLOADS = ("enable_offload", "actor.offload")
+"""Whether anything leaves the GPUs between its calls, and whether the policy does where it shares none."""
+BATCH, LONGEST, TYPE = (f"train_dataset.{name}" for name in ("batch_size", "max_length", "type"))
 BUDGETS = tuple(f"{section}.mb_spec.max_tokens_per_mb" for section in ("actor", "ref", "critic"))
 """Token limits of micro-batches."""
 SECTIONS = {"critic": "critic", "reference": "ref"}
@@ -91,7 +94,7 @@ def _allocations(s: FrameworkSettings) -> tuple[str, str]:
     return s.text("rollout.backend"), s.text("actor.backend")
 
 
-def _layout(s: FrameworkSettings, section: str, spelled: str, samples: int, scored: int) -> Layout:
+def layout_of(s: FrameworkSettings, section: str, spelled: str, samples: int, scored: int) -> Layout:
     """The layout of an engine that is given `samples` at a time to train on, and `scored` to score."""
     sizes, scores = degrees_of(spelled), section == "ref"
     tp, pp, cp, dp = (sizes.get(name, 1) for name in "tpcd")
@@ -123,7 +126,7 @@ def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDes
     with_actor = target == "actor"
     leaves = s.flag(f"{section}.offload")
     return RoleDescription(
-        layout=_layout(s, section, spelled, sequences if role == "reference" else each, sequences),
+        layout=layout_of(s, section, spelled, sequences if role == "reference" else each, sequences),
         residency="offloaded" if leaves else "resident",
         optimizer_leaves=leaves and role == "critic",
         pool=None if with_actor else target,
@@ -131,7 +134,13 @@ def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDes
     )
 
 
-def _gradients(s: FrameworkSettings, megatron: bool) -> GradientSums:
+def adapters(s: FrameworkSettings) -> int:
+    """Rank of the adapters; 0: none are trained."""
+    return s.whole("actor.lora_rank", default=32) if s.flag("actor.use_lora") else 0
+
+
+def gradients(s: FrameworkSettings, megatron: bool) -> GradientSums:
+    """The type in which gradients are summed."""
     if megatron:
         return "backend" if s.flag("actor.megatron.ddp.grad_reduce_in_fp32", default=True) else "bf16"
     return "bf16" if s.text("actor.grad_reduce_dtype", default="float32") == "bfloat16" else "backend"
@@ -163,8 +172,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     batch, updates = read["workload.prompts"] * read["workload.samples"], read["workload.mini_batches"]
     disk = shared or s.text("actor.weight_update_mode", default="xccl") == "disk"
     scored = batch if read["workload.old_logprobs"] == "recompute" else batch // updates
-    layout = _layout(s, "actor", trains, batch // updates, scored)
-    gone = s.flag("enable_offload") and (shared or s.flag("actor.offload"))
+    layout = layout_of(s, "actor", trains, batch // updates, scored)
+    gone = s.flag(OFFLOADS[0]) and (shared or s.flag(OFFLOADS[1]))
     gone = gone and layout.offload_params == "none"
     return {
         "workload.algorithm": _algorithm(s),
@@ -172,8 +181,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "workload.critic": "same" if _has(s, "critic") else None,
         "workload.packing": True,
         "workload.kl": _has(s, "ref"),
-        "workload.lora.rank": s.whole("actor.lora_rank", default=32) if s.flag("actor.use_lora") else 0,
-        "workload.gradients": _gradients(s, megatron),
+        "workload.lora.rank": adapters(s),
+        "workload.gradients": gradients(s, megatron),
         "backend": "megatron" if megatron else "fsdp2",
         "gpus": gpus,
         "gpus_per_node": read["cluster.each"],
@@ -328,13 +337,13 @@ _WHERE: tuple[Row, ...] = (
     FixedKey("cluster.name_resolve.type", "nfs"),
     FixedKey("cluster.name_resolve.nfs_record_root", "${cluster.fileroot}/name_resolve"),
     FixedKey("scheduler.type", lambda plan: "local" if _cluster(plan)[0] == 1 else "ray"),
-    FixedKey("enable_offload", _offloads, why=lambda plan: memory(plan) if _offloads(plan) else ""),
+    FixedKey(OFFLOADS[0], _offloads, why=lambda plan: memory(plan) if _offloads(plan) else ""),
 )
 _BATCH: tuple[Row, ...] = (
     FixedKey("train_dataset.path", "???"),
-    FixedKey("train_dataset.type", "rl"),
-    Key("workload.prompts", "train_dataset.batch_size", 1, why="prompts"),
-    Key("limit.prompt", "train_dataset.max_length", 0, limit()),
+    FixedKey(TYPE, "rl"),
+    Key("workload.prompts", BATCH, 1, why="prompts"),
+    Key("limit.prompt", LONGEST, 0, limit()),
     FixedKey("valid_dataset.path", "${train_dataset.path}"),
     FixedKey("valid_dataset.type", "rl"),
     FixedKey("valid_dataset.batch_size", "${train_dataset.batch_size}"),

@@ -38,7 +38,7 @@ NO_EFFECT = re.compile(
         |\w*save_\w+|save|\w*ckpt\w*|resume\w*|load|push_to_hub|hub_\w+
         |test_freq|val_\w+|n_val|\w*_val|\w*val_batch_size|log_val_generations
         |total_epochs|max_num_(steps|epochs)|max_val_samples|teacher\.generation|total_train\w+|total_training_steps|max_steps|max_epochs|num_(train_)?epochs|num_rollout
-        |num_episodes|tokenizer\w*|trust_remote_code|\w*chat_template\w*|shuffle\w*|multiturn|ignore_input_ids_mismatch|num_steps|train_on_what|dummy_run_max_steps|\w*datasets|\w*dataset_(splits?|names|weights)|\w*reward_fn\w*|rm_type
+        |num_episodes|tokenizer\w*|trust_remote_code|\w*chat_template\w*|shuffle\w*|multiturn|ignore_input_ids_mismatch|num_steps|train_on_what|pin_memory|dummy_run_max_steps|\w*datasets|\w*dataset_(splits?|names|weights)|\w*reward_fn\w*|rm_type
         |\w*num_workers|\w*_key|return_raw_chat|truncation|filter_overlong_prompts\w*|prompt_data|prompt_dataset
         |critic_warmup|remove_unused_columns|dataset\w*|reward_funcs|train_data|val_data|input_key|label_key
         |(\w+_)?alpha|(adv|reward)_norm|normalize_\w+|scale_rewards|loss_reduction|reward_shaping|kl|scheduling_spec
