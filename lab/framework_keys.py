@@ -98,10 +98,10 @@ def collected(schemas: Path) -> Mapping[str, Keys]:
 
 
 def _add_listed(keys: Keys, text: str) -> None:
-    """The keys of a list with defaults and releases."""
+    """The keys of a list with defaults and releases, of releases that have a schema or a list of their own."""
     for line in text.splitlines():
         key, default, *having = line.split()
-        for release in having if key != "#" else ():
+        for release in keys.releases.keys() & set(having) if key != "#" else ():
             keys.add(release, key, json.loads(default))
 
 

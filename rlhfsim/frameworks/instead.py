@@ -105,6 +105,10 @@ def old_logprobs(when: str = "") -> Instead:
     )
 
 
+ONE_PASS = Instead(
+    "workload.epochs", 1, "{} passes over a batch of given samples", "one: epochs are those of the data set"
+)
+"""The row of a trainer of given data."""
 OWN_ENVIRONMENT = Instead(
     "workload.environment", None, "an environment", "it is code of your own, with its turns", priced=False
 )

@@ -345,6 +345,19 @@ def recomputing(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
     return rows if role == "actor" else given_that(role, *rows)
 
 
+_SUMS = Codec(
+    lambda gradients: False if gradients == "bf16" else None,
+    lambda s, keys, usual: "bf16" if s.find(*keys) is False else "backend",
+    ("bf16", "backend"),
+)
+
+
+def gradient_sums(keys: Prefixes) -> Key:
+    """The type in which Megatron-Core sums gradients."""
+    key = f"+{keys.megatron}.override_ddp_config.grad_reduce_in_fp32"
+    return Key("workload.gradients", key, codec=_SUMS, when="backend=megatron")
+
+
 _TRAINED = of_held("actor.train", "actor")
 POLICY_MICRO_BATCHES = (
     Key("actor.packs", DYNAMIC, codec=flag(both=True)),

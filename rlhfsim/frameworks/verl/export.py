@@ -8,7 +8,7 @@ from dataclasses import fields
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, script, the_rollout
 from rlhfsim.frameworks.given_data import MEETS, under_torchrun
-from rlhfsim.frameworks.instead import OWN_ENVIRONMENT, Instead, instead, layers_whole
+from rlhfsim.frameworks.instead import ONE_PASS, OWN_ENVIRONMENT, Instead, instead, layers_whole
 from rlhfsim.frameworks.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.frameworks.predictions import title_of
 from rlhfsim.frameworks.training_keys import TRAINING_NEEDS, written_for
@@ -139,7 +139,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
 
 
 def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, layers_whole())
+    yield from instead(plan, layers_whole(), ONE_PASS)
     yield from _packs(plan, "actor", plan.placement.actor.layout)
 
 

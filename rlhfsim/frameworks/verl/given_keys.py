@@ -19,7 +19,7 @@ from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.given_data import LAUNCHER, fields_of, samples_of
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import Codec, FixedKey, Key, Table, flag, given_that, of_held, whole
-from rlhfsim.frameworks.verl.engines import PLANNED, Prefixes, engine, layout_of, recomputing
+from rlhfsim.frameworks.verl.engines import PLANNED, Prefixes, engine, gradient_sums, layout_of, recomputing
 from rlhfsim.frameworks.verl.heads import (
     FUSED,
     MEGATRON_FUSED,
@@ -167,6 +167,7 @@ TABLE = Table(
                 Key("alpha", f"{MODEL_GROUP}.lora.alpha", read=False),
             ),
             *engine(KEYS),
+            gradient_sums(KEYS),
             *recomputing(KEYS),
         ),
     },

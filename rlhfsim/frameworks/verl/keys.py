@@ -48,6 +48,7 @@ from rlhfsim.frameworks.verl.engines import (
     REFERENCE_MICRO_BATCHES,
     by_version,
     engine,
+    gradient_sums,
     layout_of,
     recomputing,
 )
@@ -366,11 +367,6 @@ _ALGORITHM: tuple[Row, ...] = (
         why=FROM_ROLLOUT,
     ),
 )
-_SUMS = Codec(
-    lambda gradients: False if gradients == "bf16" else None,
-    lambda s, keys, usual: "bf16" if s.find(*keys) is False else "backend",
-    ("bf16", "backend"),
-)
 _POLICY: tuple[Row, ...] = (
     FixedKey(MODEL, "${MODEL}"),
     Key("workload.packing", UNPADDED, by_version(UNPADDED), flag(both=True)),
@@ -383,12 +379,7 @@ _POLICY: tuple[Row, ...] = (
     Key("alpha", "actor_rollout_ref.model.lora_alpha", read=False),
     FixedKey(MERGED, True, "workload.lora !weight_path=lora", of_call("actor.sync")),
     *engine(PREFIXES["actor"]),
-    Key(
-        "workload.gradients",
-        f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32",
-        codec=_SUMS,
-        when="backend=megatron",
-    ),
+    gradient_sums(PREFIXES["actor"]),
     Key(
         "workload.router_replay",
         f"{ROLL}.enable_rollout_routing_replay",
