@@ -64,16 +64,16 @@ def differences(
 
 
 def _read(plan: Plan, name: str, values: Mapping[str, Any], launch: str) -> Placement | None:
-    """The placement that the keys say; None where they ask for what only a user has, and of a trainer whose
-    own configuration says the algorithm."""
-    if not plan.workload.generates:
-        return None
+    """The placement that the keys say; None where they ask for what only a user has, and where another file
+    than the launch says by which algorithm given data are trained on."""
     way = configuration_named(name)
     entry = next((found[0] for e in way.entries if (found := re.search(e, launch))), None)
     bare = {key.lstrip("+-").replace("-", "_"): value for key, value in values.items()}
     settings = FrameworkSettings({**carried(plan, launch), **bare, ENTRY_POINT: entry}, "export")
     try:
         run = way.run(settings, {})
+        if not plan.workload.generates and run.algorithm != plan.workload.algorithm:
+            return None
         return placement_of(run, workload_of(run, _LENGTHS))
     except RlhfsimError:
         return None

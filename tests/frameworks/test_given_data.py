@@ -21,6 +21,7 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Workload
+from tests.frameworks.silent import silent
 
 WRITTEN: dict[str, dict[Algorithm, str]] = {
     "nemo-rl": {
@@ -89,6 +90,13 @@ def test_a_plan_reads_back_as_it_was(name: str, algorithm: Algorithm, tmp_path: 
     assert run.max_tokens == 1024
 
 
+@pytest.mark.parametrize(("name", "algorithm"), CASES)
+def test_every_field_that_changes_the_price_is_written_or_named(name: str, algorithm: Algorithm) -> None:
+    for backend in framework(name).trainers:
+        plan = planned(name, algorithm, backend, zero=1 if backend == "megatron" else 3)
+        assert list(silent(plan, name)) == []
+
+
 @pytest.mark.parametrize(
     ("name", "algorithm", "backend"),
     [("skyrl", "sft", "fsdp2"), ("areal", "dpo", "fsdp2"), ("slime", "sft", "megatron")],
@@ -126,10 +134,7 @@ def test_only_the_data_set_of_areal_says_what_it_trains() -> None:
     assert read_configuration(text, {})[0].name == "nemo-rl"
 
 
-MARKS = {
-    "openrlhf": ["openrlhf.cli"],
-    "areal": ["hhrlhf", "type: dpo"],
-}
+MARKS = {"openrlhf": ["openrlhf.cli"], "areal": ["hhrlhf", "type: dpo"]}
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.verl.heads import SCALED, SCALED_IN_PLACE, UNPADDED
+from rlhfsim.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED, SCALED, SCALED_IN_PLACE, UNPADDED
 
 torch = pytest.importorskip("torch")
 LiveBytes = pytest.importorskip("lab.oracle.live_bytes").LiveBytes
@@ -46,3 +46,26 @@ def test_heads_are_what_torch_keeps_of_the_logits(way: str) -> None:
             if train:
                 found.backward()
         assert live.peak / (tokens * vocab) == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_heads_of_the_sft_trainer_until_070_are_what_torch_keeps_of_the_logits(padded: bool) -> None:
+    """Its own lines on 2 samples of 256 tokens; under CUDA's autocast the cross-entropy has an FP32 copy."""
+    known = EAGER_PADDED if padded else EAGER_UNPADDED
+    batch, tokens, vocab = 2, 257, 4096
+
+    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        logits = torch.nn.functional.linear(hidden, head)
+        shifted = logits[..., :-1, :].contiguous().view(-1, vocab) if padded else logits.view(-1, vocab)
+        labels = torch.zeros(shifted.shape[0], dtype=torch.long)
+        found = torch.nn.CrossEntropyLoss(reduction="none")(shifted.float(), labels).sum()
+        if found.requires_grad:
+            found.backward()  # where the tensors above are still there
+        return found
+
+    for train, expected in ((True, known.train_bytes), (False, known.score_bytes)):
+        hidden = torch.randn(batch, tokens, 4, dtype=torch.bfloat16, requires_grad=train)
+        head = torch.randn(vocab, 4, dtype=torch.bfloat16, requires_grad=train)
+        with torch.set_grad_enabled(train), LiveBytes() as live:
+            loss(hidden, head)
+        assert live.peak / (batch * tokens * vocab) == pytest.approx(expected, abs=0.15)

@@ -25,7 +25,6 @@ from rlhfsim.specs.placement.placement import ResourcePool
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import diagnose, unread_keys
-from tests.frameworks.silent import silent
 from tests.frameworks.test_accepted import ROOT, answers, installed
 from tests.frameworks.test_given_data import planned
 from tests.frameworks.test_round_trip import differences
@@ -58,7 +57,9 @@ def test_what_is_not_said_is_as_in_verls_own_yaml() -> None:
 
 
 def test_a_configuration_without_a_command_is_told_by_its_keys() -> None:
-    text = "data:\n  max_token_len_per_gpu: 4096\nmodel:\n  path: Qwen/Qwen3-8B\nengine:\n  model_dtype: bf16\n"
+    text = (
+        "data:\n  max_token_len_per_gpu: 4096\nmodel:\n  path: Qwen/Qwen3-8B\nengine:\n  model_dtype: bf16\n"
+    )
     configuration, settings = read_configuration(text, {"nproc_per_node": "8"})
     assert (configuration.name, configuration.run(settings, {}).algorithm) == ("verl", "sft")
 
@@ -231,11 +232,6 @@ def test_an_export_reads_back_as_its_plan_with_its_step(number: int, tmp_path: P
     specs = found.described.specs
     lines = [x for x in differences(plan, specs.workload, specs.placement) if not x.startswith(NOT_USED)]
     assert lines == []
-
-
-@pytest.mark.parametrize("number", [0, 1, 5, 7, 9])
-def test_every_field_that_changes_the_price_is_written_or_named(number: int) -> None:
-    assert list(silent(list(plans())[number], "verl")) == []
 
 
 @pytest.mark.parametrize("version", [exporter("verl").version, *exporter("verl").releases])

@@ -19,7 +19,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.dispatching import in_vllm
 from rlhfsim.frameworks.export import Value, longest_prompt, longest_response
 from rlhfsim.frameworks.fields import Fields
-from rlhfsim.frameworks.given_data import fields_of
+from rlhfsim.frameworks.given_data import fields_of, samples_of
 from rlhfsim.frameworks.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.frameworks.nemo_rl.engines import (
     ENGINES,
@@ -465,8 +465,9 @@ TABLE = Table(
         "cluster.nodes": lambda plan: cluster_of(plan)[0],
         "cluster.each": lambda plan: cluster_of(plan)[1],
         "update": lambda plan: (
-            (plan.workload.num_sequences if plan.workload.generates else plan.workload.prompts)
-            // plan.workload.mini_batches
+            plan.workload.num_sequences // plan.workload.mini_batches
+            if plan.workload.generates
+            else samples_of(plan)
         ),
         "reuses": lambda plan: (
             plan.workload.old_logprobs != "recompute"

@@ -18,6 +18,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.given_data import MEETS, under_torchrun
 from rlhfsim.frameworks.instead import (
+    ONE_PASS,
     OWN_ENVIRONMENT,
     Instead,
     generated_as_batch,
@@ -77,7 +78,7 @@ def write(plan: Plan) -> Written:
 
 
 def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, layers_whole())
+    yield from instead(plan, layers_whole(), ONE_PASS)
     reference, actor = plan.placement.reference, plan.placement.actor.layout
     if reference is None:
         return

@@ -11,6 +11,7 @@ import yaml
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
 from rlhfsim.frameworks.instead import (
+    ONE_PASS,
     OWN_ENVIRONMENT,
     Instead,
     instead,
@@ -87,6 +88,7 @@ def _most_sequences(plan: Plan) -> int:
 
 
 ROWS = (
+    replace(ONE_PASS, when="!workload.generates"),
     Instead(
         "workload.packing",
         False,
