@@ -70,6 +70,17 @@ def test_micro_batches_count_samples_only_where_they_are_not_packs() -> None:
     assert (layout.pack_tokens, layout.micro_batch) == (None, 16)
 
 
+@pytest.mark.parametrize(
+    ("size", "zero", "shards"), [(-1, 3, None), (4, 3, 4), (8, 3, None), (16, 3, None), (1, 0, None)]
+)
+def test_shards_are_copied_where_they_are_fewer_than_the_gpus(
+    size: int, zero: int, shards: int | None
+) -> None:
+    """One is no shard: every GPU has all; it was read as one over all GPUs, and 16 of 8 was refused."""
+    layout = read(f"{START} engine.fsdp_size={size}").layout
+    assert (layout.zero, layout.shards) == (zero, shards)
+
+
 def test_megatron_and_its_degrees() -> None:
     run = read(
         f"{START} engine=megatron optim=megatron engine.tensor_model_parallel_size=2 "
@@ -132,6 +143,11 @@ def test_releases_of_the_trainer_before_have_their_own_defaults() -> None:
         ),
         (f"{START} engine.offload_policy=True", "is passed over", False),
         (f"{BEFORE} data.micro_batch_size=16", "data.micro_batch_size=16 is read by nothing", False),
+        (
+            f"{BEFORE} model.fsdp_config.cpu_offload=True model.fsdp_config.offload_params=True",
+            "states on the host are FSDP1's",
+            False,
+        ),
         (f"{BEFORE} data.train_batch_size=100", "does not split over 8", True),
         (f"{BEFORE} ulysses_sequence_parallel_size=2", "padded batches", True),
     ],

@@ -146,8 +146,18 @@ def _ulysses(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int:
 
 
 def _shards(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int | None:
-    shards = s.count(*keys) or 1
-    return shards if shards > 1 else None
+    shards = s.count(*keys) or -1
+    return shards if shards > 0 else None
+
+
+def _copies(shards: int | None, gpus: int) -> dict[str, Any]:
+    """Copies of shards: one where these are as many as the GPUs or more; a single shard is the whole model.
+
+    `create_device_mesh` of verl/workers/engine/fsdp/utils.py, lines 47 to 53 of 0.9.1.
+    """
+    if shards is None or shards >= gpus:
+        return {"shards": None}
+    return {"shards": None, "zero": 0} if shards == 1 else {"shards": shards}
 
 
 def layout_of(s: FrameworkSettings, read: Fields, keys: Prefixes) -> Layout:
@@ -160,6 +170,7 @@ def layout_of(s: FrameworkSettings, read: Fields, keys: Prefixes) -> Layout:
         changes |= {name: read[f"{read['leader']}.{name}"] for name in GROUPS} | {"zero": 1}
     else:
         changes["offload_params"] = read[f"{role}.offload_optimizer"]
+        changes |= _copies(read[f"{role}.shards"], read["actor.gpus"])
     if role == "reference":
         changes |= _reference_home(s, read)
         changes["recompute"], train, score = read["actor.recompute"], score, None

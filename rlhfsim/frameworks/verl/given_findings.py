@@ -115,6 +115,14 @@ def _old(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             keys=(old_given_keys.IGNORED, MICRO_BATCH),
             remedy=f"{MICRO_BATCH}={ignored}",
         )
+    asked, flat = old_given_keys.hosts(s)
+    if asked and not flat:
+        yield Finding(
+            what="states on the host are FSDP1's: what FSDP2 makes of its object is not known, and all is "
+            "priced on the GPUs",
+            keys=(*old_given_keys.OFFLOADS, old_given_keys.STRATEGY),
+            remedy=f"{old_given_keys.STRATEGY}=fsdp",
+        )
     if run.prompts % run.layout.dp:
         yield Finding(
             what=f"a batch of {run.prompts:,} samples does not split over {run.layout.dp} data-parallel "

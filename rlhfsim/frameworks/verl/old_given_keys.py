@@ -33,6 +33,7 @@ LAST = "0.6.1"
 IGNORED = "data.micro_batch_size"
 """In its configuration and in its examples, and read by no release since 0.2."""
 UNPADS = "use_remove_padding"
+STRATEGY = f"{MODEL_GROUP}.strategy"
 OFFLOADS = tuple(f"{MODEL_GROUP}.fsdp_config.{name}" for name in ("cpu_offload", "offload_params"))
 STRATEGY_SINCE = (0, 4)
 """Release since which a strategy can be said, and layers are computed again, where nothing is said."""
@@ -49,23 +50,20 @@ def is_old(values: Mapping[str, Any]) -> bool:
 def _fsdp(s: FrameworkSettings) -> FsdpKeys:
     first = before(s.find(VERSION), STRATEGY_SINCE)
     return FsdpKeys(
-        strategy=f"{MODEL_GROUP}.strategy",
-        dtype=f"{MODEL_GROUP}.fsdp_config.model_dtype",
-        usual="fsdp" if first else "fsdp2",
+        strategy=STRATEGY, dtype=f"{MODEL_GROUP}.fsdp_config.model_dtype", usual="fsdp" if first else "fsdp2"
     )
 
 
-def _hosted(s: FrameworkSettings) -> str:
-    """Whether states are on the host: FSDP2 is handed FSDP1's object for it, which it passes over."""
-    keys = _fsdp(s)
-    flat = s.text(keys.strategy, default=keys.usual) == "fsdp"
-    return "cpu" if flat and all(s.flag(key) for key in OFFLOADS) else "none"
+def hosts(s: FrameworkSettings) -> tuple[bool, bool]:
+    """Whether states shall be on the host, and whether it is FSDP1 that is told: FSDP2 gets its object."""
+    keys, asked = _fsdp(s), [s.flag(key) for key in OFFLOADS]
+    return all(asked), s.text(keys.strategy, default=keys.usual) == "fsdp"
 
 
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     s.overruled(NODES, EACH, IGNORED)
     unpads = s.flag(UNPADS) and read["actor.cp"] > 1
-    hosted = _hosted(s)
+    hosted = "cpu" if all(hosts(s)) else "none"
     head = EAGER_UNPADDED if unpads else EAGER_PADDED
     return {
         **fields_of(
