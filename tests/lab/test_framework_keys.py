@@ -23,7 +23,9 @@ def test_rows_follow_releases_and_trainers(tmp_path: Path) -> None:
     head, *lines = map(json.loads, table("verl", found["verl"], "2026-11-22").splitlines())
     assert head["releases"] == ["0.4.1", "0.9.1", "0.10.0"]
     listed = [line for line in lines if line[0] == "engine.strategy"]
-    assert listed == [["engine.strategy", 1, 1, ["fsdp"]]], "of the list with releases, where a schema has them"
+    assert listed == [["engine.strategy", 1, 1, ["fsdp"]]], (
+        "of the list with releases, where a schema has them"
+    )
     assert [line for line in lines if line[0] in ("a", "b", "c_d")] == [
         ["a", 0, 0, [1]],
         ["a", 1, 1, [2]],
