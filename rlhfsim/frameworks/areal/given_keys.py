@@ -34,7 +34,7 @@ from rlhfsim.frameworks.table import Key, Table, limit, whole
 from rlhfsim.specs.workload.workload import Algorithm
 
 ALGORITHM: Algorithm = "sft"
-SCRIPT = r"\bexamples/\w+/\w+_sft\w*\.py"
+SCRIPT = r"\bexamples/\w+/(?=\w*_sft)\w+\.py"
 """A script that trains so, where its configuration does not say it."""
 
 
