@@ -40,6 +40,7 @@ from rlhfsim.specs.placement.backends import (
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout, ServingEngine
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Workload
@@ -177,6 +178,8 @@ class Runs:
     (Megatron: `UNFUSED`)."""
     padded_heads: Mapping[Backend, Head] = field(default_factory=dict)
     """The same where samples are padded, if that differs."""
+    software: Mapping[Backend, Software] = field(default_factory=dict)
+    """What its training stack does where a plan says nothing; of a backend that is missing the default."""
     shares: Literal["any", "batch", "update", "micro_batch"] = "any"
     """What the data-parallel ranks must divide: nothing, the samples of a step, those of an update, or those
     together with micro-batches of samples."""

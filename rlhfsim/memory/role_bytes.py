@@ -50,11 +50,11 @@ def software_of(
     algorithm: Algorithm | None = None,
 ) -> Software:
     """The training stack of a plan, with the head of its framework where the plan names none."""
-    software = given or default_software(backend)
     known = next((x for x in frameworks() if x.name == framework), None)
     if known is None:
-        return software
+        return given or default_software(backend)
     known = known.by(algorithm)
+    software = given or known.software.get(backend) or default_software(backend)
     frees = software.frees_gradients
     return replace(
         software,
@@ -123,6 +123,8 @@ class RoleKind(NamedTuple):
     """The same of the teacher's largest logits."""
     draft: Speculation | None = None
     """The draft that is trained with the policy, on the last pipeline stage."""
+    one_group: bool = False
+    """FSDP gathers all its weights at once."""
 
 
 class RoleMemory(NamedTuple):
@@ -266,6 +268,7 @@ def role_memory(
         routes=step_bytes(model, workload, engine) if role == "actor" else 0.0,
         logits=teacher_bytes(workload) if role == "actor" else 0.0,
         draft=workload.speculation if role == "actor" and workload.trains_draft else None,
+        one_group=role == "reference" and software.whole_reference and not software.flat_parameters,
     )
     return RoleMemory(
         kind=kind,
@@ -342,6 +345,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     (`_alike`)."""
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
     trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
+    reduced = software.reduce_bytes or FP32
     if kind.trained and lora is not None:
         base, own = memory.lora_states(
             model,
@@ -383,15 +387,19 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
         overlap=software.overlaps_reduction,
         fp32_sums=fp32_sums,
         flat=software.flat_parameters,
+        reduced=reduced,
     )
     scatters = memory.reduce_scatters(layout, backend)
     by_layer = scatters and not software.flat_parameters
     again = memory.summed_again(trainable, layout, backend, fp32_sums=fp32_sums)
     if scatters and software.sums_whole:
-        again = memory.summed_whole(trainable, states.gradients, flat=software.flat_parameters)
+        width = BF16 if software.flat_parameters else reduced
+        again = memory.summed_whole(trainable, states.gradients, width)
     return _Standing(
         states=states,
-        gathered=memory.gathered_bytes(part, layout, backend, flat=software.flat_parameters, cast=cast)
+        gathered=memory.gathered_bytes(
+            part, layout, backend, flat=software.flat_parameters, cast=cast, whole=kind.one_group
+        )
         if gathers
         else dequantised,
         buffers=buffers,

@@ -388,7 +388,13 @@ def lora_states(
 
 
 def gathered_bytes(
-    part: Shard, layout: Layout, backend: Backend, *, flat: bool = False, cast: bool = True
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    *,
+    flat: bool = False,
+    cast: bool = True,
+    whole: bool = False,
 ) -> Size:
     """BF16 weights that ZeRO-3 or FSDP hold gathered while a layer runs.
 
@@ -398,7 +404,8 @@ def gathered_bytes(
     is copied from: their stream keeps a pool of its own, in which a layer is written while what the root's or
     the layer before wrote is kept, and before it the rank's own part in BF16 (`cast`: the shards are FP32).
     FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
-    at one time. On one rank the running and the next layer stand there; without resharding after forward
+    at one time. As one group (`whole`) all weights stand there, beside what the all-gather wrote. On one rank
+    the running and the next layer stand there; without resharding after forward
     (stage 2) all weights, beside what all-gathers wrote. Weights on the host pass through the same buffers.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard (frees a result
     once the next all-gather has its memory); FSDP1: _flat_param.py, _all_gather_flat_param, and
@@ -406,6 +413,8 @@ def gathered_bytes(
     """
     if backend == "fsdp2":
         in_place = flat or layout.dp * layout.cp == 1 or not layout.zero
+        if whole and layout.zero == 3:
+            return BF16 * part.elements * (1 if in_place else 2)
         own = cast * part.layer / part.dense_ranks
         written = 0.0 if in_place else part.layer + np.maximum(part.root, part.layer) + own
         running = part.root + part.layer * (1 + in_place) if layout.zero == 3 else part.elements
@@ -441,15 +450,17 @@ def gradient_buffer_bytes(
     overlap: bool = True,
     fp32_sums: bool = False,
     flat: bool = False,
+    reduced: float = FP32,
 ) -> Size:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
     DeepSpeed allocates whole buckets at any number of ranks, of `DEEPSPEED.reduce_bucket` elements or, where
     fewer are trained, of those: one (ZeRO-1), two where the reduction overlaps (ZeRO-2), one and the copy
     that a reduce-scatter interleaves (ZeRO-3); none where ZeRO-1 sums in FP32, one gradient after the other.
-    FSDP2 holds one FP32 reduce-scatter input, of the layer whose backward pass is through (its gradients
-    until then count with its activations); FSDP1 (`flat`) besides BF16 gradients of two layers and of the
-    root. Megatron reduces in place in its FP32 buffer.
+    FSDP2 holds one reduce-scatter input, of the layer whose backward pass is through (its gradients
+    until then count with its activations), in `reduced` bytes an element; FSDP1 (`flat`) besides BF16
+    gradients of two layers and of the root, which are its input where it reduces in BF16. Megatron reduces in
+    place in its FP32 buffer.
     `overlap`: as the executor asks for; DeepSpeed's own default overlaps under ZeRO-3 alone.
     Source: DeepSpeed 0.19.8, setup_buckets of runtime/zero/stage_1_and_2.py, reduce_scatter_coalesced of
     runtime/comm/coalesced_collectives.py (tests/executor/test_deepspeed_buckets.py runs both).
@@ -459,7 +470,8 @@ def gradient_buffer_bytes(
         return BF16 * buckets * np.minimum(part.elements, DEEPSPEED.reduce_bucket)
     if not reduce_scatters(layout, backend):
         return 0.0
-    return FP32 * part.layer + flat * BF16 * (2 * part.layer + part.root)
+    copied = 0.0 if flat and reduced == BF16 else reduced * part.layer
+    return copied + flat * BF16 * (2 * part.layer + part.root)
 
 
 def reduce_scatters(layout: Layout, backend: Backend) -> bool:
@@ -483,16 +495,16 @@ def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bo
     return BF16 * (part.dense / part.dense_ranks + part.expert / part.expert_ranks)
 
 
-def summed_whole(part: Shard, gradients: Size, *, flat: bool) -> Size:
+def summed_whole(part: Shard, gradients: Size, width: float) -> Size:
     """Whole gradients of the micro-batches before, where FSDP reduces once a step (`Software.sums_whole`),
     beside the `gradients` of the rank's own shards, which come with the last micro-batch alone.
 
-    FSDP2 adds them up in the type that it reduces in, FP32; FSDP1 (`flat`) leaves them where autograd adds,
-    in BF16. Source: torch 2.13, to_accumulated_grad_if_needed of
+    `width`, bytes of an element: FSDP2 adds them up in the type that it reduces in, FSDP1 leaves them where
+    autograd adds, in BF16. Source: torch 2.13, to_accumulated_grad_if_needed of
     distributed/fsdp/_fully_shard/_fsdp_param.py; _post_backward_hook of distributed/fsdp/_runtime_utils.py,
     which returns before it casts (tests/executor/test_whole_gradients.py runs both).
     """
-    return np.maximum(0.0, (BF16 if flat else FP32) * part.elements - gradients)
+    return np.maximum(0.0, width * part.elements - gradients)
 
 
 def loss_share(layout: Layout, backend: Backend) -> float:

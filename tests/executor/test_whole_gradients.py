@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,8 @@ from rlhfsim.memory.states import Shard
 
 WIDE, LAYERS = 64, 3
 ELEMENTS = WIDE * WIDE * LAYERS
+WIDTHS = {"4": torch.float32, "2": torch.bfloat16}
+"""Bytes of a gradient that is reduced."""
 
 
 def _model() -> nn.Sequential:
@@ -33,21 +36,26 @@ def _kept(rank: int, folder: str) -> None:
     """Bytes of gradients after a backward pass that reduces nothing: FSDP1, FSDP2."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    types = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-    one = FSDP(
-        _model(), device_mesh=mesh, device_id=torch.device("cpu"), mixed_precision=MixedPrecision(**types)
-    )
-    with one.no_sync():
-        one(torch.randn(4, WIDE)).sum().backward()
-    two = _model()
-    for part in (*two, two):
-        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(**types))
-    two.set_requires_gradient_sync(False)
-    two(torch.randn(4, WIDE)).sum().backward()
-    groups = [layer._get_fsdp_state()._fsdp_param_group for layer in two]
-    whole = [p.unsharded_accumulated_grad for group in groups for p in group.fsdp_params]
+    kept = {}
+    for reduced in WIDTHS:
+        types = {"param_dtype": torch.bfloat16, "reduce_dtype": WIDTHS[reduced]}
+        one = FSDP(
+            _model(), device_mesh=mesh, device_id=torch.device("cpu"), mixed_precision=MixedPrecision(**types)
+        )
+        with one.no_sync():
+            one(torch.randn(4, WIDE)).sum().backward()
+        two = _model()
+        for part in (*two, two):
+            fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(**types))
+        two.set_requires_gradient_sync(False)
+        two(torch.randn(4, WIDE)).sum().backward()
+        groups = [layer._get_fsdp_state()._fsdp_param_group for layer in two]
+        parameters = [p for group in groups for p in group.fsdp_params]
+        summed = [(p.unsharded_accumulated_grad, p._unsharded_param.grad) for p in parameters]
+        whole = [own if cast is None else cast for cast, own in summed]
+        kept[f"flat, {reduced}"] = _size([one._handle.flat_param.grad])
+        kept[f"by parameter, {reduced}"] = _size(whole)
     if rank == 0:
-        kept = {"flat": _size([one._handle.flat_param.grad]), "by parameter": _size(whole)}
         Path(folder, "kept.json").write_text(json.dumps(kept), encoding="utf-8")
     dist.destroy_process_group()
 
@@ -65,5 +73,6 @@ def test_fsdp_keeps_whole_gradients_until_it_reduces_them(tmp_path: Path) -> Non
         matrix=WIDE * WIDE,
         num_layers=LAYERS,
     )
-    for name, flat in (("flat", True), ("by parameter", False)):
-        assert states.summed_whole(part, 0.0, flat=flat) == pytest.approx(kept[name])
+    for name, reduced in itertools.product(("flat", "by parameter"), WIDTHS):
+        width = states.BF16 if name == "flat" else float(reduced)
+        assert states.summed_whole(part, 0.0, width) == pytest.approx(kept[f"{name}, {reduced}"])

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlhfsim import units
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.software import Software
 
 GROUPED = ("grpo", "dr-grpo", "rloo")
 """Algorithms whose baseline is the mean of a group."""
@@ -96,6 +99,23 @@ def uneven_updates(batch: int, update: int, *keys: str, then: str) -> Iterator[F
             remedy=f"{keys[0]}={max(n for n in range(1, max(1, min(update, batch)) + 1) if batch % n == 0)}",
             stops=True,
         )
+
+
+def whole_gradients(
+    run: RunDescription, software: Software | None, *keys: str, who: str, remedy: str
+) -> Iterator[Finding]:
+    """Gradients that no GPU gives away before the last micro-batch of an update; `who` has it so."""
+    if software is None or not software.sums_whole or run.gpus == 1 or run.lora_rank:
+        return
+    fp32 = not software.flat_parameters and software.reduce_bytes != 2
+    width, name = (4, "FP32") if fp32 else (2, "BF16")
+    size = units.format(width * resolve_model(run.model).num_params, "byte")
+    yield Finding(
+        what=f"every GPU keeps the whole gradients in {name}, {size}, from the first micro-batch of an "
+        f"update to the last: {who}",
+        keys=keys,
+        remedy=remedy,
+    )
 
 
 def without_engine(keys: tuple[str, ...], remedy: str) -> Finding:

@@ -6,6 +6,7 @@ Arguments and defaults: openrlhf/cli/train_ppo_ray.py (0.11.2; 0.8.11 and 0.9.10
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -16,6 +17,7 @@ from rlhfsim.frameworks.configuration.findings import said_as
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields, cut
+from rlhfsim.frameworks.openrlhf.heads import SCALED
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.frameworks.openrlhf.runs import PREFILL, SEQUENCES
 from rlhfsim.frameworks.predictions import memory, predicted
@@ -38,6 +40,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm
 
@@ -249,10 +252,17 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "limit.prompt": prompt,
         "limit.response": response,
         "backend": "deepspeed",
+        "software": _software(s),
         "roles": _roles(s, read, ppo=algorithm == "ppo", reward=reward is not None),
         "actor.offload_between": read["leaves"],
         **_generation(read),
     }
+
+
+def _software(s: FrameworkSettings) -> Software | None:
+    """Log-probs at another temperature than 1; None: as `runs` has it."""
+    scaled = s.share(*names("rollout.temperature"), default=1.0) != 1
+    return replace(default_software("deepspeed"), head=SCALED) if scaled else None
 
 
 def _generation(read: Fields) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlhfsim.frameworks.openrlhf.heads import DROPPED, HELD
 from rlhfsim.frameworks.runs import COMMON, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 SEQUENCES, PREFILL = 128, 2048
@@ -54,14 +54,8 @@ RUNS = Runs(
         whole_updates=True,
         packed_contexts=("deepspeed",),
     ),
-    heads={
-        "deepspeed": Head(
-            train_bytes=8,
-            score_bytes=6,
-            source="OpenRLHF 3c3be623, models/actor.py and utils.py: logits in FP32, cross-entropy of "
-            "flash-attn, their FP32 gradient",
-        )
-    },
+    heads={"deepspeed": HELD},
+    differs={"dpo": {"heads": {"deepspeed": DROPPED}}},
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",

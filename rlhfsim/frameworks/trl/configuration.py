@@ -12,11 +12,12 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding, without_engine
+from rlhfsim.frameworks.configuration.findings import Finding, whole_gradients, without_engine
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.trl.accelerate import LAUNCHED, NAMED_FILE, PROCESSES, STAGE, STAGE_NAMED
-from rlhfsim.frameworks.trl.keys import ADAPTERS, GIVEN, MARKS, RANK, TABLE, TRAINER
+from rlhfsim.frameworks.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, TABLE, TRAINER
+from rlhfsim.frameworks.trl.runs import RUNS
 
 MODES = ("colocate", "server")
 _TRAINERS = "grpo|rloo|ppo|sft|dpo|kto|reward"
@@ -47,6 +48,14 @@ def launched_by(said: Said) -> Mapping[str, Any]:
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the arguments."""
+    if s.whole(TABLE.key("accumulation"), default=1) > 1:
+        yield from whole_gradients(
+            run,
+            run.software or RUNS.software.get(run.backend),
+            TABLE.key("accumulation"),
+            who="transformers' Trainer reduces them once",
+            remedy=f"{EACH_BATCH[0]}=True, or {TABLE.key('accumulation')}=1",
+        )
     if run.algorithm in ("ppo", *GIVEN.values()):
         return
     yield from _groups(s, run)

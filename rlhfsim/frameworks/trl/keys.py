@@ -36,7 +36,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, VERSION, trained_by
 from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
-from rlhfsim.frameworks.trl.runs import SHARED_PREFILL
+from rlhfsim.frameworks.trl.runs import RUNS, SHARED_PREFILL
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
@@ -56,6 +56,17 @@ SEQUENCES = 256
 """Sequences at a time of a vLLM engine that is told nothing."""
 ACCELERATE, SERVER = "accelerate", "server"
 """Titles of the sections that become accelerate.yaml and server.sh."""
+EACH_BATCH = tuple(
+    f"{group}gradient_accumulation_kwargs.sync_each_batch" for group in ("accelerator_config.", "")
+)
+"""Key of accelerate that has FSDP reduce gradients after every micro-batch."""
+CORRECTS_SINCE = (0, 23)
+"""First release that corrects for the engine, for which it always computes old log-probs under vLLM.
+
+Source: TRL 0.22.0 and 0.23.0, _generate_and_score_completions of trainer/grpo_trainer.py (lines 1331, 1371).
+"""
+ONE_GROUP_SINCE = (0, 29)
+"""First release read whose reference under FSDP2 is one group; 0.25 wraps it as FSDP1."""
 TRAINER, ADAPTERS, RANK = "trainer", "use_peft", "lora_r"
 """Keys of the class that trains, and of adapters."""
 GIVEN: dict[str, Algorithm] = {"SFT": "sft", "Reward": "reward_model", "DPO": "dpo", "KTO": "kto"}
@@ -136,6 +147,12 @@ def _given(trainer: str) -> Algorithm | None:
     return next((algorithm for name, algorithm in GIVEN.items() if trainer.startswith(name)), None)
 
 
+def _before(s: FrameworkSettings, release: tuple[int, int]) -> bool:
+    """Whether the release is known, and older than this."""
+    version = s.find("trl_version")
+    return version is not None and numbers(str(version))[:2] < release
+
+
 def _algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the trainer and its loss."""
     trainer = trainer_of(s)
@@ -160,8 +177,10 @@ def _old_logprobs(s: FrameworkSettings, read: Fields) -> OldLogprobs:
 
     grpo_trainer.py: without `old_per_token_logps` the loss takes its own, detached. Several passes over
     samples within one optimizer step need none either, which a workload cannot say: it has no forward.
+    Releases before 0.23 correct nothing.
     """
-    corrected = read["vllm"] and s.flag("vllm_importance_sampling_correction", default=True)
+    asked = s.flag("vllm_importance_sampling_correction", default=True)
+    corrected = read["vllm"] and asked and not _before(s, CORRECTS_SINCE)
     if _steps(read) > 1 or corrected or _algorithm(s) == "rloo":  # RLOOTrainer always computes them
         return "recompute"
     return "reused" if read["workload.epochs"] == 1 else "rollout"
@@ -171,14 +190,17 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
     """Accelerate's FSDP is FSDP1 by default; before 1.15 Liger's loss goes through one response at a time.
     None: as `runs` has both."""
     version, trainer = s.find("trl_version"), trainer_of(s)
-    older = version is not None and numbers(str(version))[:2] < USUALLY_SINCE
+    older = _before(s, USUALLY_SINCE)
     liger = older and read["rollout"] and s.flag("use_liger_kernel", "use_liger_loss")
     head = head_of(trainer, None if version is None else str(version))
-    usual = default_software(read["backend"])
+    usual = RUNS.software.get(read["backend"]) or default_software(read["backend"])
+    fsdp = read["backend"] == "fsdp2"
     known = replace(
         usual,
         head=replace(LIGER, tokens=read["limit.response"]) if liger else head if older else None,
-        flat_parameters=read["backend"] == "fsdp2" and s.whole(VERSION, default=1) == 1,
+        flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
+        sums_whole=fsdp and not s.flag(*EACH_BATCH),
+        whole_reference=fsdp and not _before(s, ONE_GROUP_SINCE),
     )
     return None if known == usual else known
 

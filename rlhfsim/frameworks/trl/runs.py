@@ -8,12 +8,23 @@ from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.frameworks.trl.heads import TILED, WHOLE
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.software import default_software
 from rlhfsim.specs.placement.weight_paths import APART
 
 SHARED_PREFILL = 4096
 """`max_num_batched_tokens` of an engine in the training processes, on every GPU.
 
 Source: TRL 0.19.0 to 1.16.0, generation/vllm_generation.py (line 359; until 0.27 in trainer/grpo_trainer.py).
+"""
+
+ACCELERATED = replace(default_software("fsdp2"), reduce_bytes=2.0, sums_whole=True, whole_reference=True)
+"""FSDP as accelerate sets it up: gradients are reduced in BF16, and once a step.
+
+Source: accelerate 1.15.0, set_mixed_precision of FullyShardedDataParallelPlugin (utils/dataclasses.py, line
+2109: `reduce_dtype` is that of the weights) and no_sync (accelerator.py, line 1133), which transformers
+5.19.0 enters for all micro-batches of a step but the last unless `sync_each_batch` is set (trainer.py, line
+1882); TRL 0.29 to 1.16.0, prepare_fsdp (models/utils.py, line 338 of 1.16.0): `fully_shard` of a reference
+without its layers.
 """
 
 RUNS = Runs(
@@ -40,6 +51,7 @@ RUNS = Runs(
     },
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
     heads=dict.fromkeys(("deepspeed", "fsdp2"), TILED),
+    software={"fsdp2": ACCELERATED},
     differs={"dpo": {"heads": dict.fromkeys(("deepspeed", "fsdp2"), WHOLE)}},
     pads=True,
     says=Says(

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhfsim import units
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding, group_of_one, short_budget, uneven_batch
+from rlhfsim.frameworks.configuration.findings import (
+    Finding,
+    group_of_one,
+    short_budget,
+    uneven_batch,
+    whole_gradients,
+)
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl import engine_limits, given_findings, given_keys, old_given_keys
 from rlhfsim.frameworks.verl.engines import CRITIC_DYNAMIC, DYNAMIC, PREFIXES, ROLES, flat_on_host
@@ -29,7 +34,6 @@ from rlhfsim.frameworks.verl.versions import (
     of_each_gpu,
     spelled,
 )
-from rlhfsim.specs.model.presets import resolve_model
 
 BUDGETS = TABLE.keys_of(
     "actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens"
@@ -64,7 +68,13 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from engine_limits.findings(s, run)
     if run.backend == "fsdp2":
         yield from flat_on_host(s, PREFIXES["actor"])
-    yield from _whole_gradients(run)
+    yield from whole_gradients(
+        run,
+        run.software,
+        SUMS_WHOLE,
+        who="verl 0.9.0 always, 0.9.1 on request",
+        remedy=f"verl 0.9.1, and {SUMS_WHOLE}=False, or one micro-batch an update",
+    )
     swap = s.find(f"{ROLL}.engine_kwargs.vllm.swap_space", f"{ROLL}.swap_space")
     if isinstance(swap, int | float) and swap > 0:
         yield Finding(
@@ -136,20 +146,6 @@ def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator
             keys=tuple(unsaid),
             remedy=f"{DYNAMIC}=True, or the micro-batches",
             stops=True,
-        )
-
-
-def _whole_gradients(run: RunDescription) -> Iterator[Finding]:
-    """Gradients that no GPU gives away before the last micro-batch of an update."""
-    software = run.software
-    if software is not None and software.sums_whole and run.gpus > 1 and not run.lora_rank:
-        width, name = (2, "BF16") if software.flat_parameters else (4, "FP32")
-        size = units.format(width * resolve_model(run.model).num_params, "byte")
-        yield Finding(
-            what=f"every GPU keeps the whole gradients in {name}, {size}, from the first micro-batch of an "
-            "update to the last: verl 0.9.0 always, 0.9.1 on request",
-            keys=(SUMS_WHOLE,),
-            remedy=f"verl 0.9.1, and {SUMS_WHOLE}=False, or one micro-batch an update",
         )
 
 

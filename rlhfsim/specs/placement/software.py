@@ -44,6 +44,8 @@ class Software(Hashed):
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     sums_whole: bool = False
     """FSDP adds up whole gradients on every GPU, FSDP1 in BF16, and reduces them once a step (`no_sync`)."""
+    whole_reference: bool = False
+    """FSDP2 wraps a reference as one group, whose weights it gathers all at once."""
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()

@@ -1,0 +1,72 @@
+"""What TRL's workers do with gradients and scoring passes, as accelerate and transformers set them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.memory.role_bytes import RoleBytes, role_memory, software_of
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.software import Software
+from tests.frameworks.test_accepted import workload
+
+PSI = preset("qwen2.5-7b").num_params
+RUN = (
+    "accelerate launch grpo.py --model_name_or_path qwen2.5-7b --num_processes 8 --use_vllm True "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 8 --beta 0.04 --vllm_mode colocate "
+)
+FSDP2 = "--fsdp_config.fsdp_version 2 --fsdp_config.fsdp_reshard_after_forward True "
+
+
+def _run(text: str, **values: Any):
+    configuration, settings = read_configuration(text, values, framework="trl")
+    run = configuration.run(settings, {})
+    return run, {finding.what: finding.stops for finding in configuration.findings(settings, run)}
+
+
+def _held(role: str, software: Software | None, layout: Layout) -> RoleBytes:
+    model = preset("qwen2.5-7b")
+    memory = role_memory(
+        Models(actor=model, reference=model),
+        role,
+        workload("grpo", prompts=64, samples=8, mini_batches=1),
+        backend="fsdp2",
+        profile=load_profile("h100_sxm"),
+        software=software_of(software, "trl", "fsdp2", packing=False),
+    )
+    return memory.of(RolePlacement(pool="all", layout=layout))
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_gradients_are_summed_whole_until_the_last_micro_batch(version: str) -> None:
+    run, found = _run(RUN + FSDP2.replace("version 2", f"version {version}"))
+    software = software_of(run.software, "trl", "fsdp2", packing=False)
+    assert (software.sums_whole, software.reduce_bytes) == (True, 2.0)
+    layout = Layout(dp=8, zero=3, micro_batch=4)
+    each = "--accelerator_config.gradient_accumulation_kwargs.sync_each_batch True"
+    other, silent = _run(RUN + FSDP2.replace("version 2", f"version {version}") + each)
+    added = (
+        _held("actor", software, layout).train.buffers - _held("actor", other.software, layout).train.buffers
+    )
+    assert (2 - 4 / 8) * PSI * 0.8 < added < (2 - 4 / 8) * PSI
+    assert any("whole gradients in BF16, 15.2 GB" in what for what in found)
+    assert not any("whole gradients" in what for what in silent)
+
+
+@pytest.mark.parametrize(("version", "one_group"), [("1.16", True), ("0.25", False)])
+def test_a_reference_under_fsdp2_is_gathered_as_one_group(version: str, one_group: bool) -> None:
+    run, _ = _run(RUN + FSDP2, trl_version=version)
+    layout = Layout(dp=8, zero=3, micro_batch=4)
+    gathered = _held("reference", run.software, layout).score.gathered
+    actor = _held("actor", run.software, layout).score.gathered
+    if one_group:
+        assert gathered == pytest.approx(4 * PSI, rel=1e-3)
+    else:
+        assert gathered == pytest.approx(actor, rel=0.05)
+    assert actor < PSI, "its layers are groups"
