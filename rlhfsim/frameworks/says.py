@@ -60,6 +60,8 @@ class Says:
     sharing: Places = field(default_factory=Places)
     alone: Places = field(default_factory=Places)
     same: tuple[Same, ...] = ()
+    leaves_under: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages under which a role that only scores can leave for the host."""
     rollout_with: Literal["any", "actor", "all"] = "any"
     """Who shares GPUs with the rollout: anybody, only the actor and others beside it, or all or nobody."""
     groups: tuple[frozenset[str], ...] | None = None

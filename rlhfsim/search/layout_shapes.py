@@ -38,8 +38,8 @@ class Shapes:
     fields: tuple[Fields, ...]
     refused: Counter[str]
     """Why others are never run -> how many."""
-    homes: Counter[tuple[int, Offload, Offload]]
-    """Virtual stages, where optimizer states and parameters lie -> how many."""
+    homes: Counter[tuple[int, Offload, Offload, int]]
+    """Virtual stages, where optimizer states and parameters lie, ZeRO stage -> how many."""
     recomputed: bool
     """Whether all of them run the whole forward again."""
 
@@ -119,10 +119,10 @@ class Space:
         return chain.from_iterable(shape.layouts for shape in self.shapes)
 
     @property
-    def homes(self) -> Counter[tuple[Offload, Offload]]:
-        """Where optimizer states and parameters lie -> number of layouts."""
-        total: Counter[tuple[Offload, Offload]] = Counter()
+    def homes(self) -> Counter[tuple[Offload, Offload, int]]:
+        """Where optimizer states and parameters lie, ZeRO stage -> number of layouts."""
+        total: Counter[tuple[Offload, Offload, int]] = Counter()
         for block in self.blocks:
-            for (vp, *home), count in block.shapes.homes.items():
-                total[home[0], home[1]] += count * len(block.sizes[vp])
+            for (vp, optimizer, params, zero), count in block.shapes.homes.items():
+                total[optimizer, params, zero] += count * len(block.sizes[vp])
         return total

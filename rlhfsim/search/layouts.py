@@ -81,7 +81,7 @@ def _runnable(
             refused[reason] += 1
         else:
             runs.append(fields)
-            homes[fields["vp"], fields["offload_optimizer"], fields["offload_params"]] += 1
+            homes[fields["vp"], fields["offload_optimizer"], fields["offload_params"], fields["zero"]] += 1
     recomputed = all(fields["recompute"] == "full" for fields in runs)
     return Shapes(tuple(runs), refused, homes, recomputed)
 

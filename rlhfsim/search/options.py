@@ -215,7 +215,8 @@ def role_variants(
         apart = layout.offload_optimizer == "none" or (says is not None and "stays" not in says)
         if role in TRAINED and apart:
             yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)
-    if says is None or "leaves" in says:
+    stuck = request.runs is not None and layout.zero not in request.runs.says.leaves_under
+    if (says is None or "leaves" in says) and (role in TRAINED or not stuck):
         yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
 
 

@@ -247,14 +247,16 @@ class Pricer:
                 legal = sum(len(variants_of(layout)) for layout in space.layouts)
             else:
                 homes = (
-                    (Layout(offload_optimizer=a, offload_params=b), n) for (a, b), n in space.homes.items()
+                    (Layout(offload_optimizer=a, offload_params=b, zero=zero), n)
+                    for (a, b, zero), n in space.homes.items()
                 )
                 legal = sum(n * len(variants_of(layout)) for layout, n in homes)
             self._shared.options[key] = RoleOptions(legal=legal, refused=space.dropped, space=space)
         return self._shared.options[key]
 
     def _variants_of(self, key: PriceKey) -> Variants:
-        """What a role may do between its calls: that depends on where its states lie, and on limits."""
+        """What a role may do between its calls: that depends on where its states lie and are cut, and on
+        limits."""
         request, role = self.request, key.role
         limited = any(limit.role == role for limit in request.limits)
 

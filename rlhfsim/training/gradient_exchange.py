@@ -87,8 +87,8 @@ def traffic(
 
         ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, r RS ; 3: 2 m AG, r RS     r = m
 
-    `whole`: ranks reduce all gradients though they own a share; `reductions`: r, where it is not m. Source:
-    Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
+    `whole`: ranks reduce all gradients though they own a share (AR for RS); `reductions`: r, where it is not
+    m. Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
     """
     gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0 and not whole)
     if layout.zero == 0:
@@ -142,11 +142,14 @@ class GradientSums(NamedTuple):
     bytes_each: float
     """Bytes of a gradient that is sent."""
     whole: bool = False
-    """All are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums)."""
+    """All are reduced on all ranks, and new weights gathered at the end of the update (DeepSpeed's ZeRO-1 and
+    ZeRO-2)."""
     copies_each: bool = False
     """Copies of shards add up after every micro-batch, not once."""
     once: bool = False
     """Nothing is reduced before the last backward pass, behind which it hides."""
+    in_turn: bool = False
+    """No backward pass runs while gradients are reduced (DeepSpeed without `overlap_comm`)."""
 
 
 def exchange(
@@ -167,7 +170,7 @@ def exchange(
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
-    reduce_bytes, whole, copies_each, once = sums
+    reduce_bytes, whole, copies_each, once, in_turn = sums
     reductions = 1 if once else micro_batches
     parts_held = shards(device, model, layout, share=share)
     for link in LINKS:
@@ -184,8 +187,8 @@ def exchange(
         )
         if gather + reduce == 0:
             continue
-        behind = 0.0 if whole else backward.free(link)
-        free = forward.free(link)
+        behind = 0.0 if in_turn else backward.free(link)
+        free = 0.0 if whole else forward.free(link)
         last = reduce if once else 0.0
         seen = exposed(layout.zero, micro_batches, gather, reduce - last, free, behind, eta, depth)
         seen += hidden_behind(last, behind, eta, depth)

@@ -281,7 +281,7 @@ def _exchange(step: _Step) -> list[Part]:
     """Data-parallel traffic of one step, and its sums in FP32."""
     asked, layout, through = step.asked, step.layout, step.through
     device, model, software = asked.device, asked.model, asked.software
-    share = adapter_share(model, asked.lora)
+    share, whole = adapter_share(model, asked.lora), layout.zero in BACKENDS[asked.backend].whole_stages
     ahead = through.layer_forward * model.num_layers + sum(through.ends_forward)
     back = through.layer * model.num_layers + sum(through.ends) - ahead
     exchanged = exchange.exchange(
@@ -293,9 +293,10 @@ def _exchange(step: _Step) -> list[Part]:
         backward=_room(device, layout, back, through.sent[1]),
         sums=exchange.GradientSums(
             software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
-            software.fp32_sums and layout.zero == 1,
+            whole,
             software.copies_each,
             software.sums_whole and asked.backend == "fsdp2",
+            whole and (not software.overlaps_reduction or (software.fp32_sums and layout.zero == 1)),
         ),
         share=share,
     )

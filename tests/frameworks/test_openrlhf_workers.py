@@ -9,6 +9,11 @@ import pytest
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.openrlhf.heads import DROPPED, HELD, SCALED
 from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.search.options import role_variants
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.layout import Layout
+from tests.frameworks.test_accepted import workload
 
 RUN = (
     "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path qwen2.5-7b --actor.num_nodes 1 "
@@ -69,3 +74,45 @@ def test_logits_are_priced_by_temperature_and_trainer() -> None:
         assert software_of(run.software, "openrlhf", run.backend).head == head
     old, _ = _run(RUN, temperature=0.6)
     assert software_of(old.software, "openrlhf", old.backend).head == SCALED
+
+
+@pytest.mark.parametrize(
+    ("keys", "overlaps", "told"),
+    [
+        ("", False, "ZeRO-2 reduces all gradients of every micro-batch"),
+        ("--ds.zero_stage 1", False, "ZeRO-1 reduces all gradients of every update"),
+        ("--ds.zero_stage 3", False, None),
+        ("--ds.overlap_comm", True, None),
+        ("--overlap_comm", True, None),
+    ],
+)
+def test_reductions_overlap_where_the_command_says_so(keys: str, overlaps: bool, told: str | None) -> None:
+    run, found = _run(RUN + keys)
+    assert software_of(run.software, "openrlhf", run.backend).overlaps_reduction == overlaps
+    stops = [stops for what, stops in found.items() if told and told in what]
+    assert stops == [False] * (told is not None)
+    assert told is not None or not any("reduces all gradients" in what for what in found)
+
+
+def test_trainers_of_given_data_overlap_as_those_on_ray() -> None:
+    sft = "python3 -m openrlhf.cli.train_sft --model.model_name_or_path qwen2.5-7b --nproc_per_node 8 "
+    for keys, overlaps in (("", False), ("--ds.overlap_comm", True)):
+        run, _ = _run(sft + keys)
+        assert software_of(run.software, "openrlhf", run.backend).overlaps_reduction == overlaps
+
+
+@pytest.mark.parametrize(("zero", "away"), [(2, False), (3, True)])
+@pytest.mark.parametrize("key", ["--ref.offload", "--ref_reward_offload"])
+def test_models_that_score_leave_the_gpus_under_zero_3_alone(zero: int, away: bool, key: str) -> None:
+    run, found = _run(f"{RUN} --ds.zero_stage {zero} {key}")
+    assert run.roles["reference"].residency == ("offloaded" if away else "resident")
+    assert any("leaves models that only score" in what for what in found) == (not away)
+
+
+@pytest.mark.parametrize(("zero", "away"), [(2, False), (3, True)])
+def test_no_search_for_openrlhf_sends_a_reference_to_the_host_below_zero_3(zero: int, away: bool) -> None:
+    asked = Request(
+        cluster=parse_cluster(8), workload=workload("grpo"), backend="deepspeed", framework="openrlhf"
+    )
+    offered = [placed.residency for placed in role_variants(asked, "reference", Layout(dp=8, zero=zero))]
+    assert offered == ["resident", *["offloaded"] * away]

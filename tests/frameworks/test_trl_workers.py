@@ -70,3 +70,18 @@ def test_a_reference_under_fsdp2_is_gathered_as_one_group(version: str, one_grou
     else:
         assert gathered == pytest.approx(actor, rel=0.05)
     assert actor < PSI, "its layers are groups"
+
+
+@pytest.mark.parametrize(
+    ("keys", "overlaps", "told"),
+    [
+        ("--deepspeed_config.zero_stage 2", False, True),
+        ("--zero_optimization.stage 2 --zero_optimization.overlap_comm True", True, False),
+        ("--deepspeed_config.zero_stage 3", False, False),
+        ("--distributed_type MULTI_GPU", False, False),
+    ],
+)
+def test_reductions_overlap_where_deepspeeds_file_says_so(keys: str, overlaps: bool, told: bool) -> None:
+    run, found = _run(RUN + keys)
+    assert software_of(run.software, "trl", run.backend).overlaps_reduction == overlaps
+    assert any("reduces all gradients" in what for what in found) == told

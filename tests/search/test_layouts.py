@@ -247,7 +247,7 @@ def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() ->
     asked, known = request("megatron"), dict[ModelCut, Shapes]()
     spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, trained=True, known=known) for gpus in (64, 128)]
     for space in spaces:
-        homes = Counter((x.offload_optimizer, x.offload_params) for x in space.layouts)
+        homes = Counter((x.offload_optimizer, x.offload_params, x.zero) for x in space.layouts)
         assert homes
         assert space.homes == homes
     plain = role_layouts(asked, "actor", MODEL, 128, 8, trained=True)

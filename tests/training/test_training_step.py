@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfsim.kernels import flop
+from rlhfsim.kernels import collectives, flop
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.flop import forward_flop
@@ -17,6 +17,7 @@ from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import preset, resolve_model
+from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
@@ -432,3 +433,34 @@ def test_fsdp_that_sums_whole_gradients_sends_them_once_a_step(zero: int) -> Non
     each, once = (exchange.traffic(d, shard, where, 6, 4.0, reductions=n) for n in (None, 1))
     assert once[0] == each[0]
     assert once[1] == pytest.approx(each[1] / 6)
+
+
+@pytest.mark.parametrize(("zero", "times"), [(1, 1), (2, 6)])
+def test_deepspeed_reduces_all_gradients_on_all_ranks_and_without_overlap_in_turn(
+    zero: int, times: int
+) -> None:
+    d, where = device(8), layout(dp=8, zero=zero)
+    assert zero in BACKENDS["deepspeed"].whole_stages
+    room, eta = exchange.Room(0.2, {}), device(8)["overlap_dp"]
+    (shard,) = exchange.shards(d, LLAMA, where)
+    gather, reduce = exchange.traffic(d, shard, where, 6, 2.0, whole=True)
+    one = collectives.all_reduce(d, 2.0 * shard.params, shard.ranks)
+    assert reduce == pytest.approx(times * one)
+
+    def seen(in_turn: bool) -> float:
+        sums = exchange.GradientSums(2.0, whole=True, in_turn=in_turn)
+        parts = exchange.exchange(d, LLAMA, where, 6, forward=room, backward=room, sums=sums)
+        return sum(part.seconds for part in parts if part.resource == "nvlink")
+
+    assert seen(True) == pytest.approx(gather + times * one)
+    behind = exchange.hidden_behind(times * one, times * 0.2, eta, 32)
+    assert seen(False) == pytest.approx(gather + behind)
+
+
+def test_reductions_in_turn_lengthen_a_step_of_deepspeed_under_zero_2_alone() -> None:
+    overlapped = Software(stack="eager", fused=False)
+    in_turn = replace(overlapped, overlaps_reduction=False)
+    for zero, longer in ((2, True), (3, False)):
+        where = layout(dp=8, zero=zero)
+        apart, beside = (seconds(where, backend="deepspeed", software=x) for x in (in_turn, overlapped))
+        assert (apart > 1.02 * beside) == longer

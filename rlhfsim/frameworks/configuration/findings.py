@@ -12,6 +12,7 @@ from rlhfsim import units
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.software import Software
 
 GROUPED = ("grpo", "dr-grpo", "rloo")
@@ -113,6 +114,26 @@ def whole_gradients(
     yield Finding(
         what=f"every GPU keeps the whole gradients in {name}, {size}, from the first micro-batch of an "
         f"update to the last: {who}",
+        keys=keys,
+        remedy=remedy,
+    )
+
+
+def reduced_in_turn(
+    run: RunDescription, software: Software | None, *keys: str, remedy: str
+) -> Iterator[Finding]:
+    """Gradients that are reduced while nothing computes."""
+    zero, alone = run.layout.zero, run.layout.dp * run.layout.cp == 1
+    if (
+        alone
+        or software is None
+        or software.overlaps_reduction
+        or zero not in BACKENDS[run.backend].whole_stages
+    ):
+        return
+    when = "micro-batch" if zero == 2 else "update"
+    yield Finding(
+        what=f"ZeRO-{zero} reduces all gradients of every {when} while nothing computes",
         keys=keys,
         remedy=remedy,
     )

@@ -13,6 +13,7 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import (
     Finding,
     group_of_one,
+    reduced_in_turn,
     said_as,
     short_budget,
     uneven_updates,
@@ -20,13 +21,17 @@ from rlhfsim.frameworks.configuration.findings import (
 )
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.openrlhf import given_keys
-from rlhfsim.frameworks.openrlhf.keys import LIMITS, MARKS, OLD, TABLE
-from rlhfsim.frameworks.table import Table
+from rlhfsim.frameworks.openrlhf.keys import LIMITS, MARKS, OLD, OVERLAPS, REFERENCE_AWAY, REWARD_AWAY, TABLE
+from rlhfsim.frameworks.openrlhf.runs import HOSTED, RUNS
+from rlhfsim.frameworks.table import Table, bare
 from rlhfsim.specs.workload.workload import sequences_of
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the arguments."""
+    software = run.software or RUNS.software.get(run.backend)
+    yield from reduced_in_turn(run, software, bare(OVERLAPS), remedy=OVERLAPS)
+    yield from _stays(s, run)
     if given_keys.trainer_of(s):
         update, table = run.prompts, given_keys.TABLE
         yield from _accumulation(s, run, update, table)
@@ -60,6 +65,18 @@ def _accumulation(s: FrameworkSettings, run: RunDescription, update: int, table:
             keys=(key, said_as(s, table.names("actor.micro_batch"))),
             remedy=f"{key}={-(-update // (micro * ranks)) * micro * ranks}",
             stops=True,
+        )
+
+
+def _stays(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Models that only score, and that no key takes off the GPUs below ZeRO-3."""
+    asked = [key for key in (REFERENCE_AWAY, REWARD_AWAY) if s.flag(*TABLE.named(key))]
+    if asked and run.layout.zero not in HOSTED:
+        yield Finding(
+            what=f"ZeRO-{run.layout.zero} leaves models that only score on the GPUs: {' and '.join(asked)} "
+            "does nothing",
+            keys=tuple(said_as(s, TABLE.named(key)) for key in asked),
+            remedy="--ds.zero_stage 3",
         )
 
 

@@ -48,6 +48,17 @@ SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
 ENGINE = RolloutLayout(max_num_seqs=SEQUENCES, max_batched_tokens=PREFILL)
 """What vLLM runs with where OpenRLHF has no flag."""
+STAYS = tuple(
+    Instead(
+        f"{role}.residency",
+        "resident",
+        f"a {role} model on the host between its calls, below ZeRO-3",
+        "it stays on the GPUs",
+        f"{role} !{role}.zero=3",
+    )
+    for role in ("reference", "reward")
+)
+"""Roles whose weights only ZeRO-3 keeps on the host."""
 ROWS = (
     *(
         Instead(f"rollout.{name}", getattr(ENGINE, name), f"{name} {{}} of the rollout", "vLLM's own, {}")
@@ -62,6 +73,7 @@ ROWS = (
     ),
     layers_whole("critic"),
     OWN_ENVIRONMENT,
+    *STAYS,
 )
 
 
@@ -78,7 +90,7 @@ def write(plan: Plan) -> Written:
 
 
 def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, layers_whole(), ONE_PASS)
+    yield from instead(plan, layers_whole(), ONE_PASS, *STAYS)
     reference, actor = plan.placement.reference, plan.placement.actor.layout
     if reference is None:
         return

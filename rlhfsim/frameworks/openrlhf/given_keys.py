@@ -20,8 +20,10 @@ from rlhfsim.frameworks.openrlhf.keys import (
     OFFLOAD,
     PACKED,
     REFERENCE_AWAY,
+    software_of,
 )
 from rlhfsim.frameworks.openrlhf.releases import OF_GIVEN_DATA
+from rlhfsim.frameworks.openrlhf.runs import HOSTED
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import FixedKey, Key, Table, count, flag, like, of_call, of_held, whole
 from rlhfsim.specs.workload.workload import Algorithm, sequences_of
@@ -44,13 +46,15 @@ def trainer_of(s: FrameworkSettings) -> Algorithm | None:
 def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     algorithm: Algorithm = read["workload.algorithm"]
     model = s.model(*TABLE.named("--model.model_name_or_path"))
+    away = s.flag(*TABLE.named(REFERENCE_AWAY))
     s.overruled("local_rank", *TABLE.named("--ref.model_name_or_path"))
     return {
         **fields_of(algorithm, model=model, samples=read["samples_of_update"], limit=read["limit.total"]),
         "actor.micro_batch": sequences_of(algorithm) * read["actor.micro_batch"],
         "workload.packing": s.flag(*TABLE.named(PACKED)) or read["actor.cp"] > 1,
         "backend": "deepspeed",
-        "reference.residency": "offloaded" if s.flag(*TABLE.named(REFERENCE_AWAY)) else "resident",
+        "software": software_of(s),
+        "reference.residency": "offloaded" if away and read["actor.zero"] in HOSTED else "resident",
     }
 
 
@@ -83,7 +87,7 @@ TABLE = Table(
                 why=of_call("actor.train"),
             ),
             OFFLOAD,
-            FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded"),
+            FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded reference.zero=3"),
         ),
     },
     _rest,

@@ -19,7 +19,7 @@ from rlhfsim.frameworks.export import Setting
 from rlhfsim.frameworks.fields import Fields, cut
 from rlhfsim.frameworks.openrlhf.heads import SCALED
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
-from rlhfsim.frameworks.openrlhf.runs import PREFILL, SEQUENCES
+from rlhfsim.frameworks.openrlhf.runs import HOSTED, PREFILL, RUNS, SEQUENCES
 from rlhfsim.frameworks.predictions import memory, predicted
 from rlhfsim.frameworks.table import (
     FixedKey,
@@ -40,7 +40,7 @@ from rlhfsim.frameworks.table import (
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
-from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm
 
@@ -67,7 +67,8 @@ MODULES_SEQUENCES = 256
 OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
 """Names until 0.9: dots came with 0.10."""
 BATCH, MICRO_BATCH, LONGEST = "--train.batch_size", "--train.micro_batch_size", "--data.max_len"
-PACKED, REFERENCE_AWAY = "--ds.packing_samples", "--ref.offload"
+PACKED, REFERENCE_AWAY, OVERLAPS = "--ds.packing_samples", "--ref.offload", "--ds.overlap_comm"
+REWARD_AWAY = "--reward.offload"
 """Keys that trainers of given data have too."""
 LIMITS = ("prompt_max_len", "generate_max_len")
 """Lengths of prompt and response until 0.8."""
@@ -147,7 +148,8 @@ def _roles(s: FrameworkSettings, read: Fields, *, ppo: bool, reward: bool) -> di
     if s.flag(*names("train.colocate_critic_reward")) and ppo and not whole:
         pools["reward"] = "critic"
     present = {"reference": _kl(s), "critic": ppo, "reward": reward}
-    offloaded = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
+    asked = {role: s.flag(*names(f"{FLAGS[role]}.offload")) for role in ("reference", "reward")}
+    offloaded = {role: read["actor.zero"] in HOSTED and flag for role, flag in asked.items()}
     scored = {"micro_batch": read["actor.score_micro_batch"], "score_micro_batch": None}
     roles = {}
     for name, pool in pools.items():
@@ -252,17 +254,18 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
         "limit.prompt": prompt,
         "limit.response": response,
         "backend": "deepspeed",
-        "software": _software(s),
+        "software": software_of(s),
         "roles": _roles(s, read, ppo=algorithm == "ppo", reward=reward is not None),
         "actor.offload_between": read["leaves"],
         **_generation(read),
     }
 
 
-def _software(s: FrameworkSettings) -> Software | None:
-    """Log-probs at another temperature than 1; None: as `runs` has it."""
-    scaled = s.share(*names("rollout.temperature"), default=1.0) != 1
-    return replace(default_software("deepspeed"), head=SCALED) if scaled else None
+def software_of(s: FrameworkSettings) -> Software | None:
+    """Log-probs at another temperature than 1, reductions that overlap; None: as `runs` has both."""
+    usual, scaled = RUNS.software["deepspeed"], s.share(*names("rollout.temperature"), default=1.0) != 1
+    known = replace(usual, head=SCALED if scaled else None, overlaps_reduction=s.flag(*TABLE.named(OVERLAPS)))
+    return None if known == usual else known
 
 
 def _generation(read: Fields) -> dict[str, Any]:
@@ -370,8 +373,8 @@ _TRAINING = (
     ),
     OFFLOAD,
     Key("leaves", "--ds.enable_sleep", codec=flag(), why=memory),
-    FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded"),
-    FixedKey("--reward.offload", True, "reward.residency=offloaded"),
+    FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded reference.zero=3"),
+    FixedKey(REWARD_AWAY, True, "reward.residency=offloaded reward.zero=3"),
     Key(
         "actor.micro_batch",
         MICRO_BATCH,

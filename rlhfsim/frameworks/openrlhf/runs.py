@@ -8,6 +8,7 @@ from rlhfsim.frameworks.openrlhf.heads import DROPPED, HELD
 from rlhfsim.frameworks.runs import COMMON, Runs, known_by
 from rlhfsim.frameworks.says import Places, Same, Says
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.software import default_software
 from rlhfsim.specs.placement.weight_paths import APART
 
 SEQUENCES, PREFILL = 128, 2048
@@ -17,6 +18,21 @@ Source: OpenRLHF 0.9.1 (vLLM 0.13.0) to 0.11.2, trainer/ray/vllm_engine.py, Asyn
 (line 64), which names neither; its usage context is ENGINE_CONTEXT, for which get_batch_defaults of vLLM
 0.32 (engine/arg_utils.py, line 2894) has no row, whatever the memory, so that SchedulerConfig's numbers hold.
 Until 0.9.0 it started LLM where not asynchronous: 1,024 and 16,384 from 70 GiB (A100: 256 and 8,192).
+"""
+
+HOSTED = (3,)
+"""ZeRO stages under which `--ref.offload` and `--reward.offload` do something: keep weights on the host.
+
+Source: OpenRLHF 0.8.11 to 0.11.2, get_ds_eval_config of utils/deepspeed/deepspeed.py (line 493 of 0.11.2):
+stage 0 where training has another than 3, for which DeepSpeed 0.19.8 reads no `offload_param`
+(_configure_distributed_model of runtime/engine.py, line 2093: the module goes to the GPU).
+"""
+IN_TURN = replace(default_software("deepspeed"), overlaps_reduction=False)
+"""DeepSpeed without `overlap_comm`, its default under ZeRO-1 and ZeRO-2.
+
+Source: OpenRLHF 0.8.11 to 0.11.2, get_train_ds_config of utils/deepspeed/deepspeed_utils.py (line 40
+of 0.11.2), which asks for it with `--ds.overlap_comm` alone; DeepSpeed 0.19.8, overlap_comm_valid of
+runtime/zero/config.py (tests/executor/test_deepspeed_buckets.py).
 """
 
 RUNS = Runs(
@@ -46,6 +62,7 @@ RUNS = Runs(
             Same(aspect="training", roles=("actor", "critic")),
             Same(aspect="between", roles=("actor", "critic")),
         ),
+        leaves_under=HOSTED,
         rollout_with="all",
         groups=(frozenset({"actor", "reference"}), frozenset({"critic", "reward"})),
         all_apart="asynchronous",
@@ -55,6 +72,7 @@ RUNS = Runs(
         packed_contexts=("deepspeed",),
     ),
     heads={"deepspeed": HELD},
+    software={"deepspeed": IN_TURN},
     differs={"dpo": {"heads": {"deepspeed": DROPPED}}},
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(

@@ -18,6 +18,8 @@ NAMED_FILE = "deepspeed"
 """Key of the file in which DeepSpeed's configuration lies."""
 OWN_FILE = ("zero_optimization", "deepspeed.zero_optimization")
 """Groups of DeepSpeed's own file, and of a dictionary in a script."""
+OVERLAPS = tuple(f"{group}.overlap_comm" for group in OWN_FILE)
+"""Keys of DeepSpeed that have it reduce gradients while the backward pass runs on."""
 PROCESSES, KIND = "num_processes", "distributed_type"
 STAGE, VERSION = f"{DEEPSPEED}zero_stage", f"{FSDP}fsdp_version"
 RESHARD = f"{FSDP}fsdp_reshard_after_forward"

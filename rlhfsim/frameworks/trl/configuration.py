@@ -12,10 +12,15 @@ from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding, whole_gradients, without_engine
+from rlhfsim.frameworks.configuration.findings import (
+    Finding,
+    reduced_in_turn,
+    whole_gradients,
+    without_engine,
+)
 from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.trl.accelerate import LAUNCHED, NAMED_FILE, PROCESSES, STAGE, STAGE_NAMED
+from rlhfsim.frameworks.trl.accelerate import LAUNCHED, NAMED_FILE, OVERLAPS, PROCESSES, STAGE, STAGE_NAMED
 from rlhfsim.frameworks.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, TABLE, TRAINER
 from rlhfsim.frameworks.trl.runs import RUNS
 
@@ -48,10 +53,13 @@ def launched_by(said: Said) -> Mapping[str, Any]:
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """What stands out in the arguments."""
+    software = run.software or RUNS.software.get(run.backend)
+    remedy = f"overlap_comm: true in {NAMED_FILE}'s own file, or more samples a micro-batch"
+    yield from reduced_in_turn(run, software, OVERLAPS[0], remedy=remedy)
     if s.whole(TABLE.key("accumulation"), default=1) > 1:
         yield from whole_gradients(
             run,
-            run.software or RUNS.software.get(run.backend),
+            software,
             TABLE.key("accumulation"),
             who="transformers' Trainer reduces them once",
             remedy=f"{EACH_BATCH[0]}=True, or {TABLE.key('accumulation')}=1",

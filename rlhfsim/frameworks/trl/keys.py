@@ -34,7 +34,7 @@ from rlhfsim.frameworks.table import (
     of_held,
     whole,
 )
-from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, ROWS, VERSION, trained_by
+from rlhfsim.frameworks.trl.accelerate import DEEPSPEED, FSDP, OVERLAPS, ROWS, VERSION, trained_by
 from rlhfsim.frameworks.trl.heads import LIGER, USUALLY_SINCE, head_of
 from rlhfsim.frameworks.trl.runs import RUNS, SHARED_PREFILL
 from rlhfsim.plan import Plan
@@ -200,6 +200,7 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
         head=replace(LIGER, tokens=read["limit.response"]) if liger else head if older else None,
         flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
         sums_whole=fsdp and not s.flag(*EACH_BATCH),
+        overlaps_reduction=fsdp or s.flag(*OVERLAPS),
         whole_reference=fsdp and not _before(s, ONE_GROUP_SINCE),
     )
     return None if known == usual else known

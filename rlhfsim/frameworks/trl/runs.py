@@ -27,6 +27,13 @@ Source: accelerate 1.15.0, set_mixed_precision of FullyShardedDataParallelPlugin
 without its layers.
 """
 
+IN_TURN = replace(default_software("deepspeed"), overlaps_reduction=False)
+"""DeepSpeed without `overlap_comm`, its default under ZeRO-1 and ZeRO-2.
+
+Source: accelerate 1.15.0, DeepSpeedPlugin (utils/dataclasses.py), which writes no such key; DeepSpeed 0.19.8,
+overlap_comm_valid of runtime/zero/config.py (tests/executor/test_deepspeed_buckets.py).
+"""
+
 RUNS = Runs(
     name="trl",
     title="TRL",
@@ -51,7 +58,7 @@ RUNS = Runs(
     },
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
     heads=dict.fromkeys(("deepspeed", "fsdp2"), TILED),
-    software={"fsdp2": ACCELERATED},
+    software={"deepspeed": IN_TURN, "fsdp2": ACCELERATED},
     differs={"dpo": {"heads": dict.fromkeys(("deepspeed", "fsdp2"), WHOLE)}},
     pads=True,
     says=Says(

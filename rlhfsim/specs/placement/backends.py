@@ -51,6 +51,9 @@ class BackendRules:
     """Bytes per gradient element as stored for the optimizer step."""
     reduce_bytes: float
     """Bytes per gradient element as reduced over data-parallel ranks."""
+    whole_stages: tuple[int, ...] = ()
+    """ZeRO stages under which all ranks reduce all gradients, of which each keeps its share, and gather the
+    new weights at the end of an update, where nothing hides it."""
     fp32_sums: tuple[int, ...] = ()
     """ZeRO stages under which gradients that are stored in fewer bytes can be summed in FP32."""
     fp32_sums_offload: tuple[int, ...] = ()
@@ -78,11 +81,13 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=False,
         gradient_bytes=2,
         reduce_bytes=2,
+        whole_stages=(1, 2),
         fp32_sums=(1, 2, 3),
         fp32_sums_offload=(3,),
         source="Ulysses of DeepSpeed, ring attention of OpenRLHF 0.11.2 (--ds.ring_attn_size); "
         "DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 "
-        "for 2-byte gradients; "
+        "for 2-byte gradients; 0.19.8, allreduce_and_scatter and the end of step of "
+        "runtime/zero/stage_1_and_2.py, for whole reductions; "
         "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after "
         "two steps within "
         "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP "

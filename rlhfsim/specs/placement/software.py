@@ -77,7 +77,7 @@ class Software(Hashed):
     fp32_combine: bool = False
     """Router weights multiply what comes back from experts in FP32."""
     overlaps_reduction: bool = True
-    """DeepSpeed reduces one bucket while it fills another (its own default under ZeRO-3 alone)."""
+    """DeepSpeed reduces one bucket while it computes the next (its own default under ZeRO-3 alone)."""
     flat_parameters: bool = False
     """FSDP1: the parameters of a layer are one flat tensor, which is gathered in place."""
     frees_experts: bool = False
