@@ -346,6 +346,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
     trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
     reduced = software.reduce_bytes or FP32
+    plain = software.plain_bytes if backend == "deepspeed" and layout.zero == 0 else None
     if kind.trained and lora is not None:
         base, own = memory.lora_states(
             model,
@@ -354,7 +355,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
             backend,
             lora,
             optimizer=kind.optimizer,
-            base_width=software.base_bytes if lora.base == "bf16" else None,
+            base_width=plain or software.base_bytes if lora.base == "bf16" else None,
             gradient_bytes=FP32 if fp32_sums else None,
         )
         states = own._replace(
@@ -364,6 +365,8 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
             host=base.host + own.host,
         )
         trainable = memory.adapter_shard(model, part, layout, lora)
+    elif kind.trained and plain:
+        states = memory.plain_states(part, layout, plain, kind.optimizer)
     elif kind.trained:
         states = memory.trained_states(
             part,
@@ -375,7 +378,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
             weight_bytes=software.weight_bytes,
         )
     else:
-        states = memory.frozen_states(part, layout)
+        states = memory.frozen_states(part, layout, width=plain or BF16)
     frozen_base = not kind.trained or lora is not None
     cast = not frozen_base and software.weight_bytes != BF16
     dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
@@ -395,20 +398,23 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     if scatters and software.sums_whole:
         width = BF16 if software.flat_parameters else reduced
         again = memory.summed_whole(trainable, states.gradients, width)
-    return _Standing(
-        states=states,
-        gathered=memory.gathered_bytes(
+    gathered: Size = dequantised
+    if plain and lora is None:
+        gathered = memory.cast_bytes(part, plain)
+    elif gathers:
+        gathered = memory.gathered_bytes(
             part, layout, backend, flat=software.flat_parameters, cast=cast, whole=kind.one_group
         )
-        if gathers
-        else dequantised,
+    return _Standing(
+        states=states,
+        gathered=gathered,
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
         again=again,
         experts=0.0 if software.frees_experts else memory.experts_kept(part, layout, backend),
         layer=BF16 * trainable.layer * by_layer,
         running=BF16 * part.layer * (by_layer and layout.zero == 3),
-        step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
+        step=0.0 if plain else memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
         layers=part.num_layers,
     )
 

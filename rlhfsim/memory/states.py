@@ -278,6 +278,32 @@ def trained_states(
     return held._replace(between=_between(held.gradients, part, layout, backend, fp32_sums=sums_fp32))
 
 
+def plain_states(part: Shard, layout: Layout, width: float, optimizer: Optimizer = "adam") -> States:
+    """Persistent bytes of a model whose weights of `width` bytes torch's own optimizer updates (DDP, ZeRO-0).
+
+        Psi (w + w + 2 w), and on several ranks w more      w = width; 8-bit moments as they are
+
+    DDP copies gradients into buckets of its own, which stay from step to step. Source: torch 2.13,
+    `gradient_as_bucket_view` of nn/parallel/distributed.py, off by default and in accelerate 1.15.0
+    (tests/executor/test_plain_states.py).
+    """
+    moments = 2 * width if optimizer == "adam" else MOMENTS[optimizer]
+    buckets = width * part.elements * (layout.dp * layout.cp > 1)
+    weights = width * part.elements
+    return States(
+        weights=weights, gradients=weights + buckets, optimizer=moments * part.elements, between=buckets
+    )
+
+
+def cast_bytes(part: Shard, width: float) -> Size:
+    """BF16 copies of FP32 weights that autocast keeps from their first product to the end of a forward pass.
+
+    Those of a frozen base go at once. Source: torch, `cached_cast` of aten/src/ATen/autocast_mode.cpp, also
+    without gradients (tests/executor/test_plain_states.py).
+    """
+    return BF16 * part.elements * (width > BF16)
+
+
 def _between(gradients: Size, part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool) -> Size:
     """Gradient bytes that stay on the GPU from one optimizer step to the next.
 

@@ -227,6 +227,18 @@ def summed(device: Device, model: ModelSpec, layout: Layout, micro_batches: int,
     return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
+def cast(device: Device, model: ModelSpec, layout: Layout, passes: float, *, share: float = 1.0) -> Part:
+    """What autocast costs: in each of `passes` FP32 weights are read and written in BF16, or gradients the
+    other way round.
+
+        passes Psi_held (4 + 2) / (B_m eta)
+    """
+    held = sum(s.params for s in shards(device, model, layout, share=share))
+    name = "optimizer_hbm_efficiency"
+    seconds = passes * held * (FP32 + BF16) / (device.profile.hbm.value * device[name])
+    return part("hbm", seconds, name, spread=device.inverse_spread(name))
+
+
 def exposed(
     zero: int,
     micro_batches: int,

@@ -85,3 +85,49 @@ def test_reductions_overlap_where_deepspeeds_file_says_so(keys: str, overlaps: b
     run, found = _run(RUN + keys)
     assert software_of(run.software, "trl", run.backend).overlaps_reduction == overlaps
     assert any("reduces all gradients" in what for what in found) == told
+
+
+@pytest.mark.parametrize(
+    ("keys", "width"),
+    [
+        ("--distributed_type MULTI_GPU", 4.0),
+        ("--distributed_type MULTI_GPU --dtype bfloat16", 2.0),
+        ("--distributed_type MULTI_GPU --torch_dtype auto", 2.0),
+        ("--distributed_type MULTI_GPU --dtype float32", 4.0),
+        ("--deepspeed_config.zero_stage 2", None),
+        (FSDP2, None),
+    ],
+)
+def test_weights_train_in_the_type_in_which_they_are_loaded_without_zero(
+    keys: str, width: float | None
+) -> None:
+    run, _ = _run(RUN + keys)
+    assert software_of(run.software, "trl", run.backend).plain_bytes == width
+
+
+@pytest.mark.parametrize("width", [2.0, 4.0])
+def test_ddp_holds_weights_gradients_buckets_and_moments_and_the_reference_in_the_same_type(
+    width: float,
+) -> None:
+    software = Software(stack="eager", fused=False, plain_bytes=width)
+    layout, model = Layout(dp=8, zero=0, micro_batch=4), preset("qwen2.5-7b")
+    casts = 2 * PSI if width > 2 else 0.0
+    held = {}
+    for role in ("actor", "reference"):
+        memory = role_memory(
+            Models(actor=model, reference=model),
+            role,
+            workload("grpo", prompts=64, samples=8, mini_batches=1),
+            backend="deepspeed",
+            profile=load_profile("h100_sxm"),
+            software=software,
+        )
+        held[role] = memory.of(RolePlacement(pool="all", layout=layout))
+    actor, reference = held["actor"], held["reference"]
+    assert actor.states.total == pytest.approx(
+        5 * width * PSI, rel=1e-3
+    )  # w, 2 w of gradients, 2 w of moments
+    assert actor.kept.total == pytest.approx(4 * width * PSI, rel=1e-3)  # without gradients
+    assert reference.states.total == pytest.approx(width * PSI, rel=1e-3)
+    assert actor.train.gathered == pytest.approx(casts, rel=1e-3)
+    assert reference.score.gathered == pytest.approx(casts, rel=1e-3)

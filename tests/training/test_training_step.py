@@ -464,3 +464,19 @@ def test_reductions_in_turn_lengthen_a_step_of_deepspeed_under_zero_2_alone() ->
         where = layout(dp=8, zero=zero)
         apart, beside = (seconds(where, backend="deepspeed", software=x) for x in (in_turn, overlapped))
         assert (apart > 1.02 * beside) == longer
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 2), ("full", 3)])
+def test_autocast_reads_and_writes_weights_and_gradients_in_every_micro_batch(
+    recompute: str, passes: int
+) -> None:
+    where = layout(dp=8, zero=0, recompute=recompute)
+    usual = Software(stack="eager", fused=False, reduce_bytes=4)
+    plain = replace(usual, plain_bytes=4)
+    more = seconds(where, backend="deepspeed", software=plain) - seconds(
+        where, backend="deepspeed", software=usual
+    )
+    d = device(8)
+    one = 6 * LLAMA.num_params / (PROFILE.hbm.value * d["optimizer_hbm_efficiency"])
+    count = micro_batches(where, BATCH, 1, None)[1]
+    assert more == pytest.approx(passes * count * one, rel=0.01)

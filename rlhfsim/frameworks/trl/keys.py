@@ -60,6 +60,12 @@ EACH_BATCH = tuple(
     f"{group}gradient_accumulation_kwargs.sync_each_batch" for group in ("accelerator_config.", "")
 )
 """Key of accelerate that has FSDP reduce gradients after every micro-batch."""
+DTYPE, HALVES = ("dtype", "torch_dtype"), ("bfloat16", "float16", "auto")
+"""Keys of the type in which weights are loaded, and what means two bytes; FP32 without them.
+
+Source: TRL 0.19.0 to 1.16.0, trainer/model_config.py (line 89 of 1.16.0; None until 0.26, for which
+transformers 4 takes FP32) and create_model_from_path of trainer/utils.py (line 1332).
+"""
 CORRECTS_SINCE = (0, 23)
 """First release that corrects for the engine, for which it always computes old log-probs under vLLM.
 
@@ -201,9 +207,16 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
         flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
         sums_whole=fsdp and not s.flag(*EACH_BATCH),
         overlaps_reduction=fsdp or s.flag(*OVERLAPS),
+        plain_bytes=None if fsdp or read["actor.zero"] else _loaded(s),
         whole_reference=fsdp and not _before(s, ONE_GROUP_SINCE),
     )
     return None if known == usual else known
+
+
+def _loaded(s: FrameworkSettings) -> float:
+    """Bytes of a weight as it is loaded: without ZeRO and FSDP it is trained, and scores, in that type."""
+    said = s.find(*DTYPE, *(f"model_init_kwargs.{key}" for key in DTYPE))
+    return 2.0 if str(said).rpartition(".")[2] in HALVES else 4.0
 
 
 def _longest_prompt(s: FrameworkSettings, read: Fields) -> int | None:

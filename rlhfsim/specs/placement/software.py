@@ -64,6 +64,9 @@ class Software(Hashed):
     """Where the logits of all tokens stand at once; the framework's when absent."""
     weight_bytes: Bytes | None = None
     """Bytes of an element of a trained shard under FSDP; None: 4, weight and master in one."""
+    plain_bytes: Bytes | None = None
+    """Bytes of a weight that torch's own optimizer updates where it lies, under DDP or on one GPU (ZeRO-0),
+    as of models that score; None: DeepSpeed's BF16 weights with a master copy."""
     gradient_bytes: Bytes | None = None
     """Bytes per stored gradient element; the backend's when absent."""
     frees_gradients: bool | None = None
