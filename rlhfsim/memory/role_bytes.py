@@ -346,7 +346,7 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
     trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
     reduced = software.reduce_bytes or FP32
-    plain = software.plain_bytes if backend == "deepspeed" and layout.zero == 0 else None
+    plain = software.plain(layout, trained=kind.trained)
     if kind.trained and lora is not None:
         base, own = memory.lora_states(
             model,

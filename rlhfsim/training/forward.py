@@ -71,7 +71,8 @@ def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -
         parts.append(part("bubble", total - busy, "pipeline schedule"))
         parts += send_parts(device, model, layout, work, count, 1.0, back=False)
     parts += exchange.gathers(device, model, layout, count, busy)
-    if software.plain_bytes == exchange.FP32 and (lora is None or lora.base != "nf4"):
+    fp32 = software.plain(layout, trained=trained) == exchange.FP32
+    if fp32 and (lora is None or lora.base != "nf4"):
         parts.append(exchange.cast(device, model, layout, count))
     if lora is not None and lora.base == "nf4":
         parts.append(exchange.dequantised(device, model, layout, count))

@@ -292,7 +292,9 @@ def _exchange(step: _Step) -> list[Part]:
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
         sums=exchange.GradientSums(
-            software.plain_bytes or software.reduce_bytes or BACKENDS[asked.backend].reduce_bytes,
+            software.plain(layout, trained=True)
+            or software.reduce_bytes
+            or BACKENDS[asked.backend].reduce_bytes,
             whole,
             software.copies_each,
             software.sums_whole and asked.backend == "fsdp2",
@@ -311,7 +313,8 @@ def _from_elsewhere(asked: TrainedModel, layout: Layout, micro_batches: int, bus
     FSDP2's shards are FP32, and it sends the gradients of each micro-batch down (torch, CPUOffloadPolicy).
     """
     device, model, lora, parts = asked.device, asked.model, asked.lora, list[Part]()
-    if asked.software.plain_bytes == exchange.FP32 and (lora is None or lora.base != "nf4"):
+    fp32 = asked.software.plain(layout, trained=True) == exchange.FP32
+    if fp32 and (lora is None or lora.base != "nf4"):
         passes = micro_batches * (2 if layout.recompute == "full" else 1)
         share = adapter_share(model, lora)
         parts.append(exchange.cast(device, model, layout, passes))

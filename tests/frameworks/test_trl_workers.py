@@ -102,14 +102,15 @@ def test_weights_train_in_the_type_in_which_they_are_loaded_without_zero(
     keys: str, width: float | None
 ) -> None:
     run, _ = _run(RUN + keys)
-    assert software_of(run.software, "trl", run.backend).plain_bytes == width
+    software = software_of(run.software, "trl", run.backend)
+    assert [software.plain(run.layout, trained=trained) for trained in (True, False)] == [width, width]
 
 
 @pytest.mark.parametrize("width", [2.0, 4.0])
 def test_ddp_holds_weights_gradients_buckets_and_moments_and_the_reference_in_the_same_type(
     width: float,
 ) -> None:
-    software = Software(stack="eager", fused=False, plain_bytes=width)
+    software = Software(stack="eager", fused=False, plain_bytes=width, plain_scored=True)
     layout, model = Layout(dp=8, zero=0, micro_batch=4), preset("qwen2.5-7b")
     casts = 2 * PSI if width > 2 else 0.0
     held = {}
@@ -131,3 +132,10 @@ def test_ddp_holds_weights_gradients_buckets_and_moments_and_the_reference_in_th
     assert reference.states.total == pytest.approx(width * PSI, rel=1e-3)
     assert actor.train.gathered == pytest.approx(casts, rel=1e-3)
     assert reference.score.gathered == pytest.approx(casts, rel=1e-3)
+
+
+def test_a_reference_that_deepspeed_leaves_whole_is_in_bf16_beside_a_policy_under_zero() -> None:
+    software = software_of(None, "trl", "deepspeed")
+    assert software.plain(Layout(dp=8, zero=0), trained=False) is None
+    assert software.plain(Layout(dp=1, zero=0), trained=False) == 4
+    assert software.plain(Layout(dp=8, zero=2), trained=True) is None

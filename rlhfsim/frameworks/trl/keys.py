@@ -207,7 +207,8 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
         flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
         sums_whole=fsdp and not s.flag(*EACH_BATCH),
         overlaps_reduction=fsdp or s.flag(*OVERLAPS),
-        plain_bytes=None if fsdp or read["actor.zero"] else _loaded(s),
+        plain_bytes=None if fsdp else usual.plain_bytes if read["actor.zero"] else _loaded(s),
+        plain_scored=not fsdp and read["actor.zero"] == 0 and read["actor.gpus"] > 1,
         whole_reference=fsdp and not _before(s, ONE_GROUP_SINCE),
     )
     return None if known == usual else known

@@ -27,8 +27,9 @@ Source: accelerate 1.15.0, set_mixed_precision of FullyShardedDataParallelPlugin
 without its layers.
 """
 
-IN_TURN = replace(default_software("deepspeed"), overlaps_reduction=False)
-"""DeepSpeed without `overlap_comm`, its default under ZeRO-1 and ZeRO-2.
+IN_TURN = replace(default_software("deepspeed"), overlaps_reduction=False, plain_bytes=4.0)
+"""DeepSpeed without `overlap_comm`, its default under ZeRO-1 and ZeRO-2; without DeepSpeed (ZeRO-0) weights
+in FP32, as they are loaded (`trl.keys.DTYPE`).
 
 Source: accelerate 1.15.0, DeepSpeedPlugin (utils/dataclasses.py), which writes no such key; DeepSpeed 0.19.8,
 overlap_comm_valid of runtime/zero/config.py (tests/executor/test_deepspeed_buckets.py).

@@ -12,6 +12,7 @@ from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.layout import Layout
 
 Graphs = Literal["none", "partial", "full"]
 Stack = Literal["megatron", "compiled", "eager"]
@@ -67,6 +68,8 @@ class Software(Hashed):
     plain_bytes: Bytes | None = None
     """Bytes of a weight that torch's own optimizer updates where it lies, under DDP or on one GPU (ZeRO-0),
     as of models that score; None: DeepSpeed's BF16 weights with a master copy."""
+    plain_scored: bool = False
+    """ZeRO-0 of models that score on several GPUs means the same: the policy's is ZeRO-0 too."""
     gradient_bytes: Bytes | None = None
     """Bytes per stored gradient element; the backend's when absent."""
     frees_gradients: bool | None = None
@@ -87,6 +90,11 @@ class Software(Hashed):
     """Experts that ZeRO-3 gathered go with their layer, though autograd saved a view of them."""
     inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
+
+    def plain(self, layout: Layout, *, trained: bool) -> float | None:
+        """Bytes of a weight of a role that no ZeRO and no FSDP holds; None: one of them does."""
+        known = trained or layout.dp * layout.cp == 1 or self.plain_scored
+        return self.plain_bytes if layout.zero == 0 and known else None
 
 
 @cache
