@@ -86,8 +86,8 @@ class Priced:
 
     @property
     def fits(self) -> bool:
-        """Whether the recipe is not predicted to run out of memory."""
-        return self.recipe is not None and self.recipe.prediction.probability_out_of_memory <= 0.5
+        """Whether the recipe is predicted to start and not to run out of memory."""
+        return self.recipe is not None and not self.recipe.prediction.rejected_by
 
     @property
     def beats_proof(self) -> bool:
@@ -197,6 +197,8 @@ def _overflow(priced: Priced) -> str:
     """What fills the GPU of a recipe that is said not to fit."""
     assert priced.recipe is not None
     seen = priced.recipe.prediction
+    if seen.peak_memory_bytes <= seen.capacity_bytes:
+        return f"does not fit: {seen.rejected_by}"
     at_peak = sorted((e for e in seen.ledger if e.phase == seen.peak_phase), key=lambda e: -e.bytes)
     parts = ", ".join(f"{e.role} {e.component.replace('_', ' ')} {e.bytes / GB:.0f}" for e in at_peak[:4])
     return (

@@ -148,6 +148,8 @@ class Prediction:
     peak_component: str
     capacity_bytes: Annotated[float, Positive]
     probability_out_of_memory: Share
+    rejected_by: str = ""
+    """What does not fit, in words; empty: all does, or the file is older."""
     host_peak_bytes: Amount
     usd_per_step: Amount | None
     """None: no price known for this hardware."""

@@ -27,6 +27,8 @@ def _fits(plan: Plan) -> str:
     p = plan.prediction
     if p.peak_memory_bytes > p.capacity_bytes:
         return "It does not fit"
+    if p.rejected_by:
+        return f"It does not fit: {p.rejected_by}"
     risk = p.probability_out_of_memory
     return f"It fits, with a {percent(risk)} risk of running out of memory" if risk >= RISKY else "It fits"
 

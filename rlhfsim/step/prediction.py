@@ -68,6 +68,7 @@ def prediction(
         peak_component=entry.component,
         capacity_bytes=peak.capacity,
         probability_out_of_memory=memory.probability_out_of_memory,
+        rejected_by=memory.rejected_by or "",
         host_peak_bytes=memory.host_peak_bytes,
         usd_per_step=usd_per_step(cluster, priced.seconds, price),
         kwh_per_step=kwh,

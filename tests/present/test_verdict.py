@@ -127,6 +127,8 @@ def test_without_a_run_only_the_step_is_said(plan: Plan) -> None:
 def test_what_does_not_fit_and_what_is_risky_is_said_first(plan: Plan) -> None:
     assert verdict(changed(plan, peak_memory_bytes=150e9)).startswith("It does not fit. ")
     assert "would need 50 % more memory than it has" in verdict(changed(plan, peak_memory_bytes=150e9))
+    engine = "actor.generate: the rollout engine has KV cache for 0 tokens, the longest sequence has 1124"
+    assert verdict(changed(plan, rejected_by=engine)).startswith(f"It does not fit: {engine}. One ")
     risky = verdict(changed(plan, probability_out_of_memory=0.03))
     assert risky.startswith("It fits, with a 3 % risk of running out of memory. ")
 

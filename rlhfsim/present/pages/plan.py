@@ -91,7 +91,7 @@ def _responses(lengths: AnyLengths) -> str:
 def mark(plan: Plan) -> Mark:
     """Whether it fits."""
     p = plan.prediction
-    if p.peak_memory_bytes > p.capacity_bytes:
+    if p.peak_memory_bytes > p.capacity_bytes or p.rejected_by:
         return "bad"
     return "warn" if p.probability_out_of_memory >= RISKY else "good"
 

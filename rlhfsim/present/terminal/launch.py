@@ -153,6 +153,8 @@ def _memory_note(plan: Plan) -> Iterator[str]:
             f"{p.peak_phase}; "
             "rlhfsim memory shows it"
         )
+    elif p.rejected_by:
+        yield f"the plan does not fit: {p.rejected_by}"
 
 
 def memory_table(plan: Plan) -> Part:
