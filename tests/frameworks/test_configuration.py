@@ -367,6 +367,28 @@ def test_an_engine_of_nemo_rl_that_is_not_vllm_is_refused_by_its_key(engine: str
     assert configuration.run(other, {}).rollout.tp == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "backend"),
+    [
+        ("model_engine=veomni", None),
+        ("actor_rollout_ref.actor.strategy=torchtitan", None),
+        ("model_engine=megatron", "megatron"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "fsdp2"),
+        ("data.seed=1", "fsdp2"),
+    ],
+)
+def test_an_engine_of_verl_that_is_not_priced_is_refused(said: str, backend: str | None) -> None:
+    """It was read as FSDP, whose shards it has not."""
+    text = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B {said}"
+    configuration, settings = read_configuration(text, {}, "verl")
+    if backend is not None:
+        assert configuration.run(settings, {}).backend == backend
+        return
+    with pytest.raises(RlhfsimError, match="how it shards is not known") as refused:
+        configuration.run(settings, {})
+    assert refused.value.code == "engine-not-read"
+
+
 def test_a_configuration_of_nemo_rl_needs_the_file_on_which_it_rests(tmp_path: Path) -> None:
     """It was read without it, with a verdict."""
     own, base = tmp_path / "own.yaml", tmp_path / "elsewhere" / "stage1.yaml"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
@@ -67,6 +68,17 @@ class Prefixes:
     optimizer: str
     before: tuple[str, ...] = ()
     """Where older releases have the sequence parallelism of FSDP."""
+
+
+def engine_not_read(s: FrameworkSettings, key: str, said: object, read: Iterable[str]) -> RlhfsimError:
+    """The refusal of an engine whose shards are not known here, such as those of VeOmni or AutoModel."""
+    words, shown = sorted(read), str(said).lower() if isinstance(said, bool) else repr(said)
+    return RlhfsimError(
+        "engine-not-read",
+        f"{key} is {shown}: how it shards is not known here",
+        place=Place(file=s.name),
+        help=f"read are: {', '.join(words)}; --set {key}={words[0]} says what the same run is with that",
+    )
 
 
 PREFIXES = {

@@ -12,14 +12,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.fields import Fields
 from rlhfsim.frameworks.given_data import LAUNCHER, fields_of, samples_of
 from rlhfsim.frameworks.predictions import predicted
 from rlhfsim.frameworks.table import Codec, FixedKey, Key, Table, flag, given_that, of_held, whole
-from rlhfsim.frameworks.verl.engines import PLANNED, Prefixes, engine, gradient_sums, layout_of, recomputing
+from rlhfsim.frameworks.verl.engines import (
+    PLANNED,
+    Prefixes,
+    engine,
+    engine_not_read,
+    gradient_sums,
+    layout_of,
+    recomputing,
+)
 from rlhfsim.frameworks.verl.heads import (
     FUSED,
     MEGATRON_FUSED,
@@ -84,15 +91,10 @@ def _backend(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> str:
         RlhfsimError: another engine, or Megatron-FSDP, neither of which is priced.
     """
     said = s.text(*keys, default=usual)
-    if said not in BACKENDS or s.flag(MEGATRON_FSDP):
-        key, what = (MEGATRON_FSDP, "true") if said in BACKENDS else (keys[0], repr(said))
-        raise RlhfsimError(
-            "engine-not-read",
-            f"{key} is {what}: how it shards is not known here",
-            place=Place(file=s.name),
-            help=f"read are: {', '.join(sorted(BACKENDS))}; --set {key}="
-            f"{'false' if key == MEGATRON_FSDP else 'fsdp'} says what the same run is with that",
-        )
+    if said not in BACKENDS:
+        raise engine_not_read(s, keys[0], said, BACKENDS)
+    if s.flag(MEGATRON_FSDP):
+        raise engine_not_read(s, MEGATRON_FSDP, True, ("false",))
     return BACKENDS[said]
 
 

@@ -48,6 +48,7 @@ from rlhfsim.frameworks.verl.engines import (
     REFERENCE_MICRO_BATCHES,
     by_version,
     engine,
+    engine_not_read,
     gradient_sums,
     layout_of,
     recomputing,
@@ -131,10 +132,22 @@ MARKS = ("actor_rollout_ref.", "critic.ppo_", ESTIMATOR, "data.max_response_leng
 # --- what no row can say ------------------------------------------------------------------------------------
 
 
+_TRAINERS = {"megatron": "megatron", "dp": "fsdp2", "fsdp": "fsdp2", "fsdp2": "fsdp2"}
+"""Word of `model_engine`, or of the actor's strategy -> training backend here."""
+
+
 def _trainer(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> str:
-    """Megatron-Core where its group of the configuration, or its trainer by name, is chosen."""
-    named = s.find("config_name")
-    return "megatron" if "megatron" in str(s.find(*keys) or named) else "fsdp2"
+    """Megatron-Core where its group of the configuration, or its trainer by name, is chosen.
+
+    Raises:
+        RlhfsimError: an engine that is not priced, such as VeOmni's.
+    """
+    said = s.find(*keys)
+    if said is None:
+        return "megatron" if "megatron" in str(s.find("config_name")) else "fsdp2"
+    if str(said) not in _TRAINERS:
+        raise engine_not_read(s, next(key for key in keys if s.find(key) is not None), said, _TRAINERS)
+    return _TRAINERS[str(said)]
 
 
 def _prompts(s: FrameworkSettings, keys: tuple[str, ...], usual: Any) -> int:
