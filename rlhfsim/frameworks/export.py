@@ -105,6 +105,8 @@ class Exporter:
     """Variables that scripts may read -> what they hold."""
     install: str
     """Command that puts the release on a node."""
+    timed: Callable[[Plan], bool] = lambda plan: True
+    """Whether the log of such a run prints the time of its steps, for `import-run`."""
     releases: Mapping[str, Release] = field(default_factory=dict)
     """Older releases that are written as well."""
     left_open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -386,7 +388,10 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
     else:
         lines.append(f"{title} is told all of this plan.")
     lines += ["", "Written from `plan.json` (beside this page) by `rlhfsim export`."]
-    if (resources.files("rlhfsim.frameworks") / name.replace("-", "_") / "logs.py").is_file():
+    read = (resources.files("rlhfsim.frameworks") / name.replace("-", "_") / "logs.py").is_file()
+    if read and not way.timed(plan):
+        lines.append("Its log prints no time of a step, so nothing of the run can be held against this page.")
+    elif read:
         after = f"`rlhfsim import-run LOG --framework {name}`"
         lines.append(f"After the run, {after} holds what was measured against what is predicted.")
     return "\n".join(lines) + "\n"

@@ -293,3 +293,12 @@ def test_verl_itself_accepts_every_export(tmp_path: Path) -> None:
 
 def test_both_entry_points_are_verls() -> None:
     assert configuration_named("verl").unread == {}
+
+
+def test_the_page_beside_it_says_that_its_log_has_no_times() -> None:
+    """sft_trainer.py of 0.9.1 prints loss, learning rate, tokens and MFU of a step; other trainers time it."""
+    page = export(planned("verl", "sft", "fsdp2"), "verl", frozenset()).files["README.md"]
+    assert "prints no time of a step" in page
+    assert "import-run" not in page
+    other = export(planned("openrlhf", "sft"), "openrlhf", frozenset()).files["README.md"]
+    assert "import-run LOG --framework openrlhf" in other

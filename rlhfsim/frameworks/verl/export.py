@@ -196,6 +196,7 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
 
 
 EXPORT = Exporter(
+    timed=lambda plan: plan.workload.generates,  # sft_trainer.py prints loss, rate and learning rate
     version="0.9.1",
     write=write,
     files=files,
