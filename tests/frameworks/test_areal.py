@@ -252,3 +252,23 @@ def test_one_allocation_says_where_the_reference_is_which_a_kl_term_alone_asks_f
     run = configuration.run(settings, {})
     assert run.kl == (weight > 0)
     assert [role.layout.dp for role in run.roles.values()] == [4] * (weight > 0)
+
+
+@pytest.mark.parametrize("spelled", ["archon:d4", "archon:d2p2"])
+def test_an_engine_that_is_not_priced_is_refused(spelled: str) -> None:
+    """It was read as FSDP, or refused for a pipeline that FSDP has not."""
+    said = yaml.safe_dump(
+        {
+            "cluster": {"n_nodes": 1, "n_gpus_per_node": 8},
+            "rollout": {"backend": "sglang:d4"},
+            "gconfig": {"n_samples": 4, "max_new_tokens": 1024},
+            "actor": {"backend": spelled, "path": "Qwen/Qwen3-8B", "mb_spec": {"max_tokens_per_mb": 10240}},
+            "train_dataset": {"batch_size": 256, "path": "openai/gsm8k", "type": "rl"},
+        }
+    )
+    configuration, settings = read_configuration(said, {}, "areal")
+    with pytest.raises(RlhfsimError, match="how archon shards is not known") as refused:
+        configuration.run(settings, {})
+    assert refused.value.code == "engine-not-read"
+    priced = settings.with_values({"actor.backend": "fsdp:d4"})
+    assert configuration.run(priced, {}).backend == "fsdp2"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast
 
-from rlhfsim.errors import RlhfsimError
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.areal.allocations import allocation, degrees_of, gpus_of, spelled
 from rlhfsim.frameworks.configuration.described import RoleDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
@@ -85,6 +85,10 @@ def _kl(s: FrameworkSettings) -> bool:
     return s.share("actor.kl_ctl", default=0.1) > 0
 
 
+TRAINERS = ("fsdp", "megatron")
+"""Training engines of an allocation that are priced."""
+
+
 def _allocations(s: FrameworkSettings) -> tuple[str, str]:
     """Those of rollout and training; `allocation_mode`, `sglang:d4+fsdp:d4`, has both."""
     mode = str(s.find(ALLOCATIONS) or "")
@@ -95,7 +99,19 @@ def _allocations(s: FrameworkSettings) -> tuple[str, str]:
 
 
 def layout_of(s: FrameworkSettings, section: str, spelled: str, samples: int, scored: int) -> Layout:
-    """The layout of an engine that is given `samples` at a time to train on, and `scored` to score."""
+    """The layout of an engine that is given `samples` at a time to train on, and `scored` to score.
+
+    Raises:
+        RlhfsimError: it is no allocation, or one of an engine that is not priced, such as Archon.
+    """
+    engine, colon, _ = spelled.partition(":")
+    if colon and engine not in TRAINERS:
+        raise RlhfsimError(
+            "engine-not-read",
+            f"{section}.backend is {spelled!r}: how {engine} shards is not known here",
+            place=Place(file=s.name),
+            help=f"read are: {', '.join(TRAINERS)}; --set {section}.backend=fsdp:d8 says what the run is with that",
+        )
     sizes, scores = degrees_of(spelled), section == "ref"
     tp, pp, cp, dp = (sizes.get(name, 1) for name in "tpcd")
     cuts: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp}
