@@ -110,7 +110,7 @@ def layout_of(s: FrameworkSettings, section: str, spelled: str, samples: int, sc
             "engine-not-read",
             f"{section}.backend is {spelled!r}: how {engine} shards is not known here",
             place=Place(file=s.name),
-            help=f"read are: {', '.join(TRAINERS)}; --set {section}.backend=fsdp:d8 says what the run is with that",
+            help=f"read are: {', '.join(TRAINERS)}; --set {section}.backend=fsdp:d8 prices the same with it",
         )
     sizes, scores = degrees_of(spelled), section == "ref"
     tp, pp, cp, dp = (sizes.get(name, 1) for name in "tpcd")
