@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35790,
     "rlhfsim/cli": 33340,
     "rlhfsim/desk": 14490,
-    "rlhfsim/frameworks": 118800,
+    "rlhfsim/frameworks": 118850,
     "rlhfsim/kernels": 12480,
     "rlhfsim/memory": 23360,
     "rlhfsim/present": 86960,
