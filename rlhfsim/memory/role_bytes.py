@@ -340,34 +340,16 @@ _PP, _DP = map(memory.CUT.index, ("pp", "dp"))
 _parted = itemgetter(*map(memory.CUT.index, memory.PARTED))
 
 
-def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
-    """States and buffers of a role on GPUs with the elements of `part`, under layouts that are alike
-    (`_alike`)."""
-    model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
-    trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
-    reduced = software.reduce_bytes or FP32
-    plain = software.plain(layout, trained=kind.trained)
-    if kind.trained and lora is not None:
-        base, own = memory.lora_states(
-            model,
-            part,
-            layout,
-            backend,
-            lora,
-            optimizer=kind.optimizer,
-            base_width=plain or software.base_bytes if lora.base == "bf16" else None,
-            gradient_bytes=FP32 if fp32_sums else None,
-        )
-        states = own._replace(
-            weights=base.weights + software.adapters * own.weights,
-            gradients=software.adapters * own.gradients,
-            between=software.adapters * own.between,
-            host=base.host + own.host,
-        )
-        trainable = memory.adapter_shard(model, part, layout, lora)
-    elif kind.trained and plain:
-        states = memory.plain_states(part, layout, plain, kind.optimizer)
-    elif kind.trained:
+def _states(
+    kind: RoleKind, layout: Layout, part: memory.Shard, plain: float | None
+) -> tuple[memory.States, memory.Shard]:
+    """States of a role, and the elements of it that are trained; `plain`: see `Software.plain`."""
+    backend, lora, software = kind.backend, kind.lora, kind.software
+    if not kind.trained:
+        return memory.frozen_states(part, layout, width=plain or BF16), part
+    if lora is None and plain:
+        return memory.plain_states(part, layout, plain, kind.optimizer), part
+    if lora is None:
         states = memory.trained_states(
             part,
             layout,
@@ -377,12 +359,52 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
             moment_bytes=software.moment_bytes,
             weight_bytes=software.weight_bytes,
         )
-    else:
-        states = memory.frozen_states(part, layout, width=plain or BF16)
+        return states, part
+    base, own = memory.lora_states(
+        kind.model,
+        part,
+        layout,
+        backend,
+        lora,
+        optimizer=kind.optimizer,
+        base_width=plain or software.base_bytes if lora.base == "bf16" else None,
+        gradient_bytes=FP32 if _fp32_sums(kind) else None,
+    )
+    states = own._replace(
+        weights=base.weights + software.adapters * own.weights,
+        gradients=software.adapters * own.gradients,
+        between=software.adapters * own.between,
+        host=base.host + own.host,
+    )
+    return states, memory.adapter_shard(kind.model, part, layout, lora)
+
+
+def _fp32_sums(kind: RoleKind) -> bool:
+    """Whether DeepSpeed adds gradients up in FP32."""
+    return kind.backend == "deepspeed" and kind.software.gradient_bytes == FP32
+
+
+def _gathered(kind: RoleKind, layout: Layout, part: memory.Shard, plain: float | None) -> Size:
+    """Weights beside the states while layers compute: gathered, cast to BF16, or widened from 4 bit."""
+    lora, software = kind.lora, kind.software
+    if plain and lora is None:
+        return memory.cast_bytes(part, plain)
     frozen_base = not kind.trained or lora is not None
     cast = not frozen_base and software.weight_bytes != BF16
-    dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
-    gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
+    if layout.zero == 3 or layout.offload_params != "none" or not frozen_base:  # else BF16 in place
+        return memory.gathered_bytes(
+            part, layout, kind.backend, flat=software.flat_parameters, cast=cast, whole=kind.one_group
+        )
+    return BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
+
+
+def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
+    """States and buffers of a role on GPUs with the elements of `part`, under layouts that are alike
+    (`_alike`)."""
+    backend, software, fp32_sums = kind.backend, kind.software, _fp32_sums(kind)
+    reduced = software.reduce_bytes or FP32
+    plain = software.plain(layout, trained=kind.trained)
+    states, trainable = _states(kind, layout, part, plain)
     buffers = memory.gradient_buffer_bytes(
         trainable,
         layout,
@@ -398,16 +420,9 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     if scatters and software.sums_whole:
         width = BF16 if software.flat_parameters else reduced
         again = memory.summed_whole(trainable, states.gradients, width)
-    gathered: Size = dequantised
-    if plain and lora is None:
-        gathered = memory.cast_bytes(part, plain)
-    elif gathers:
-        gathered = memory.gathered_bytes(
-            part, layout, backend, flat=software.flat_parameters, cast=cast, whole=kind.one_group
-        )
     return _Standing(
         states=states,
-        gathered=gathered,
+        gathered=_gathered(kind, layout, part, plain),
         buffers=buffers,
         at_loss=buffers * memory.loss_share(layout, backend),
         again=again,
