@@ -26,7 +26,7 @@ BUDGET = {
     "rlhfsim/desk": 14490,
     "rlhfsim/frameworks": 118850,
     "rlhfsim/kernels": 12480,
-    "rlhfsim/memory": 23360,
+    "rlhfsim/memory": 23480,
     "rlhfsim/present": 86960,
     "rlhfsim/rollout": 17070,
     "rlhfsim/search": 55680,
