@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.elementwise import Size, where
 from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.routing import Routing
 from rlhfsim.specs.placement.layout import Dispatcher
@@ -153,13 +154,13 @@ def one_sided(device: Device, size: Floats, group: Group) -> Floats:
     return np.maximum(inside, (n - g) / n * size / network) + start
 
 
-def p2p(device: Device, size: float, crosses_domain: bool) -> float:
+def p2p(device: Device, size: Size, crosses_domain: bool) -> Size:
     """Seconds of one send of `size` bytes: a + S/B (Hockney 1994, Parallel Computing 20(3))."""
-    if size <= 0:
-        return 0.0
     if crosses_domain:
-        return device["nic_latency"] + size / _network(device)
-    return device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
+        taken = device["nic_latency"] + size / _network(device)
+    else:
+        taken = device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
+    return where(size > 0, taken, 0.0)
 
 
 def broadcast(device: Device, size: float, group: Group) -> float:
@@ -175,9 +176,9 @@ def broadcast(device: Device, size: float, group: Group) -> float:
     return _latency(device, group, 1) + size / rate
 
 
-def crosses(device: Device, ranks: int, stride: int) -> bool:
+def crosses(device: Device, ranks: Size, stride: Size) -> Size:
     """Whether `ranks` GPUs that stand `stride` apart reach beyond one domain."""
-    return ranks * stride > device.domain and ranks > 1
+    return (ranks * stride > device.domain) & (ranks > 1)
 
 
 def _half(device: Device, op: Op, size: float, group: Group) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 Z90 = NormalDist().inv_cdf(0.9)
 """Standard deviations from the mean of a normal law to its P90, and from P10 to the mean."""
 Resource = Literal[
@@ -33,7 +35,7 @@ bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: la
 
 
 class Part(NamedTuple):
-    """Exposed seconds on one resource."""
+    """Exposed seconds on one resource; of many layouts an array with an entry each."""
 
     resource: Resource
     seconds: float
@@ -68,8 +70,12 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Sum over the parts."""
-        return math.fsum([p.seconds for p in self.parts])
+        """Sum over the parts; an array with an entry a layout where theirs are."""
+        each = [p.seconds for p in self.parts]
+        if any(isinstance(seconds, np.ndarray) for seconds in each):
+            rows = np.stack(np.broadcast_arrays(*each), axis=-1).tolist()
+            return np.array([math.fsum(row) for row in rows])  # type: ignore[return-value]
+        return math.fsum(each)
 
     @property
     def bound_by(self) -> Resource:

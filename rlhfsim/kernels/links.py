@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlhfsim.elementwise import where
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.units import GB
@@ -153,7 +154,7 @@ def read_rate(device: Device, *, shared: bool) -> Rate:
 def moved(size: float, link: Rate) -> Part:
     """`size` bytes over a link: t = S / B."""
     low, high = link.spread
-    seconds = size / link.value if size > 0 else 0.0
+    seconds = where(size > 0, size / link.value, 0.0)
     return part(link.resource, seconds, link.rests_on, spread=(1 / high, 1 / low if low else 1.0))
 
 

@@ -247,8 +247,7 @@ def pipeline_hop(device: Device, model: ModelSpec, layout: RolloutLayout, rows: 
     """What `rows` tokens take from a stage to the next, by the slowest hop: across nodes if one is."""
     crosses = collectives.crosses(device, layout.pp, layout.tp * layout.attention_dp)
     size = np.asarray(rows * model.hidden * ACTIVATION_BYTES)
-    hop = np.vectorize(lambda s: collectives.p2p(device, float(s), crosses), otypes=[float])(size)
-    return on("network" if crosses else "nvlink", hop)
+    return on("network" if crosses else "nvlink", collectives.p2p(device, size, crosses))
 
 
 def overhead(

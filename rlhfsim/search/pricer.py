@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, engine_sums
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.states import cut, passed
+from rlhfsim.memory.states import cut
+from rlhfsim.memory.states import passed as passed_fields
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -45,6 +45,7 @@ from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import (
     Placement,
     ResourcePool,
@@ -55,7 +56,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import CallSetting, bias_of, generation_of, scorer, trainer
+from rlhfsim.step.calls import CallSetting, Pricing, bias_of, generation_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
@@ -312,20 +313,26 @@ class Pricer:
         forward = model, call.kind == "logprob", bias_of(setting, call.name, ALONE), adapted
         known = self._runs.setdefault((key.hardware, call.name if train else forward), {})
 
-        def priced(name_of: Callable[[Layout], object], cost: Callable[[Layout], Cost]) -> Floats:
+        def priced(
+            name_of: Callable[[Layout], object], price: Callable[[Collection[Layout]], Iterable[float]]
+        ) -> Floats:
             names = list(map(name_of, layouts))
-            for name, layout in zip(names, layouts, strict=True):
-                if name not in known:
-                    known[name] = cost(layout).seconds
+            if new := {name: x for name, x in zip(names, layouts, strict=True) if name not in known}:
+                known.update(zip(new, price(new.values()), strict=True))
             return np.array([known[name] for name in names])
 
+        def passed(pricing: Pricing) -> Callable[[Collection[Layout]], Iterable[float]]:
+            return lambda new: np.broadcast_to(pricing.passes(columns_of(new)).seconds, len(new)).tolist()
+
         if not train:
-            return priced(
-                lambda x: (scored(x), x.zero == 3, x.pack(scoring=True)), scorer(setting, call, placed).passes
-            )
+            scoring = passed(scorer(setting, call, placed))
+            return priced(lambda x: (scored(x), x.zero == 3, x.pack(scoring=True)), scoring)
         pricing = trainer(setting, call.role, placed)
-        passes = priced(lambda x: (passed(x), x.offload_params), pricing.passes)
-        return passes if pricing.updates is None else passes + priced(cut, pricing.updates)
+        passes = priced(lambda x: (passed_fields(x), x.offload_params), passed(pricing))
+        updates = pricing.updates
+        if updates is None:
+            return passes
+        return passes + priced(cut, lambda new: [updates(layout).seconds for layout in new])
 
     def calls_of(self, role: str) -> list[Call]:
         """Forward calls and training of a role."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlhfsim.elementwise import Size
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import engine_of, runs_of
 from rlhfsim.kernels.cost import Cost, part
@@ -32,6 +33,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.specs.placement.drafts import training_work
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
@@ -272,13 +274,13 @@ def train_cost(setting: CallSetting, role: str, placed: RolePlacement) -> Cost:
 class Pricing(NamedTuple):
     """What prices a call of a role under any layout in its pool."""
 
-    passes: Callable[[Layout], Cost]
+    passes: Callable[[Layout | Layouts], Cost]
     """With what a framework adds; the same wherever an optimizer lies."""
     updates: Callable[[Layout], Cost] | None = None
     """Cost of the optimizer's updates, where the call trains; see `TrainedModel.updates`."""
 
     def __call__(self, layout: Layout) -> Cost:
-        """The whole call."""
+        """The whole call in one layout."""
         return self.passes(layout) if self.updates is None else self.passes(layout) + self.updates(layout)
 
 
@@ -290,36 +292,32 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     workload, model = setting.workload, setting.models.of(role)
     if role == "critic" and not model.value_head:
         model = replace(model, value_head=True)
-    both = [
-        TrainedModel(
-            device=setting.device(placed),
-            model=model,
-            sequences=sequences_of(workload, setting.trained),
-            backend=setting.placement.backend,
-            steps=workload.mini_batches,
-            optimizer=workload.optimizer,
-            lora=workload.lora if role == "actor" else None,
-            software=_software(setting, sharded=sharded),
-            precision=workload.train_precision,
-        )
-        for sharded in (False, True)
-    ]
+    asked = TrainedModel(
+        device=setting.device(placed),
+        model=model,
+        sequences=sequences_of(workload, setting.trained),
+        backend=setting.placement.backend,
+        steps=workload.mini_batches,
+        optimizer=workload.optimizer,
+        lora=workload.lora if role == "actor" else None,
+        software=_software(setting),
+        precision=workload.train_precision,
+    )
     factor = workload.epochs * bias_of(setting, f"{role}.train", placed.pool)
     work = 1 + (training_work(model, workload.speculation) if role == "actor" else 0.0)
 
-    def passes(layout: Layout, packs: float | None) -> Cost:
-        priced = both[layout.shards is not None].passes(layout, packs)
-        return priced if work == 1 else priced.scaled(work)
+    def passes(layout: Layout | Layouts, packs: Size | None) -> Cost:
+        return asked.passes(layout, packs).scaled(work)
 
     def updates(layout: Layout) -> Cost:
-        return both[layout.shards is not None].updates(layout).scaled(factor)
+        return asked.updates(layout).scaled(factor)
 
     priced = _caller(setting, f"{role}.train", placed, passes)
     each = workload.custom.loss * workload.epochs if role == "actor" else 0.0
     if not each:
         return Pricing(priced, updates)
 
-    def with_own_loss(layout: Layout) -> Cost:
+    def with_own_loss(layout: Layout | Layouts) -> Cost:
         seconds = each * workload.num_sequences / layout.dp
         spread = spread_of(OWN_LOSS, workload.custom.loss, setting.cluster)
         rests_on = OWN_PARTS if spread is None else MEASURED_PARTS
@@ -329,8 +327,11 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
 
 
 def _caller(
-    setting: CallSetting, name: str, placed: RolePlacement, price: Callable[[Layout, float | None], Cost]
-) -> Callable[[Layout], Cost]:
+    setting: CallSetting,
+    name: str,
+    placed: RolePlacement,
+    price: Callable[[Layout | Layouts, Size | None], Cost],
+) -> Callable[[Layout | Layouts], Cost]:
     """The same with what a framework adds, and the bias of its phase; `price`: of a layout and its packs."""
     workload, drawn, device = setting.workload, setting.trained, setting.device(placed)
     role, trained = name.split(".")[0], name.endswith(".train")
@@ -338,7 +339,7 @@ def _caller(
     steps, epochs = (workload.mini_batches, workload.epochs) if trained else (1, 1)
     factor = epochs * bias_of(setting, name, placed.pool)
 
-    def cost(layout: Layout) -> Cost:
+    def cost(layout: Layout | Layouts) -> Cost:
         packs = pack_len(workload, layout, drawn, scoring=not trained)
         priced = price(layout, packs)
         if workload.generates:
@@ -349,11 +350,11 @@ def _caller(
     return cost
 
 
-def _software(setting: CallSetting, *, sharded: bool) -> Software:
+def _software(setting: CallSetting) -> Software:
     """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
     workload, placement = setting.workload, setting.placement
     runs, software = runs_of(setting.cluster.framework), stack_of(setting)
-    if sharded and runs is not None and runs.copies_each:
+    if runs is not None and runs.copies_each:
         software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
         return replace(software, reduce_bytes=2.0)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlhfsim.elementwise import Size, some, where
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import pageable_rate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.rule_rewards import spread_of
 from rlhfsim.step.timetable import Step
@@ -28,7 +30,7 @@ OWN_PARTS, MEASURED_PARTS = "custom.seconds_per_sample", "custom.measured_second
 TRAINING = ("critic.train", "actor.train")
 
 
-def framework_call(device: Device, cost: Cost, launched: float) -> Cost:
+def framework_call(device: Device, cost: Cost, launched: Size) -> Cost:
     """A scoring or training call as an RL framework runs it.
 
         T = T_pre + c + n h      c = `rl_call_time`, h = `rl_layer_time`, n layers that a host launches
@@ -41,12 +43,12 @@ def framework_call(device: Device, cost: Cost, launched: float) -> Cost:
         part("host", times * device[name], name, spread=device.spread(name))
         for name, times in (("rl_call_time", 1.0), ("rl_layer_time", launched))
     ]
-    return Cost(parts=(*cost.parts, *[p for p in own if p.seconds > 0]))
+    return Cost(parts=(*cost.parts, *[p for p in own if some(p.seconds > 0)]))
 
 
-def launched_layers(layout: Layout, layers: int, micro_batches: int, *, trained: bool) -> float:
+def launched_layers(layout: Layout | Layouts, layers: int, micro_batches: Size, *, trained: bool) -> Size:
     """Layers that the host of a rank launches in a call: once forward, once backward, once to recompute."""
-    passes = (3.0 if layout.recompute == "full" else 2.0) if trained else 1.0
+    passes = where(layout.recompute == "full", 3.0, 2.0) if trained else 1.0
     return micro_batches * passes * layers / layout.pp
 
 

@@ -7,19 +7,20 @@ from functools import reduce
 from operator import add
 from typing import Literal, NamedTuple
 
+from rlhfsim.elementwise import Size, most, some
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
-from rlhfsim.training.layer_time import ep_spread
-from rlhfsim.training.passes import contention, passes, slowed
-from rlhfsim.training.training import micro_batches, send_parts, work_of, work_parts
+from rlhfsim.training.passes import passes
+from rlhfsim.training.training import in_fp32, micro_batches, passed_by, send_parts, work_of, work_parts
 from rlhfsim.training.unequal_lengths import late_parts, spread_of
 
 Head = Literal["logprob", "value", "score"]
@@ -40,7 +41,7 @@ class ScoredModel(NamedTuple):
     """Its role is trained too, so that FSDP2's shards are FP32."""
 
 
-def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -> Cost:
+def forward(asked: ScoredModel, layout: Layout | Layouts, pack_len: Size | None = None) -> Cost:
     """Time of one forward over all `sequences` by the layout's d ranks.
 
         T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
@@ -57,29 +58,36 @@ def forward(asked: ScoredModel, layout: Layout, pack_len: float | None = None) -
     if head != "logprob" and not model.value_head:
         model = replace(model, value_head=True)
     size, count = micro_batches(layout, sequences, 1, pack_len, scoring=True)
-    work = work_of(device, layout, sequences, size, precision, software, model)
     scored, frozen = head == "logprob", lora is not None
-    through = passes(device, model, work, software, "none", frozen=frozen, logprob=scored, scoring=True)
-    through = slowed(through, contention(device, layout.gpus))
+    through, held, ep_spread = passed_by(
+        device,
+        model,
+        replace(layout, recompute="none"),
+        size,
+        lambda cut, tokens: work_of(device, cut, sequences, tokens, precision, software, model),
+        lambda work, recompute: passes(
+            device, model, work, software, recompute, frozen=frozen, logprob=scored, scoring=True
+        ),
+    )
     stages = pipeline.split(model.num_layers, layout.pp)
     times = stages.times(through.layer_forward, *through.ends_forward)
     busy = count * sum(times) / layout.pp
-    total = (count - 1) * max(times) + sum(times)
+    total = (count - 1) * most(*times) + sum(times)
     shown = through.forward.times(count / layout.pp)
-    parts = work_parts(device, layout, shown, busy, ep_spread(device, model, work))
-    if layout.pp > 1:
-        parts.append(part("bubble", total - busy, "pipeline schedule"))
-        parts += send_parts(device, model, layout, work, count, 1.0, back=False)
+    parts = work_parts(device, layout, shown, busy, ep_spread)
+    if some(layout.pp > 1):
+        parts.append(exchange.only(layout.pp > 1, part("bubble", total - busy, "pipeline schedule")))
+        parts += send_parts(device, model, layout, held, count, 1.0, back=False)
     parts += exchange.gathers(device, model, layout, count, busy)
-    fp32 = software.plain(layout, trained=trained) == exchange.FP32
-    if fp32 and (lora is None or lora.base != "nf4"):
-        parts.append(exchange.cast(device, model, layout, count))
+    if some(fp32 := in_fp32(software, layout, lora, trained=trained)):
+        parts.append(exchange.only(fp32, exchange.cast(device, model, layout, count)))
     if lora is not None and lora.base == "nf4":
         parts.append(exchange.dequantised(device, model, layout, count))
-    if layout.offload_params != "none":
+    if some(hosted := layout.offload_params != "none"):
         width = exchange.FP32 if trained and backend == "fsdp2" else exchange.BF16
-        parts += exchange.fetches(device, model, layout, count, busy, width=width)
+        fetched = exchange.fetches(device, model, layout, count, busy, width=width)
+        parts += [exchange.only(hosted, one) for one in fetched]
     spread = spread_of(sequences, layout, 1, count, pack_len)
     launch = count / layout.pp * through.launch / 2
     parts += late_parts(device, sum(through.forward) * count / layout.pp, launch, spread, total / busy)
-    return Cost(parts=tuple(p for p in parts if p.seconds > 0))
+    return Cost(parts=tuple(p for p in parts if some(p.seconds > 0)))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
+from rlhfsim.elementwise import Size, each, most, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
 from rlhfsim.memory.states import BASE_BYTES, CUT, Parted, parted
-from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.weight_sync.endpoints import weights_of
 
 Optimizer = Literal["adam", "adam8bit", "sgd"]
@@ -26,30 +27,46 @@ STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10
 written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
 
 
-@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientShard(Hashed):
+class GradientShard:
     """Parameters of one kind on one GPU and the ranks that hold the same ones."""
 
-    params: float
+    params: Size
     """Psi before data-parallel sharding; trained ones only."""
     ranks: Group
     copies: Group | None = None
     """Ranks with the same shard of other copies (HSDP)."""
 
-    def owned(self, zero: int) -> float:
+    def owned(self, zero: Size) -> Size:
         """Parameters whose optimizer state this GPU holds."""
-        return self.params / self.ranks.ranks if zero else self.params
+        return where(zero > 0, self.params / self.ranks.ranks, self.params)
 
 
 def shards(
-    device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
+    device: Device, model: ModelSpec, layout: Layout | Layouts, *, share: float = 1.0
 ) -> tuple[GradientShard, ...]:
     """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
 
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
     """
-    return _shards(device.domain, model, parted(layout), share)
+    if isinstance(layout, Layout):
+        return _shards(device.domain, model, parted(layout), share)
+
+    def numbers(*part: Any) -> list[float]:
+        held = _shards(device.domain, model, part, share)
+        dense, routed = held[0], held[1] if len(held) > 1 else _EMPTY
+        groups = dense.ranks, dense.copies or _ALONE, routed.ranks
+        return [dense.params, routed.params, *(n for g in groups for n in (g.ranks, g.per_domain))]
+
+    dense, routed, *groups = each(numbers, *parted(layout))
+    ranks, copies, narrow = (Group(ranks=groups[i], per_domain=groups[i + 1]) for i in (0, 2, 4))
+    wide = GradientShard(params=dense, ranks=ranks, copies=copies if some(copies.ranks > 1) else None)
+    return (wide, GradientShard(params=routed, ranks=narrow)) if some(routed > 0) else (wide,)
+
+
+_ALONE = Group(ranks=1, per_domain=1)
+_EMPTY = GradientShard(params=0.0, ranks=_ALONE)
+"""What a GPU lacks that other layouts of a column have."""
 
 
 @lru_cache(maxsize=65536)
@@ -76,13 +93,13 @@ def _shards(domain: int, model: ModelSpec, part: Parted, share: float) -> tuple[
 def traffic(
     device: Device,
     shard: GradientShard,
-    layout: Layout,
-    micro_batches: int,
-    reduce_bytes: float,
+    layout: Layout | Layouts,
+    micro_batches: Size,
+    reduce_bytes: Size,
     *,
-    whole: bool = False,
-    reductions: int | None = None,
-) -> tuple[float, float]:
+    whole: Size = False,
+    reductions: Size | None = None,
+) -> tuple[Size, Size]:
     """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
 
         ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, r RS ; 3: 2 m AG, r RS     r = m
@@ -90,73 +107,88 @@ def traffic(
     `whole`: ranks reduce all gradients though they own a share (AR for RS); `reductions`: r, where it is not
     m. Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
     """
-    gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0 and not whole)
-    if layout.zero == 0:
-        return 0.0, reduce
-    if layout.zero == 1:
-        return gather, reduce
+    zero = layout.zero
+    gather, reduce = _once(device, shard, reduce_bytes, where(whole, False, zero > 0))
     times = micro_batches if reductions is None else reductions
-    return (gather if layout.zero == 2 else 2 * micro_batches * gather), times * reduce
+    gathers = where(zero == 3, 2 * micro_batches * gather, where(zero > 0, gather, 0.0))
+    return gathers, where(zero > 1, times, 1) * reduce
+
+
+def _once(device: Device, shard: GradientShard, reduce_bytes: Size, sharded: Size) -> tuple[Size, Size]:
+    """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
+    ranks = shard.ranks
+    gather, reduce = each(
+        partial(_exchanged, device), shard.params, ranks.ranks, ranks.per_domain, reduce_bytes, sharded
+    )
+    return gather, reduce
 
 
 @lru_cache(maxsize=65536)
-def _once(device: Device, shard: GradientShard, reduce_bytes: float, sharded: bool) -> tuple[float, float]:
-    """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
-    gather = collectives.all_gather(device, BF16 * shard.params, shard.ranks)
+def _exchanged(
+    device: Device, params: float, ranks: int, per_domain: int, reduce_bytes: float, sharded: bool
+) -> tuple[float, float]:
+    group = Group(ranks=int(ranks), per_domain=int(per_domain))
+    gather = collectives.all_gather(device, BF16 * params, group)
     reduce = collectives.reduce_scatter if sharded else collectives.all_reduce
-    return gather, reduce(device, reduce_bytes * shard.params, shard.ranks)
+    return gather, reduce(device, reduce_bytes * params, group)
 
 
 def between_copies(
-    device: Device, shard: GradientShard, layout: Layout, times: int, reduce_bytes: float
-) -> float:
+    device: Device, shard: GradientShard, layout: Layout | Layouts, times: Size, reduce_bytes: Size
+) -> Size:
     """Raw seconds in which the copies of a shard sum their gradients `times` a step (HSDP): AR(b_g Psi / s).
 
     `fully_shard` on a mesh of two dimensions does so after every micro-batch unless it is told otherwise.
     """
-    assert shard.copies is not None
-    return times * collectives.all_reduce(device, reduce_bytes * shard.owned(layout.zero), shard.copies)
+    copies = shard.copies
+    assert copies is not None
+    size = reduce_bytes * shard.owned(layout.zero)
+    return times * each(partial(_summed_over, device), size, copies.ranks, copies.per_domain)
 
 
-def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
+def _summed_over(device: Device, size: float, ranks: float, per_domain: float) -> float:
+    return collectives.all_reduce(device, size, Group(ranks=int(ranks), per_domain=int(per_domain)))
+
+
+def hidden_behind(seconds: Size, compute: Size, overlap: float, layers: Size) -> Size:
     """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide
     behind."""
-    return max(seconds / max(1, layers), seconds - overlap * compute)
+    return most(seconds / most(1, layers), seconds - overlap * compute)
 
 
 class Room(NamedTuple):
     """One direction of one micro-batch on the mean stage, as the data-parallel traffic sees it."""
 
-    seconds: float
-    held: Mapping[Link, float]
+    seconds: Size
+    held: Mapping[Link, Size]
     """Seconds that its own collectives hold each link."""
 
-    def free(self, link: Link) -> float:
+    def free(self, link: Link) -> Size:
         """Seconds in which the GPU works and the link is idle."""
-        return max(0.0, self.seconds - self.held.get(link, 0.0))
+        return most(0.0, self.seconds - self.held.get(link, 0.0))
 
 
 class GradientSums(NamedTuple):
     """How gradients add up over data-parallel ranks."""
 
-    bytes_each: float
+    bytes_each: Size
     """Bytes of a gradient that is sent."""
-    whole: bool = False
+    whole: Size = False
     """All are reduced on all ranks, and new weights gathered at the end of the update (DeepSpeed's ZeRO-1 and
     ZeRO-2)."""
     copies_each: bool = False
     """Copies of shards add up after every micro-batch, not once."""
     once: bool = False
     """Nothing is reduced before the last backward pass, behind which it hides."""
-    in_turn: bool = False
+    in_turn: Size = False
     """No backward pass runs while gradients are reduced (DeepSpeed without `overlap_comm`)."""
 
 
 def exchange(
     device: Device,
     model: ModelSpec,
-    layout: Layout,
-    micro_batches: int,
+    layout: Layout | Layouts,
+    micro_batches: Size,
     *,
     forward: Room,
     backward: Room,
@@ -173,35 +205,45 @@ def exchange(
     reduce_bytes, whole, copies_each, once, in_turn = sums
     reductions = 1 if once else micro_batches
     parts_held = shards(device, model, layout, share=share)
+    raw = [
+        traffic(device, shard, layout, micro_batches, reduce_bytes, whole=whole, reductions=reductions)
+        for shard in parts_held
+    ]
     for link in LINKS:
-        raw = [
-            traffic(device, shard, layout, micro_batches, reduce_bytes, whole=whole, reductions=reductions)
-            for shard in parts_held
-            if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
-        ]
-        gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
+        on = [_on(link, shard.ranks) for shard in parts_held]
+        gather = sum(where(here, one, 0.0) for here, (one, _) in zip(on, raw, strict=True))
+        reduce = sum(where(here, one, 0.0) for here, (_, one) in zip(on, raw, strict=True))
         reduce += sum(
-            between_copies(device, shard, layout, reductions if copies_each else 1, reduce_bytes)
+            where(
+                _on(link, shard.copies),
+                between_copies(device, shard, layout, reductions if copies_each else 1, reduce_bytes),
+                0.0,
+            )
             for shard in parts_held
-            if shard.copies and link_of(shard.copies) == link
+            if shard.copies
         )
-        if gather + reduce == 0:
+        if not some(gather + reduce > 0):
             continue
-        behind = 0.0 if in_turn else backward.free(link)
-        free = 0.0 if whole else forward.free(link)
+        behind = where(in_turn, 0.0, backward.free(link))
+        free = where(whole, 0.0, forward.free(link))
         last = reduce if once else 0.0
         seen = exposed(layout.zero, micro_batches, gather, reduce - last, free, behind, eta, depth)
         seen += hidden_behind(last, behind, eta, depth)
         taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"
-        slowed = device[taken] * max(0.0, gather + reduce - seen)
+        slowed = device[taken] * most(0.0, gather + reduce - seen)
         parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))
         parts.append(part("compute", slowed, taken, spread=(0.3, 1.5)))
-    if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
-        parts.append(zero_calls(device, model, layout, 2 * micro_batches))
+    if some(layout.zero == 3):  # a gather ahead and one back; reductions go by bucket
+        parts.append(only(layout.zero == 3, zero_calls(device, model, layout, 2 * micro_batches)))
     return parts
 
 
-def dequantised(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
+def only(holds: Size, one: Part) -> Part:
+    """A part of the layouts for which it holds."""
+    return one._replace(seconds=where(holds, one.seconds, 0.0))
+
+
+def dequantised(device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size) -> Part:
     """What a 4-bit base costs: in each of `passes` every matrix is read, and written in BF16.
 
         passes Psi_layers (0.52 + 2) / (B_m eta)
@@ -216,18 +258,22 @@ def dequantised(device: Device, model: ModelSpec, layout: Layout, passes: float)
     return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
-def summed(device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *, share: float) -> Part:
+def summed(
+    device: Device, model: ModelSpec, layout: Layout | Layouts, micro_batches: Size, *, share: float
+) -> Part:
     """What sums in FP32 take beside sums in BF16: they are read and written once a micro-batch.
 
     m Psi_held (2 + 2) / (B_m eta)        Psi_held = Psi, of its owner from ZeRO-2 on
     """
-    held = sum(s.owned(layout.zero >= 2) for s in shards(device, model, layout, share=share))
+    held = sum(s.owned(where(layout.zero >= 2, 1, 0)) for s in shards(device, model, layout, share=share))
     name = "optimizer_hbm_efficiency"
     seconds = micro_batches * held * 2 * (FP32 - BF16) / (device.profile.hbm.value * device[name])
     return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
-def cast(device: Device, model: ModelSpec, layout: Layout, passes: float, *, share: float = 1.0) -> Part:
+def cast(
+    device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size, *, share: float = 1.0
+) -> Part:
     """What autocast costs: in each of `passes` FP32 weights are read and written in BF16, or gradients the
     other way round.
 
@@ -240,15 +286,15 @@ def cast(device: Device, model: ModelSpec, layout: Layout, passes: float, *, sha
 
 
 def exposed(
-    zero: int,
-    micro_batches: int,
-    gather: float,
-    reduce: float,
-    forward: float,
-    backward: float,
+    zero: Size,
+    micro_batches: Size,
+    gather: Size,
+    reduce: Size,
+    forward: Size,
+    backward: Size,
     eta: float,
-    layers: int,
-) -> float:
+    layers: Size,
+) -> Size:
     """Seconds of the gathers and reductions of one step that no compute hides.
 
         ZeRO-3: half the gathers behind m forwards; the other half and the reductions behind m backwards
@@ -256,19 +302,19 @@ def exposed(
 
     `forward` and `backward`: seconds of one micro-batch in which the link is free.
     """
-    if zero == 3:
-        ahead = hidden_behind(gather / 2, micro_batches * forward, eta, layers)
-        return ahead + hidden_behind(gather / 2 + reduce, micro_batches * backward, eta, layers)
-    behind = (micro_batches if zero == 2 else 1) * backward
-    return hidden_behind(gather, forward, eta, layers) + hidden_behind(reduce, behind, eta, layers)
+    sharded, half = zero == 3, where(zero == 3, gather / 2, gather)
+    ahead = where(sharded, micro_batches * forward, forward)
+    behind = where(zero > 1, micro_batches, 1) * backward
+    later = where(sharded, half + reduce, reduce)
+    return hidden_behind(half, ahead, eta, layers) + hidden_behind(later, behind, eta, layers)
 
 
-def link_of(ranks: Group) -> Link:
-    """The link that limits a collective of these ranks."""
-    return "network" if ranks.domains > 1 else "nvlink"
+def _on(link: Link, ranks: Group) -> Size:
+    """Whether a link limits a collective of these ranks."""
+    return (ranks.ranks > 1) & ((ranks.domains > 1) == (link == "network"))
 
 
-def zero_calls(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
+def zero_calls(device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size) -> Part:
     """What the hooks of ZeRO-3 take on the host: one call a named tensor and pass.
 
     `zero_tensor_time`: 0 on GPUs, where it hides behind kernels that were launched before; on a CPU the
@@ -281,22 +327,21 @@ def zero_calls(device: Device, model: ModelSpec, layout: Layout, passes: float) 
 
 
 def gathers(
-    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, compute: float
+    device: Device, model: ModelSpec, layout: Layout | Layouts, micro_batches: Size, compute: Size
 ) -> list[Part]:
     """Exposed ZeRO-3 parameter gathers of a forward without gradients: one a layer and micro-batch."""
-    if layout.zero != 3:
+    sharded = layout.zero == 3
+    if not some(sharded):
         return []
     parts = []
     depth = -(-model.num_layers // layout.pp)
+    held = shards(device, model, layout)
+    once = [_once(device, shard, BF16, True)[0] for shard in held]
     for link in LINKS:
-        raw = micro_batches * sum(
-            _once(device, shard, BF16, True)[0]
-            for shard in shards(device, model, layout)
-            if link_of(shard.ranks) == link
-        )
-        seen = hidden_behind(raw, compute, device["overlap_dp"], depth)
+        on = [where(_on(link, shard.ranks), one, 0.0) for shard, one in zip(held, once, strict=True)]
+        seen = hidden_behind(micro_batches * sum(on), compute, device["overlap_dp"], depth)
         parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))
-    return [*parts, zero_calls(device, model, layout, micro_batches)]
+    return [only(sharded, one) for one in (*parts, zero_calls(device, model, layout, micro_batches))]
 
 
 def update(
@@ -347,12 +392,12 @@ def updated(
 def fetches(
     device: Device,
     model: ModelSpec,
-    layout: Layout,
-    passes: int,
-    compute: float,
+    layout: Layout | Layouts,
+    passes: Size,
+    compute: Size,
     *,
     width: float = BF16,
-    returned: int = 0,
+    returned: Size = 0,
 ) -> list[Part]:
     """Sharded weights of `width` bytes from the host in `passes` passes over PCIe, which a node's GPUs share.
 

@@ -344,9 +344,10 @@ def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerK
     if kind.mixer == "recurrent" and model.recurrent:
         width = (model.recurrent.in_width + model.recurrent.inner) / work.tp
         moved = BF16 * width * work.tokens * (work.cp - 1) / work.cp
-        return collectives.p2p(device, moved, collectives.crosses(device, work.cp, work.tp))
+        return float(collectives.p2p(device, moved, collectives.crosses(device, work.cp, work.tp)))
     local = layers.heads(model.attention, work.tp)
     width = local.kv * (local.qk_dim + local.v_dim)
     size = BF16 * width * work.tokens * (work.cp - 1)
     far = collectives.crosses(device, work.cp, work.tp)
-    return collectives.p2p(device, size, far) + (work.cp - 2) * collectives.p2p(device, 1.0, far)
+    each, first = (float(collectives.p2p(device, sent, far)) for sent in (size, 1.0))
+    return each + (work.cp - 2) * first

@@ -11,8 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.elementwise import Size, each
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.workload.lengths import Floats, stats
 from rlhfsim.specs.workload.workload import Workload
 
@@ -46,21 +48,28 @@ def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> 
 
 
 def pack_len(
-    workload: Workload, layout: Layout, drawn: tuple[float, ...] | None = None, *, scoring: bool = False
-) -> float | None:
-    """Mean real tokens of a pack of `layout`; None where micro-batches count sequences.
+    workload: Workload,
+    layout: Layout | Layouts,
+    drawn: tuple[float, ...] | None = None,
+    *,
+    scoring: bool = False,
+) -> Size | None:
+    """Mean real tokens of a pack of `layout`; None (0 in an array) where micro-batches count sequences.
 
     Of the `drawn` response lengths, or of the expected ones; padded sequences are as long as the longest. A
     pack holds no more than a data-parallel rank has for one optimizer step, or the longest sequence.
     """
-    tokens = layout.pack(scoring=scoring)
-    if tokens is None:
-        return None
-    if not workload.packing:
-        longest = workload.prompt_len.maximum + max(drawn or (workload.response_len.maximum,))
-        return max(1.0, tokens // longest) * longest
     count = workload.num_sequences // (1 if scoring else workload.mini_batches)
-    return min(fill(workload, count, tokens, drawn), _rank(workload, count, layout.dp, drawn))
+
+    def tokens_of(pack: float | None, ranks: int) -> float | None:
+        if not pack:
+            return pack
+        if not workload.packing:
+            longest = workload.prompt_len.maximum + max(drawn or (workload.response_len.maximum,))
+            return max(1.0, pack // longest) * longest
+        return min(fill(workload, count, pack, drawn), _rank(workload, count, ranks, drawn))
+
+    return each(tokens_of, layout.pack(scoring=scoring), layout.dp)
 
 
 @lru_cache(maxsize=1024)

@@ -7,11 +7,13 @@ than the host launches them. Everything here is cached: a planner prices many la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
+from rlhfsim.elementwise import Size
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
@@ -38,6 +40,22 @@ class Passes(NamedTuple):
     """Forward and backward with nothing hidden: how long collectives hold their links."""
     launch: float
     """Seconds that the host needs for forward plus backward of all layers."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of them in a row."""
+        return (
+            *chain(self.forward, self.backward, *self.sent, self.ends, self.ends_forward),
+            *(self.layer, self.layer_forward, self.launch),
+        )
+
+    @classmethod
+    def of(cls, numbers: Sequence[Size]) -> Passes:
+        """From `numbers`, each of which may be an array."""
+        size = len(Pass._fields)
+        ahead, back, *sent = (Pass(*numbers[i * size : (i + 1) * size]) for i in range(4))
+        one, two, first, second, layer, layer_forward, launch = numbers[4 * size :]
+        return cls(ahead, back, layer, layer_forward, (one, two), (first, second), (sent[0], sent[1]), launch)
 
 
 @lru_cache(maxsize=65536)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
 
-def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
+from rlhfsim.elementwise import Size, each, most, where
+
+
+def makespan(stages: Sequence[Size], micro_batches: Size, chunks: Size = 1) -> Size:
     """Seconds of a (interleaved) 1F1B iteration with equal micro-batches on unequal stages.
 
         T = sum_i t_i / v + (m - 1/v) max_i t_i  =  (m + (p-1)/v) t  for equal stages
@@ -17,7 +20,7 @@ def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> fl
     first chunk passes every stage once, then the slowest stage never waits. Source: Narayanan et
     al., arXiv 2104.04473, sections 2.2.1 and 2.2.2. Sends between stages are not in it.
     """
-    slowest = max(stages)
+    slowest = most(*stages)
     ramp = (sum(stages) - slowest) / chunks
     return ramp + micro_batches * slowest
 
@@ -60,38 +63,46 @@ def sends(crossing: tuple[bool, ...], rounds: int, *, back: bool = True) -> Send
     return Sends(rounds * (2 - far) + ramp_near, rounds * far + ramp_far)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class Stages(NamedTuple):
     """How many layers the stages hold."""
 
-    first: float
-    middle: float
-    last: float
-    count: int
+    first: Size
+    middle: Size
+    last: Size
+    number: Size
+    """Of stages."""
 
-    def times(self, layer: float, embedding: float, head: float) -> list[float]:
-        """Seconds of each stage: its layers, the embedding on the first, the head on the last."""
-        if self.count == 1:
-            return [self.first * layer + embedding + head]
-        inner = [self.middle * layer] * (self.count - 2)
-        return [self.first * layer + embedding, *inner, self.last * layer + head]
+    def times(self, layer: Size, embedding: Size, head: Size) -> list[Size]:
+        """Seconds of each stage: its layers, the embedding on the first, the head on the last; then 0."""
+        begin = self.first * layer + embedding
+        inner, end, behind = self.middle * layer, self.last * layer + head, self.number - 1
+        return [
+            where(behind == 0, begin + head, begin),
+            *(
+                where(behind > i, inner, where(behind == i, end, 0.0))
+                for i in range(1, int(np.max(self.number)))
+            ),
+        ]
 
 
-@lru_cache(maxsize=4096)
-def split(num_layers: int, pp: int, vp: int = 1) -> Stages:
+def split(num_layers: int, pp: Size, vp: Size = 1) -> Stages:
     """Layers on the first, a middle and the last stage.
 
     Where L divides by p v every chunk is equal. Elsewhere embedding and head each count as a layer,
     as Megatron lays out 61 or 126 layers: L + 2 units in chunks of ceil((L+2)/(p v)).
     """
+    return Stages(*each(partial(_split, num_layers), pp, vp))
+
+
+@lru_cache(maxsize=4096)
+def _split(num_layers: int, pp: int, vp: int) -> Stages:
     if pp == 1:
-        return Stages(first=num_layers, middle=0, last=0, count=1)
+        return Stages(num_layers, 0, 0, 1)
+    mean = num_layers / pp
     if num_layers % (pp * vp) == 0:
-        each = num_layers / pp
-        return Stages(first=each, middle=each, last=each, count=pp)
+        return Stages(mean, mean, mean, pp)
     largest = -(-(num_layers + 2) // (pp * vp)) * vp
     ends = (num_layers - largest * (pp - 2)) / 2
     if 0 < ends <= largest:
-        return Stages(first=ends, middle=largest, last=ends, count=pp)
-    mean = num_layers / pp
-    return Stages(first=mean, middle=mean, last=mean, count=pp)
+        return Stages(ends, largest, ends, pp)
+    return Stages(mean, mean, mean, pp)

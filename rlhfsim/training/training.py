@@ -6,21 +6,22 @@ e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
+from rlhfsim.elementwise import Size, ceil, each, given, most, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.memory.states import PASSED, cut, passed
+from rlhfsim.memory.states import cut
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.software import Software
-from rlhfsim.specs.workload.micro_batch import whole_units
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
@@ -50,7 +51,7 @@ class TrainedModel(NamedTuple):
     lora: Lora | None = None
     precision: str = "bf16"
 
-    def passes(self, layout: Layout, pack_len: float | None = None) -> Cost:
+    def passes(self, layout: Layout | Layouts, pack_len: Size | None = None) -> Cost:
         """All optimizer steps without their updates: the same of layouts that differ in `offload_optimizer`
         and `offload_fraction` alone. `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences)
         a micro-batch.
@@ -59,7 +60,18 @@ class TrainedModel(NamedTuple):
 
         with the optimizer from `updates`. Source: physics section 3.
         """
-        parts, count = _passed(self, passed(layout), pack_len)
+        device, model, software, frozen = self.device, self.model, self.software, self.lora is not None
+        size, count = micro_batches(layout, self.sequences, self.steps, pack_len)
+        through = passed_by(
+            device,
+            model,
+            layout,
+            size,
+            lambda cut, tokens: work_of(device, cut, self.sequences, tokens, self.precision, software, model),
+            lambda work, recompute: passes(device, model, work, software, recompute, frozen=frozen),
+        )
+        step = _Step(self, layout, count, through)
+        parts = _iteration(step, spread_of(self.sequences, layout, self.steps, count, pack_len))
         busy = sum(x.seconds for x in parts)
         return _times([*parts, *_from_elsewhere(self, layout, count, busy)], self.steps)
 
@@ -72,37 +84,71 @@ class TrainedModel(NamedTuple):
 
 
 def _times(parts: Iterable[Part], steps: int) -> Cost:
-    return Cost(parts=tuple([x for x in parts if x.seconds > 0])).scaled(steps)
+    return Cost(parts=tuple([x for x in parts if some(x.seconds > 0)])).scaled(steps)
 
 
 class _Step(NamedTuple):
     """One optimizer step before its update."""
 
     asked: TrainedModel
-    layout: Layout
-    work: Work
-    micro_batches: int
-    through: Passes
+    layout: Layout | Layouts
+    micro_batches: Size
+    through: Passed
 
 
-@lru_cache(maxsize=8192)
-def _passed(
-    asked: TrainedModel, fields: tuple[Any, ...], packs: float | None
-) -> tuple[tuple[Part, ...], int]:
-    """One optimizer step before its update, and its micro-batches: the same wherever states lie."""
-    layout = Layout(**dict(zip(PASSED, fields, strict=True)))
-    device, model, lengths, steps = asked.device, asked.model, asked.sequences, asked.steps
-    size, count = micro_batches(layout, lengths, steps, packs)
-    work = work_of(device, layout, lengths, size, asked.precision, asked.software, model)
-    frozen = asked.lora is not None
-    through = passes(device, model, work, asked.software, layout.recompute, frozen=frozen)
-    step = _Step(asked, layout, work, count, slowed(through, contention(device, layout.gpus)))
-    return _iteration(step, spread_of(lengths, layout, steps, count, packs)), count
+class Passed(NamedTuple):
+    """A micro-batch on one GPU, timed."""
+
+    passes: Passes
+    held: Size
+    """Tokens outside the tensor-parallel regions."""
+    ep_spread: tuple[Size, Size]
+    """P10 and P90 of the exposed expert-parallel time over its price."""
+
+
+class WorkCut(NamedTuple):
+    """What of a layout decides the work of a micro-batch."""
+
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    sequence_parallel: bool
+    dispatcher: Dispatcher | None
+    ep_overlap: bool | None
+
+
+def passed_by(
+    device: Device,
+    model: ModelSpec,
+    layout: Layout | Layouts,
+    size: Size,
+    work_of: Callable[[WorkCut, float], Work],
+    timed: Callable[[Work, Recompute], Passes],
+) -> Passed:
+    """A micro-batch of `size` tokens on one GPU, slowed by the other ranks of its node.
+
+    Layouts that share its work have it `timed` once.
+    """
+
+    def numbers(tokens: float, recompute: Recompute, *cut: Any) -> tuple[float, ...]:
+        work = work_of(WorkCut(*cut), tokens)
+        return *timed(work, recompute).numbers, work.held, *ep_spread(device, model, work)
+
+    columns = (getattr(layout, name) for name in WorkCut._fields)
+    *found, held, low, high = each(numbers, size, layout.recompute, *columns)
+    through = slowed(Passes.of(found), contention(device, layout.gpus))
+    return Passed(through, held, (low, high))
 
 
 def micro_batches(
-    layout: Layout, sequences: Sequences, steps: int, pack_len: float | None, *, scoring: bool = False
-) -> tuple[float, int]:
+    layout: Layout | Layouts,
+    sequences: Sequences,
+    steps: int,
+    pack_len: Size | None,
+    *,
+    scoring: bool = False,
+) -> tuple[Size, Size]:
     """Tokens of one micro-batch (before context parallelism) and micro-batches per step and rank.
 
         m = ceil(count / (steps d b)), with `pack_len` count = tokens / pack_len (T2)
@@ -111,21 +157,24 @@ def micro_batches(
     sequences are alike the fullest rank decides; others are dealt out by length, near the mean, and padded
     to their chunks: 2 c t of equal length under context parallelism (zigzag order, sequence parallelism).
     """
-    units = sequences.tokens / pack_len if pack_len else float(sequences.count)
-    each = pack_len or sequences.tokens / sequences.count
-    rank = max(1.0, units / (steps * layout.dp))
-    if not pack_len and sequences.deviation == 0:
-        rank = math.ceil(rank - 1e-9)
+    packs, mean = given(pack_len), sequences.tokens / sequences.count
+    unit = where(packs, pack_len, mean)
+    units = where(packs, sequences.tokens / unit, float(sequences.count))
+    rank = most(1.0, units / (steps * layout.dp))
+    if sequences.deviation == 0:
+        rank = where(packs, rank, ceil(rank - 1e-9))
     held = layout.sequences(scoring=scoring)
-    count = max(1, math.ceil(rank / (held if scoring else whole_units(held, sequences.together)) - 1e-9))
-    chunks = 2 * layout.cp * layout.tp if layout.cp > 1 and sequences.deviation > 0 else 1
-    padding = (chunks - 1) / 2 / (sequences.tokens / sequences.count)
-    return each * rank / count * (1 + padding), count
+    if not scoring:  # whole pairs, see `whole_units`
+        held = most(sequences.together, held // sequences.together * sequences.together)
+    count = most(1, ceil(rank / held - 1e-9))
+    split = (layout.cp > 1) & (sequences.deviation > 0)
+    padding = (where(split, 2 * layout.cp * layout.tp, 1) - 1) / 2 / mean
+    return unit * rank / count * (1 + padding), count
 
 
 def work_of(
     device: Device,
-    layout: Layout,
+    layout: Layout | WorkCut,
     sequences: Sequences,
     tokens: float,
     precision: str,
@@ -174,13 +223,13 @@ def flash2_slowdown(device: Device) -> float:
 
 def _iteration(step: _Step, spread: Spread) -> tuple[Part, ...]:
     """One optimizer step before its update."""
-    device, layout, through = step.asked.device, step.layout, step.through
+    device, layout, through = step.asked.device, step.layout, step.through.passes
     p, m, v = layout.pp, step.micro_batches, layout.vp
     times = pipeline.split(step.asked.model.num_layers, p, v).times(through.layer, *through.ends)
     busy = m * sum(times) / p
     whole = pipeline.makespan(times, m, v)
     shown = through.forward.plus(through.backward).times(m / p)
-    parts = work_parts(device, layout, shown, busy, ep_spread(device, step.asked.model, step.work))
+    parts = work_parts(device, layout, shown, busy, step.through.ep_spread)
     bubble = part("bubble", whole - busy, "pipeline schedule")
     late = late_parts(device, sum(shown), m / p * through.launch, spread, whole / busy)
     return *parts, bubble, *late, *_stage_sends(step), *_exchange(step)
@@ -200,30 +249,44 @@ _UNTIMED: tuple[tuple[Resource, str], ...] = (
 
 
 def work_parts(
-    device: Device, layout: Layout, shown: Pass, busy: float, ep_spread: tuple[float, float] = EP_SPREAD
+    device: Device,
+    layout: Layout | Layouts,
+    shown: Pass,
+    busy: Size,
+    ep_spread: tuple[Size, Size] = EP_SPREAD,
 ) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
     timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.indexer), strict=True))
     parts = [
         Part(resource, seconds, name, device.borrowed(device.inverse_spread(name)))
         for (resource, name), seconds in timed
-        if seconds > 0
+        if some(seconds > 0)
     ]
-    if shown.tp > 0:
-        parts.append(Part(_tier(device, layout.tp, 1), shown.tp, "overlap_tp", (0.6, 1.4)))
-    if shown.ep > 0:
-        parts.append(Part(_tier(device, layout.ep, layout.etp), shown.ep, "overlap_ep", ep_spread))
-    if shown.cp > 0:
-        cp = _tier(device, layout.cp, layout.tp)
-        parts.append(Part(cp, shown.cp, _link(cp), device.inverse_spread(_link(cp))))
+    tp, ep, cp = (
+        _by_link(collectives.crosses(device, ranks, stride), seconds)
+        for ranks, stride, seconds in (
+            (layout.tp, 1, shown.tp),
+            (layout.ep, layout.etp, shown.ep),
+            (layout.cp, layout.tp, shown.cp),
+        )
+    )
+    parts += [Part(link, seconds, "overlap_tp", (0.6, 1.4)) for link, seconds in tp]
+    parts += [Part(link, seconds, "overlap_ep", ep_spread) for link, seconds in ep]
+    parts += [Part(x, seconds, _link(x), device.inverse_spread(_link(x))) for x, seconds in cp]
     launch = busy - sum(shown)
-    if launch > 0:
+    if some(launch > 0):
+        launch = most(launch, 0.0)
         parts.append(Part("overhead", launch, "host_layer_time", device.spread("host_layer_time")))
     return parts
 
 
-def _tier(device: Device, ranks: int, stride: int) -> Resource:
-    return "network" if collectives.crosses(device, ranks, stride) else "nvlink"
+def _by_link(crosses: Size, seconds: Size) -> Iterator[tuple[Resource, Size]]:
+    """Seconds on the links that have some."""
+    links: tuple[tuple[Resource, Size], ...] = (
+        ("nvlink", where(crosses, 0.0, seconds)),
+        ("network", where(crosses, seconds, 0.0)),
+    )
+    yield from ((link, on) for link, on in links if some(on > 0))
 
 
 def _link(resource: Resource) -> str:
@@ -237,28 +300,33 @@ def _stage_sends(step: _Step) -> list[Part]:
     of it hides; plain 1F1B waits.
     """
     device, layout = step.asked.device, step.layout
-    visible = 1 - device["overlap_dp"] if layout.vp > 1 else 1.0
-    return send_parts(device, step.asked.model, layout, step.work, layout.vp * step.micro_batches, visible)
+    visible = where(layout.vp > 1, 1 - device["overlap_dp"], 1.0)
+    rounds = layout.vp * step.micro_batches
+    return send_parts(device, step.asked.model, layout, step.through.held, rounds, visible)
 
 
 def send_parts(
     device: Device,
     model: ModelSpec,
-    layout: Layout,
-    work: Work,
-    rounds: int,
-    visible: float,
+    layout: Layout | Layouts,
+    tokens: Size,
+    rounds: Size,
+    visible: Size,
     *,
     back: bool = True,
 ) -> list[Part]:
-    """Sends between pipeline stages by link; `rounds` micro-batches times chunks, `visible` share shown."""
-    if layout.pp == 1:
+    """Sends of `tokens` between pipeline stages by link; `rounds` micro-batches times chunks, `visible` share
+    shown."""
+    if not some(layout.pp > 1):
         return []
-    crossing = pipeline.hops(layout.pp, layout.tp * layout.cp * layout.dp, device.domain)
-    count = pipeline.sends(crossing, rounds, back=back)
-    size = BF16 * work.held * model.hidden
+
+    def sends(pp: int, stride: int, rounds: int) -> pipeline.Sends:
+        return pipeline.sends(pipeline.hops(pp, stride, device.domain), rounds, back=back)
+
+    near, far = each(sends, layout.pp, layout.tp * layout.cp * layout.dp, rounds)
+    size = BF16 * tokens * model.hidden
     found: list[Part] = []
-    links: tuple[tuple[Resource, float], ...] = (("nvlink", count.near), ("network", count.far))
+    links: tuple[tuple[Resource, Size], ...] = (("nvlink", near), ("network", far))
     for link, sent in links:
         seconds = visible * sent * collectives.p2p(device, size, link == "network")
         found.append(part(link, seconds, _link(link), spread=device.inverse_spread(_link(link))))
@@ -279,9 +347,11 @@ def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
 
 def _exchange(step: _Step) -> list[Part]:
     """Data-parallel traffic of one step, and its sums in FP32."""
-    asked, layout, through = step.asked, step.layout, step.through
+    asked, layout, through = step.asked, step.layout, step.through.passes
     device, model, software = asked.device, asked.model, asked.software
-    share, whole = adapter_share(model, asked.lora), layout.zero in BACKENDS[asked.backend].whole_stages
+    rules, share = BACKENDS[asked.backend], adapter_share(model, asked.lora)
+    whole = reduce(or_, (layout.zero == zero for zero in rules.whole_stages), False)
+    plain = software.plain(layout, trained=True)
     ahead = through.layer_forward * model.num_layers + sum(through.ends_forward)
     back = through.layer * model.num_layers + sum(through.ends) - ahead
     exchanged = exchange.exchange(
@@ -292,13 +362,11 @@ def _exchange(step: _Step) -> list[Part]:
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
         sums=exchange.GradientSums(
-            software.plain(layout, trained=True)
-            or software.reduce_bytes
-            or BACKENDS[asked.backend].reduce_bytes,
+            where(given(plain), plain, software.reduce_bytes or rules.reduce_bytes),
             whole,
             software.copies_each,
             software.sums_whole and asked.backend == "fsdp2",
-            whole and (not software.overlaps_reduction or (software.fp32_sums and layout.zero == 1)),
+            whole & (not software.overlaps_reduction or software.fp32_sums & (layout.zero == 1)),
         ),
         share=share,
     )
@@ -307,35 +375,46 @@ def _exchange(step: _Step) -> list[Part]:
     return exchanged
 
 
-def _from_elsewhere(asked: TrainedModel, layout: Layout, micro_batches: int, busy: float) -> list[Part]:
+def in_fp32(software: Software, layout: Layout | Layouts, lora: Lora | None, *, trained: bool) -> Size:
+    """Whether autocast turns FP32 weights into BF16 for every pass."""
+    if lora is not None and lora.base == "nf4":
+        return False
+    return software.plain(layout, trained=trained) == exchange.FP32
+
+
+def _from_elsewhere(
+    asked: TrainedModel, layout: Layout | Layouts, micro_batches: Size, busy: Size
+) -> list[Part]:
     """4-bit weights dequantised and parameters fetched from the host, in an optimizer step of `busy` s.
 
     FSDP2's shards are FP32, and it sends the gradients of each micro-batch down (torch, CPUOffloadPolicy).
     """
     device, model, lora, parts = asked.device, asked.model, asked.lora, list[Part]()
-    fp32 = asked.software.plain(layout, trained=True) == exchange.FP32
-    if fp32 and (lora is None or lora.base != "nf4"):
-        passes = micro_batches * (2 if layout.recompute == "full" else 1)
+    again = where(layout.recompute == "full", 1, 0)
+    if some(fp32 := in_fp32(asked.software, layout, lora, trained=True)):
         share = adapter_share(model, lora)
-        parts.append(exchange.cast(device, model, layout, passes))
-        parts.append(exchange.cast(device, model, layout, micro_batches, share=share))  # gradients
+        weights = exchange.cast(device, model, layout, micro_batches * (1 + again))
+        gradients = exchange.cast(device, model, layout, micro_batches, share=share)
+        parts += [exchange.only(fp32, one) for one in (weights, gradients)]
     if lora is not None and lora.base == "nf4":
-        rounds = micro_batches * (3 if layout.recompute == "full" else 2)
-        parts.append(exchange.dequantised(device, model, layout, rounds))
-    if layout.offload_params != "none":
+        parts.append(exchange.dequantised(device, model, layout, micro_batches * (2 + again)))
+    if some(hosted := layout.offload_params != "none"):
         width, returned = (
             (exchange.FP32, micro_batches - 1) if asked.backend == "fsdp2" else (exchange.BF16, 0)
         )
-        parts += exchange.fetches(
+        fetched = exchange.fetches(
             device, model, layout, 2 * micro_batches, busy, width=width, returned=returned
         )
+        parts += [exchange.only(hosted, one) for one in fetched]
     return parts
 
 
-def _room(device: Device, layout: Layout, seconds: float, raw: Pass) -> exchange.Room:
+def _room(device: Device, layout: Layout | Layouts, seconds: Size, raw: Pass) -> exchange.Room:
     """What one direction of a micro-batch leaves to the data-parallel traffic, on the mean stage."""
-    held: dict[exchange.Link, float] = {"nvlink": 0.0, "network": 0.0}
+    held: dict[exchange.Link, Size] = {"nvlink": 0.0, "network": 0.0}
     groups = ((layout.tp, 1, raw.tp), (layout.ep, layout.etp, raw.ep), (layout.cp, layout.tp, raw.cp))
     for ranks, stride, time in groups:
-        held["network" if collectives.crosses(device, ranks, stride) else "nvlink"] += time / layout.pp
+        crosses, each = collectives.crosses(device, ranks, stride), time / layout.pp
+        held["nvlink"] += where(crosses, 0.0, each)
+        held["network"] += where(crosses, each, 0.0)
     return exchange.Room(seconds / layout.pp, held)

@@ -94,13 +94,11 @@ def test_reductions_overlap_where_deepspeeds_file_says_so(keys: str, overlaps: b
         ("--distributed_type MULTI_GPU --dtype bfloat16", 2.0),
         ("--distributed_type MULTI_GPU --torch_dtype auto", 2.0),
         ("--distributed_type MULTI_GPU --dtype float32", 4.0),
-        ("--deepspeed_config.zero_stage 2", None),
-        (FSDP2, None),
+        ("--deepspeed_config.zero_stage 2", 0.0),
+        (FSDP2, 0.0),
     ],
 )
-def test_weights_train_in_the_type_in_which_they_are_loaded_without_zero(
-    keys: str, width: float | None
-) -> None:
+def test_weights_train_in_the_type_in_which_they_are_loaded_without_zero(keys: str, width: float) -> None:
     run, _ = _run(RUN + keys)
     software = software_of(run.software, "trl", run.backend)
     assert [software.plain(run.layout, trained=trained) for trained in (True, False)] == [width, width]
@@ -136,6 +134,6 @@ def test_ddp_holds_weights_gradients_buckets_and_moments_and_the_reference_in_th
 
 def test_a_reference_that_deepspeed_leaves_whole_is_in_bf16_beside_a_policy_under_zero() -> None:
     software = software_of(None, "trl", "deepspeed")
-    assert software.plain(Layout(dp=8, zero=0), trained=False) is None
+    assert software.plain(Layout(dp=8, zero=0), trained=False) == 0
     assert software.plain(Layout(dp=1, zero=0), trained=False) == 4
-    assert software.plain(Layout(dp=8, zero=2), trained=True) is None
+    assert software.plain(Layout(dp=8, zero=2), trained=True) == 0

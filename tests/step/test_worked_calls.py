@@ -133,11 +133,11 @@ def test_training_on_preferences_has_no_framework_around_it() -> None:
 
 
 def test_gradients_on_the_wire_are_those_of_the_workload() -> None:
-    assert calls._software(setting(), sharded=False).reduce_bytes is None
-    assert calls._software(setting(replace(WORK, gradients="bf16")), sharded=False).reduce_bytes == 2
-    summed = calls._software(setting(replace(WORK, gradients="fp32"), backend="deepspeed"), sharded=False)
+    assert calls._software(setting()).reduce_bytes is None
+    assert calls._software(setting(replace(WORK, gradients="bf16"))).reduce_bytes == 2
+    summed = calls._software(setting(replace(WORK, gradients="fp32"), backend="deepspeed"))
     assert summed.fp32_sums
-    assert not calls._software(setting(), sharded=True).copies_each
+    assert not calls._software(setting()).copies_each
 
 
 def test_what_an_engine_is_asked_for() -> None:

@@ -106,7 +106,7 @@ def test_sends_that_the_slowest_stage_waits_for() -> None:
 def test_layers_of_stages_by_hand() -> None:
     def held(*asked: int) -> tuple[float, ...]:
         stages = pipeline.split(*asked)
-        return stages.first, stages.middle, stages.last, stages.count
+        return stages.first, stages.middle, stages.last, stages.number
 
     assert held(32, 4) == (8, 8, 8, 4)
     assert held(61, 8) == (6.5, 8, 6.5, 8)  # 63 units in chunks of 8; the six in the middle are full
@@ -855,14 +855,14 @@ def test_sends_between_stages_by_hand(device: Device) -> None:
     """pp 4 over two nodes: the middle hop is far; tokens outside the tensor-parallel regions, BF16."""
     work = Work(tokens=1000.0, length=1000.0, tp=2)
     layout = Layout(tp=2, cp=1, dp=2, pp=4)
-    near, far = step.send_parts(device, LLAMA, layout, work, 10, 0.5)
+    near, far = step.send_parts(device, LLAMA, layout, work.held, 10, 0.5)
     count = pipeline.sends((False, True, False), 10)
     size = 2 * 500 * 4096.0
     assert (near.resource, far.resource) == ("nvlink", "network")
     assert near.seconds == pytest.approx(0.5 * count.near * collectives.p2p(device, size, False))
     assert far.seconds == pytest.approx(0.5 * count.far * collectives.p2p(device, size, True))
-    assert step.send_parts(device, LLAMA, Layout(tp=2, dp=2), work, 10, 0.5) == []
-    ahead = step.send_parts(device, LLAMA, Layout(tp=2, cp=2, dp=2, pp=2), work, 10, 1.0, back=False)
+    assert step.send_parts(device, LLAMA, Layout(tp=2, dp=2), work.held, 10, 0.5) == []
+    ahead = step.send_parts(device, LLAMA, Layout(tp=2, cp=2, dp=2, pp=2), work.held, 10, 1.0, back=False)
     assert [p.seconds for p in ahead] == pytest.approx([0, 10 * collectives.p2p(device, size, True)])
 
 
@@ -898,7 +898,7 @@ def test_a_step_of_equal_sequences_by_hand(device: Device, pp: int, vp: int) -> 
     )
     times = pipeline.split(32, pp, vp).times(through.layer, *through.ends)
     visible = 0.5 if vp > 1 else 1.0
-    sends = sum(p.seconds for p in step.send_parts(device, LLAMA, layout, work, vp * 8, visible))
+    sends = sum(p.seconds for p in step.send_parts(device, LLAMA, layout, work.held, vp * 8, visible))
     update = sum(p.seconds for p in exchange.update(device, LLAMA, layout, optimizer="adam"))
     whole = pipeline.makespan(times, 8, vp)
     assert cost.seconds == pytest.approx(whole + sends + update)
@@ -963,7 +963,7 @@ def test_a_forward_by_hand(device: Device, pp: int) -> None:
         passes.contention(device, layout.gpus),
     )
     times = pipeline.split(32, pp).times(through.layer_forward, *through.ends_forward)
-    sends = sum(p.seconds for p in step.send_parts(device, LLAMA, layout, work, 8, 1.0, back=False))
+    sends = sum(p.seconds for p in step.send_parts(device, LLAMA, layout, work.held, 8, 1.0, back=False))
     assert got.seconds == pytest.approx(7 * max(times) + sum(times) + sends)
     value = forward(device, LLAMA, layout, sequences, backend="megatron", head="value")
     critic = forward(device, LLAMA.with_value_head(), layout, sequences, backend="megatron", head="value")

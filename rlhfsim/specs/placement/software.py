@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rlhfsim.elementwise import Size, where
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 
 Graphs = Literal["none", "partial", "full"]
 Stack = Literal["megatron", "compiled", "eager"]
@@ -91,10 +93,10 @@ class Software(Hashed):
     inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
 
-    def plain(self, layout: Layout, *, trained: bool) -> float | None:
-        """Bytes of a weight of a role that no ZeRO and no FSDP holds; None: one of them does."""
-        known = trained or layout.dp * layout.cp == 1 or self.plain_scored
-        return self.plain_bytes if layout.zero == 0 and known else None
+    def plain(self, layout: Layout | Layouts, *, trained: bool) -> Size:
+        """Bytes of a weight of a role that no ZeRO and no FSDP holds; 0: one of them does."""
+        known = (layout.dp * layout.cp == 1) | trained | self.plain_scored
+        return where((layout.zero == 0) & known, self.plain_bytes or 0.0, 0.0)
 
 
 @cache

@@ -1,0 +1,81 @@
+"""Layouts of one pool as columns, for formulas that price many of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from rlhfsim.specs.placement.layout import Layout
+
+FIELDS = tuple(field.name for field in fields(Layout))
+_row_of = attrgetter(*FIELDS)
+_OBJECTS = frozenset(
+    {"dispatcher", "ep_overlap", "shards", "recompute", "offload_optimizer", "offload_params"}
+)
+"""Fields that are no numbers, or may be None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Fields of `Layout`, each an array with an entry a layout; sizes that a layout lacks are 0."""
+
+    tp: Any
+    pp: Any
+    dp: Any
+    cp: Any
+    ep: Any
+    etp: Any
+    dispatcher: Any
+    ep_overlap: Any
+    vp: Any
+    zero: Any
+    shards: Any
+    sequence_parallel: Any
+    micro_batch: Any
+    pack_tokens: Any
+    score_micro_batch: Any
+    score_pack_tokens: Any
+    recompute: Any
+    offload_optimizer: Any
+    offload_fraction: Any
+    offload_params: Any
+    gpus: int
+    """GPUs that each of them fills."""
+
+    def sequences(self, *, scoring: bool) -> Any:
+        """Sequences of a micro-batch, as `Layout.sequences`."""
+        own = self.score_micro_batch
+        return np.where(own > 0, own, self.micro_batch) if scoring else self.micro_batch
+
+    def pack(self, *, scoring: bool) -> Any:
+        """Most tokens of a pack, as `Layout.pack`; 0 where micro-batches count sequences."""
+        own = self.score_pack_tokens
+        return (np.where(own > 0, own, self.pack_tokens) if scoring else self.pack_tokens) * self.cp
+
+
+def columns_of(layouts: Iterable[Layout]) -> Layouts:
+    """Layouts that fill as many GPUs as each other, at least one.
+
+    Raises:
+        ValueError: some fill more GPUs than others.
+    """
+    every = list(layouts)
+    gpus = {layout.gpus for layout in every}
+    if len(gpus) != 1:
+        raise ValueError(f"layouts of {sorted(gpus)} GPUs, where one pool is priced")
+    columns = dict(zip(FIELDS, zip(*map(_row_of, every), strict=True), strict=True))
+    arrays = {
+        name: _objects(column) if name in _OBJECTS else np.array([value or 0 for value in column])
+        for name, column in columns.items()
+    }
+    return Layouts(**arrays, gpus=gpus.pop())
+
+
+def _objects(column: tuple[Any, ...]) -> Any:
+    found = np.empty(len(column), dtype=object)
+    found[:] = column
+    return found
