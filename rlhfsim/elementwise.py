@@ -6,13 +6,15 @@ Plain numbers stay plain numbers and run at their speed, so a single plan costs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+T = TypeVar("T")
 Size: TypeAlias = Any
 """A number (or truth value), or an array with an entry a layout."""
 
@@ -60,7 +62,25 @@ def each(function: Callable[..., Any], *columns: Size) -> Any:
     """
     if not any(isinstance(column, np.ndarray) for column in columns):
         return function(*columns)
-    lists = (c.tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
-    places: dict[Any, int] = {}
-    rows = [places.setdefault(row, len(places)) for row in zip(*lists, strict=False)]
-    return np.array([function(*row) for row in places], dtype=float)[rows].T
+    distinct, rows = numbered(rows_of(*columns))
+    return np.array([function(*row) for row in distinct], dtype=float)[rows].T
+
+
+def rows_of(*columns: Size) -> Iterator[tuple[Any, ...]]:
+    """The rows of columns, one of which is an array; a number stands in every row."""
+    return zip(*(c.tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns), strict=False)
+
+
+def numbered(rows: Iterable[T]) -> tuple[list[T], list[int]]:
+    """Distinct rows in the order of their first, and the place of each among them."""
+    places: dict[T, int] = {}
+    found = [places.setdefault(row, len(places)) for row in rows]
+    return list(places), found
+
+
+def alike(rows: Iterable[T]) -> Iterator[tuple[T, NDArray[np.intp]]]:
+    """Distinct rows, and where each stands."""
+    distinct, places = numbered(rows)
+    order = np.argsort(places, kind="stable")
+    ends = np.cumsum(np.bincount(places, minlength=len(distinct)))
+    yield from zip(distinct, np.split(order, ends[:-1]), strict=True)

@@ -74,7 +74,7 @@ def in_flight(pp: int, vp: int, micro_batches: Size, stage: Stage) -> Size:
 
 _SHAPE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute")
 """Fields of a layout that decide the bytes of a token."""
-LIKE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute", "cp", "vp")
+LIKE = ("tp", "pp", "etp", "sequence_parallel", "recompute", "cp", "vp")
 """Fields of a layout that decide its activations, beside tokens and micro-batches."""
 
 PLAIN = Software()

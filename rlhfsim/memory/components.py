@@ -22,7 +22,7 @@ from rlhfsim.memory.role_bytes import Extra, RoleBytes, RoleKind, RoleMemory, ke
 from rlhfsim.memory.states import Stage, States
 from rlhfsim.memory.transfer import Arrival
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.placement import RolePlacement
 
 Floats = NDArray[np.float64]
@@ -88,10 +88,10 @@ class SyncBytes:
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
 
 
-def stage_rows(memory: RoleMemory, layouts: Sequence[Layout], *, swapped: bool) -> Rows:
+def stage_rows(memory: RoleMemory, layouts: Layouts, *, swapped: bool) -> Rows:
     """Rows (layout, stage) of what a role holds in each layout; what it keeps between calls is left open."""
     rows = np.zeros((len(layouts), STAGES), dtype=ROLE)
-    if memory.borrowed or not layouts:
+    if memory.borrowed:
         return rows
     for column, stage in zip(rows.T, ENDS, strict=True):
         held = memory.each(layouts, stage, swapped=swapped)

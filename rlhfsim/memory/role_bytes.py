@@ -9,8 +9,7 @@ to be emptied at every switch), and copies during start and checkpointing.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, reduce
 from operator import itemgetter
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlhfsim.elementwise import alike, numbered
 from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
@@ -32,6 +32,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend, sums_fp32
 from rlhfsim.specs.placement.drafts import draft_of, own_params
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.speculation import Speculation
@@ -150,7 +151,7 @@ class RoleMemory(NamedTuple):
         kept = kept_states(held.states, placed, self.kind)
         return held._replace(kept=kept, recreated=placed.residency == "recreated")
 
-    def each(self, layouts: Sequence[Layout], stage: Stage, *, swapped: bool = False) -> RoleBytes:
+    def each(self, layouts: Layouts, stage: Stage, *, swapped: bool = False) -> RoleBytes:
         """What the role holds on a GPU of `stage` in each layout: arrays, one entry a layout.
 
         What is kept between calls is left open. `swapped`: a reference in place of the actor, whose modules
@@ -162,13 +163,13 @@ class RoleMemory(NamedTuple):
         actor's too).
         """
         kind = self.kind._replace(trained=True) if swapped else self.kind
-        standing = _stood(kind, [memory.cut(layout) for layout in layouts], stage)
+        standing = _stood(kind, layouts.rows(memory.CUT), stage)
         forward, backward = self._activations(kind, layouts, stage, standing.layers)
         score = _extra(standing.gathered, 0.0, forward, self.waste)
         if swapped:
             return RoleBytes(States(host=standing.states.weights), States(), score, Extra(), 0.0, 0.0, False)
         again = standing.again * (self.batch.each(layouts)[1] > 1)
-        kept = standing.experts * np.array([layout.recompute == "none" for layout in layouts])
+        kept = standing.experts * (layouts.recompute == "none")
         standing = standing._replace(
             buffers=standing.buffers + again,
             at_loss=standing.at_loss + again * np.logical_or(kind.software.sums_whole, standing.layer > 0),
@@ -187,16 +188,14 @@ class RoleMemory(NamedTuple):
         return reduce(np.maximum, totals)
 
     def _activations(
-        self, kind: RoleKind, layouts: Sequence[Layout], stage: Stage, layers: Size
+        self, kind: RoleKind, layouts: Layouts, stage: Stage, layers: Size
     ) -> tuple[Activations, Activations]:
         """Activations of scoring, and of training where the role is trained: by groups of like layouts."""
-        groups: dict[Any, list[int]] = defaultdict(list)
-        for i, layout in enumerate(layouts):
-            groups[*activations.LIKE(layout), layout.ep > 1].append(i)
         tokens, micro_batches = self.batch.each(layouts)
         found = np.zeros((2, len(Activations._fields), len(layouts)))
-        for rows in groups.values():
-            layout = layouts[rows[0]]
+        likes = zip(layouts.rows(activations.LIKE), (layouts.ep > 1).tolist(), strict=True)
+        for (fields, spread), rows in alike(likes):
+            layout = Layout(**dict(zip(activations.LIKE, fields, strict=True)))
             passed = _passed(
                 kind,
                 layout,
@@ -204,7 +203,7 @@ class RoleMemory(NamedTuple):
                 *tokens[:, rows],
                 micro_batches=micro_batches[rows],
                 longest=self.batch.max_tokens,
-                imbalance=self.imbalance if layout.ep > 1 else 1.0,
+                imbalance=self.imbalance if spread else 1.0,
             )
             for held, call in zip(found, passed, strict=False):
                 held[:, rows] = np.stack(np.broadcast_arrays(*call))
@@ -221,7 +220,7 @@ class RoleMemory(NamedTuple):
 @lru_cache(maxsize=4096)
 def _alone(memory: RoleMemory, layout: Layout, stage: Stage, swapped: bool) -> RoleBytes:
     """What a role holds in one layout, as numbers."""
-    held = memory.each([layout], stage, swapped=swapped)
+    held = memory.each(columns_of([layout]), stage, swapped=swapped)
 
     def numbers(sizes: Sequence[Size]) -> list[float]:
         return [float(np.max(size)) for size in sizes]
@@ -434,15 +433,11 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     )
 
 
-def _stood(kind: RoleKind, cuts: Sequence[Cut], stage: Stage) -> _Standing:
+def _stood(kind: RoleKind, cuts: Iterable[Cut], stage: Stage) -> _Standing:
     """The same of many layouts, each with the fields of a cut: arrays."""
-    numbers: dict[Cut, int] = {}
-    places = [numbers.setdefault(cut, len(numbers)) for cut in cuts]
-    groups: dict[object, list[int]] = defaultdict(list)
-    for cut, i in numbers.items():
-        groups[_alike(kind, *cut)].append(i)
-    distinct, sizes = list(numbers), np.zeros((len(States._fields) + len(OWN), len(numbers)))
-    for rows in groups.values():
+    distinct, places = numbered(cuts)
+    sizes = np.zeros((len(States._fields) + len(OWN), len(distinct)))
+    for _, rows in alike(_alike(kind, *cut) for cut in distinct):
         like = [distinct[i] for i in rows]
         parts = [_part(kind, stage if cut[_PP] > 1 else "only", _parted(cut)) for cut in like]
         layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))

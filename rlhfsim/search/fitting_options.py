@@ -10,6 +10,8 @@ import numpy as np
 from rlhfsim.frameworks.runs import engine_of
 from rlhfsim.memory.components import (
     NO_SYNC,
+    ROLE,
+    STAGES,
     RoleState,
     Rows,
     host_of,
@@ -21,10 +23,12 @@ from rlhfsim.memory.components import (
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
 from rlhfsim.search.columns import Floats
-from rlhfsim.search.layout_shapes import Space
+from rlhfsim.search.layout_shapes import Space, columns_of_shapes
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
@@ -78,12 +82,15 @@ def _rows(
     if usable < np.inf and shapes:
         least = memory.standing_bytes([shape.cut for shape in shapes])
         shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
-    layouts = list(chain.from_iterable(shape.layouts for shape in shapes))
-    rows = stage_rows(memory, layouts, swapped=False)
+    if not shapes:
+        return np.zeros((0, STAGES), dtype=ROLE), []
+    rows = stage_rows(memory, columns_of_shapes(shapes), swapped=False)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
-    variants = [variants_of(layouts[i]) for i in hopeful]
+    every = [(shape.fields, size) for shape in shapes for size in shape.sizes]
+    layouts = (Layout(**fields, **size) for fields, size in map(every.__getitem__, hopeful.tolist()))
+    variants = list(map(variants_of, layouts))
     roles = list(chain.from_iterable(variants))
     own = np.repeat(rows[hopeful], list(map(len, variants)), axis=0)
-    away = [i for i, role in enumerate(roles) if role.residency == "swapped"]
-    own[away] = stage_rows(memory, [roles[i].layout for i in away], swapped=True)
+    if away := [i for i, role in enumerate(roles) if role.residency == "swapped"]:
+        own[away] = stage_rows(memory, columns_of(roles[i].layout for i in away), swapped=True)
     return rested(own, roles, memory.kind), roles

@@ -5,6 +5,7 @@ Objects are made when they are needed: of most layouts the fields suffice.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlhfsim.memory.states import CUT
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute
+from rlhfsim.specs.placement.layout_columns import Layouts, array_of
 
 Fields = dict[str, Any]
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Layout)}
 _cut_of = itemgetter(*CUT)
 
 
@@ -70,6 +75,22 @@ class LayoutShape(NamedTuple):
         """What decides their states, as `memory.states.cut` of each."""
         fields: tuple[Any, ...] = _cut_of({"etp": 1, **self.fields})
         return fields
+
+
+def columns_of_shapes(shapes: Sequence[LayoutShape]) -> Layouts:
+    """All layouts of some shapes on as many GPUs as each other."""
+    counts = [len(shape.sizes) for shape in shapes]
+    sizes = [size for shape in shapes for size in shape.sizes]
+    columns = {
+        name: np.repeat(array_of(name, [shape.fields.get(name, default) for shape in shapes]), counts)
+        for name, default in DEFAULTS.items()
+    }
+    columns |= {
+        name: array_of(name, [size.get(name, DEFAULTS[name]) for size in sizes])
+        for name in {name: None for size in sizes for name in size}
+    }
+    first = shapes[0].fields
+    return Layouts(**columns, gpus=first["tp"] * first["pp"] * first["cp"] * first["dp"])
 
 
 class CutShapes(NamedTuple):

@@ -48,6 +48,7 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import (
     Placement,
+    Residency,
     ResourcePool,
     RolePlacement,
     RolloutPlacement,
@@ -265,7 +266,18 @@ class Pricer:
             every = role_variants(request, role, layout, beside_actor=key.beside_actor, shares=key.shares)
             return tuple(s for s in every if not (limited and broken_limit(request, role, s)))
 
-        return variants
+        known: dict[object, list[tuple[Residency, bool]]] = {}
+
+        def unlimited(layout: Layout) -> tuple[RolePlacement, ...]:
+            home = layout.zero, layout.offload_optimizer, layout.offload_params
+            if home not in known:
+                known[home] = [(s.residency, s.offload_between) for s in variants(layout)]
+            return tuple(
+                RolePlacement(pool=ALONE, layout=layout, residency=stays, offload_between=moves)
+                for stays, moves in known[home]
+            )
+
+        return variants if limited else unlimited
 
     def every(self, key: PriceKey) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""

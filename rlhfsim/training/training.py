@@ -22,6 +22,7 @@ from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute
 from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.software import Software
+from rlhfsim.specs.workload.micro_batch import whole_units
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
@@ -164,9 +165,7 @@ def micro_batches(
     if sequences.deviation == 0:
         rank = where(packs, rank, ceil(rank - 1e-9))
     held = layout.sequences(scoring=scoring)
-    if not scoring:  # whole pairs, see `whole_units`
-        held = most(sequences.together, held // sequences.together * sequences.together)
-    count = most(1, ceil(rank / held - 1e-9))
+    count = most(1, ceil(rank / (held if scoring else whole_units(held, sequences.together)) - 1e-9))
     split = (layout.cp > 1) & (sequences.deviation > 0)
     padding = (where(split, 2 * layout.cp * layout.tp, 1) - 1) / 2 / mean
     return unit * rank / count * (1 + padding), count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -46,6 +46,17 @@ class Layouts:
     gpus: int
     """GPUs that each of them fills."""
 
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def rows(self, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+        """These fields of each layout."""
+        return zip(*(getattr(self, name).tolist() for name in names), strict=True)
+
+    def only(self, row: int) -> Layouts:
+        """One of them."""
+        return Layouts(**{name: getattr(self, name)[row : row + 1] for name in FIELDS}, gpus=self.gpus)
+
     def sequences(self, *, scoring: bool) -> Any:
         """Sequences of a micro-batch, as `Layout.sequences`."""
         own = self.score_micro_batch
@@ -67,15 +78,14 @@ def columns_of(layouts: Iterable[Layout]) -> Layouts:
     gpus = {layout.gpus for layout in every}
     if len(gpus) != 1:
         raise ValueError(f"layouts of {sorted(gpus)} GPUs, where one pool is priced")
-    columns = dict(zip(FIELDS, zip(*map(_row_of, every), strict=True), strict=True))
-    arrays = {
-        name: _objects(column) if name in _OBJECTS else np.array([value or 0 for value in column])
-        for name, column in columns.items()
-    }
-    return Layouts(**arrays, gpus=gpus.pop())
+    columns = zip(FIELDS, zip(*map(_row_of, every), strict=True), strict=True)
+    return Layouts(**{name: array_of(name, column) for name, column in columns}, gpus=gpus.pop())
 
 
-def _objects(column: tuple[Any, ...]) -> Any:
-    found = np.empty(len(column), dtype=object)
-    found[:] = column
+def array_of(name: str, values: Sequence[Any]) -> Any:
+    """Values of a field as the column that `Layouts` has of it."""
+    if name not in _OBJECTS:
+        return np.array([value or 0 for value in values])
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
     return found

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.elementwise import Size, most
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 
@@ -45,14 +46,15 @@ class BatchLengths(Hashed):
         that long will not, when they are packed. A sequence longer than its pack comes alone; a pack holds no
         more than a rank has for one optimizer step (in passes without gradients: than all ranks have).
         """
-        return float(self.each([layout])[0][0 if scoring else 1, 0])
+        return float(self.each(columns_of([layout]))[0][0 if scoring else 1, 0])
 
-    def each(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
+    def each(self, layouts: Layouts) -> tuple[Floats, Floats]:
         """Micro-batches of many layouts: (2, n) tokens in scoring and training, (n,) number in training."""
-        packs = [(x.pack(scoring=True) or 0, x.pack(scoring=False) or 0) for x in layouts]
-        pack = np.array(packs, dtype=float).T
-        dp = np.array([x.dp for x in layouts], dtype=float)
-        sizes = np.array([(self._scored(x), self._trained(x)) for x in layouts], dtype=float).T
+        dp, own = layouts.dp, layouts.score_micro_batch
+        pack = np.stack([layouts.pack(scoring=True), layouts.pack(scoring=False)])
+        # of a size of its own, a micro-batch without gradients holds no more than a rank has
+        scored = np.where(own > 0, np.minimum(own, np.ceil(self.scored / dp)), layouts.micro_batch)
+        sizes = np.stack([scored, whole_units(layouts.micro_batch, self.together)])
         longest = self.max_tokens * np.array([[1.0], [self.together]])
         alone = np.minimum(sizes * self.max_tokens, np.maximum(longest, self._typical(sizes)))
         ranks = np.stack([np.full(len(layouts), float(self.sequences)), np.ceil(self.sequences / dp)])
@@ -62,15 +64,6 @@ class BatchLengths(Hashed):
         micro_batches = np.ceil(self.sequences / (dp * np.maximum(self.together, each)) - 1e-9)
         return np.where(pack > 0, packed, alone), np.maximum(1, micro_batches)
 
-    def _scored(self, layout: Layout) -> int:
-        """Sequences of a micro-batch without gradients: of its own size no more than a rank has."""
-        own = layout.score_micro_batch
-        return layout.micro_batch if own is None else min(own, math.ceil(self.scored / layout.dp))
-
-    def _trained(self, layout: Layout) -> int:
-        """Sequences of a micro-batch of training: whole pairs."""
-        return whole_units(layout.micro_batch, self.together)
-
     def _typical(self, sequences: Floats) -> Floats:
         """b mean + 4 sqrt(b) sd."""
         return sequences * self.mean_tokens + 4 * np.sqrt(sequences) * self.deviation
@@ -78,13 +71,13 @@ class BatchLengths(Hashed):
     def micro_batches(self, layout: Layout) -> int:
         """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
         pack = layout.pack(scoring=False)
-        each = pack / self.mean_tokens if pack else self._trained(layout)
+        each = pack / self.mean_tokens if pack else whole_units(layout.micro_batch, self.together)
         return max(1, math.ceil(self.sequences / (layout.dp * max(self.together, each)) - 1e-9))
 
 
-def whole_units(sequences: int, together: int) -> int:
+def whole_units(sequences: Size, together: int) -> Size:
     """The largest number of whole units up to `sequences`, at least one of them."""
-    return max(together, sequences // together * together)
+    return most(together, sequences // together * together)
 
 
 @lru_cache(maxsize=4096)
