@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
-from itertools import repeat
+from itertools import repeat, zip_longest
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -58,12 +58,16 @@ def given(size: Size) -> Size:
 def each(function: Callable[..., Any], *columns: Size) -> Any:
     """`function` of every row of the columns, asked once for all equal rows.
 
-    It answers with a number or a tuple of numbers; the answer is an array, or one for each of them.
+    It answers with a number or a tuple of numbers; the answer is an array, or one for each of them: where
+    some tuples are shorter, with 0 behind their end.
     """
     if not any(isinstance(column, np.ndarray) for column in columns):
         return function(*columns)
     distinct, rows = numbered(rows_of(*columns))
-    return np.array([function(*row) for row in distinct], dtype=float)[rows].T
+    found = [function(*row) for row in distinct]
+    if isinstance(found[0], tuple | list):
+        found = list(zip_longest(*found, fillvalue=0.0))
+    return np.array(found, dtype=float)[..., rows]
 
 
 def rows_of(*columns: Size) -> Iterator[tuple[Any, ...]]:

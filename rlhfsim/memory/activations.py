@@ -1,20 +1,20 @@
 """Bytes of activations of a call on one GPU: layers and micro-batches in flight, recomputation, the loss.
 
 Everything is per token of the micro-batch on one GPU (after context parallelism) unless a name
-says otherwise. Tokens and micro-batches may be arrays, of layouts that differ in nothing that
-`LIKE` lists; sizes then are arrays too. Not known here: offloaded activations.
+says otherwise. Of columns of layouts sizes are arrays. Not known here: offloaded activations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlhfsim.elementwise import each, least, most, where
 from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.layer_tensors import (
     BackwardPhase,
@@ -31,7 +31,7 @@ from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.software import Software
 
 
@@ -59,23 +59,21 @@ class Activations(NamedTuple):
         return np.maximum(0.0, self.working + buffers - np.maximum(self.working, self.logits))
 
 
-def in_flight(pp: int, vp: int, micro_batches: Size, stage: Stage) -> Size:
+def in_flight(pp: Size, vp: Size, micro_batches: Size, stage: Stage) -> Size:
     """Micro-batches whose activations a stage holds under 1F1B.
 
         first stage: min(p, m), interleaved p (1 + (p-1)/(p v))      last stage: 1
 
     Source: Korthikanti et al., arXiv 2205.05198, section 4.2.3. Interleaving needs m >= p.
     """
+    held = where(vp > 1, 1 + (pp - 1) / (pp * vp), 1.0)
     if stage != "first":
-        return 1.0 if vp == 1 else 1.0 + (pp - 1) / (pp * vp)
-    most = pp * (1 + (pp - 1) / (pp * vp)) if vp > 1 else pp
-    return np.minimum(np.where(np.less(micro_batches, pp), pp, most), micro_batches)
+        return held
+    return least(where(micro_batches < pp, pp, pp * held), micro_batches)
 
 
 _SHAPE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute")
 """Fields of a layout that decide the bytes of a token."""
-LIKE = ("tp", "pp", "etp", "sequence_parallel", "recompute", "cp", "vp")
-"""Fields of a layout that decide its activations, beside tokens and micro-batches."""
 
 PLAIN = Software()
 """A stack that says nothing of logits, and compiles no layer."""
@@ -88,7 +86,7 @@ class MicroBatches:
     tokens: Size
     """Tokens of one over all cp ranks."""
     count: Size
-    imbalance: float = 1.0
+    imbalance: Size = 1.0
     """Tokens of the fullest expert rank over the mean."""
     score_length: float = 0.0
     """Keys that a query sees where attention is not flash."""
@@ -96,7 +94,7 @@ class MicroBatches:
 
 def training_activations(
     model: ModelSpec,
-    layout: Layout,
+    layout: AnyLayout,
     backend: Backend,
     batch: MicroBatches,
     *,
@@ -116,32 +114,25 @@ def training_activations(
     whether layers are compiled.
     """
     local = batch.tokens / layout.cp
-    saved, phases = _kept_and_running(
-        model,
-        _Kernels(backend, software.stack == "compiled"),
-        _SHAPE(layout),
-        stage,
-        batch.imbalance,
-        fp8,
-        batch.score_length,
-        frozen,
-    )
+    kernels = _Kernels(backend, software.stack == "compiled")
+    kept = partial(_kept_and_running, model, kernels, stage, batch.score_length, fp8, frozen)
+    saved, layers, *phases = each(kept, batch.imbalance, *_SHAPE(layout))
     held = in_flight(layout.pp, layout.vp, batch.count, stage)
     # DeepSpeed's hooks take a gradient when it is whole, FSDP2's a layer's; FSDP1's count with its buffers
     by_layer = backend == "fsdp2" and not software.flat_parameters
     gradients = (backend == "deepspeed" or by_layer) and not frozen
-    working = reduce(np.maximum, (local * token + (fixed if gradients else 0.0) for token, fixed in phases))
+    moments = zip(phases[::2], phases[1::2], strict=True)
+    working = most(*(local * token + (fixed if gradients else 0.0) for token, fixed in moments))
     late = by_layer or (model.tied_embeddings and stage == "only")
     if gradients and late and stage != "first" and not model.value_head:
-        working += head_gradient(model, layout)  # complete only after the embedding's own
+        working = working + head_gradient(model, layout)  # complete only after the embedding's own
     logits: Size = 0.0
     if stage != "first":
         norm = norm_bytes(model, 1.0, fused=False)
         logits = head_peak(
             model, layout, backend, local, software.head, norm=norm, gradients=gradients, frozen=frozen
         )
-    layers = sum(kind.layers for kind in stage_layers(model, layout.pp, stage))
-    token = BF16 * model.hidden * (1.0 / layout.tp if layout.sequence_parallel else 1.0)
+    token = BF16 * model.hidden * where(layout.sequence_parallel, 1.0 / layout.tp, 1.0)
     return Activations(local * saved * held, working, logits, local * saved / layers, local * token)
 
 
@@ -161,14 +152,15 @@ class _Kernels(NamedTuple):
 def _kept_and_running(
     model: ModelSpec,
     kernels: _Kernels,
-    shape: tuple[Any, ...],
     stage: Stage,
-    imbalance: float,
-    fp8: bool,
     score_length: float,
+    fp8: bool,
     frozen: bool,
-) -> tuple[float, tuple[BackwardPhase, ...]]:
-    """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
+    imbalance: float,
+    *shape: Any,
+) -> tuple[float, ...]:
+    """Bytes per token that a stage keeps of one micro-batch, its layers, and the moments of the layer that
+    runs, bytes per token and fixed ones of each."""
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
     kinds = stage_layers(model, pp, stage)
@@ -179,15 +171,17 @@ def _kept_and_running(
     layers, first = sum(kind.layers for kind in kinds), running[0]
     by_operation = recompute == "selective" and kernels.backend == "fsdp2"
     if recompute != "full" and not by_operation:
-        phases = tuple(phase for tensors in running for phase in _moments(tensors, kernels.backend))
-        return sum(k.layers * total for k, total in zip(kinds, totals, strict=True)), phases
+        moments = chain.from_iterable(_moments(tensors, kernels.backend) for tensors in running)
+        saved = sum(k.layers * total for k, total in zip(kinds, totals, strict=True))
+        return saved, layers, *chain.from_iterable(moments)
     kept = first.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
-    phases = tuple(
-        BackwardPhase(phase.token + total + first.input - kept, phase.fixed)
+    phases = (
+        number
         for tensors, total in zip(running, totals, strict=True)
         for phase in _moments(tensors, kernels.backend)
+        for number in (phase.token + total + first.input - kept, phase.fixed)
     )
-    return kept * layers, phases
+    return kept * layers, layers, *phases
 
 
 def _moments(tensors: LayerTensors, backend: Backend) -> tuple[BackwardPhase, ...]:
@@ -213,17 +207,18 @@ def _kept_by_operation(model: ModelSpec, tp: int) -> float:
 
 def forward_activations(
     model: ModelSpec,
-    layout: Layout,
+    layout: AnyLayout,
     backend: Backend,
     *,
     tokens: Size,
-    imbalance: float = 1.0,
+    imbalance: Size = 1.0,
     score_length: float = 0.0,
     head: Head | None = None,
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits (as in `training_activations`)."""
     local = tokens / layout.cp
-    working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
+    alive = partial(_alive, model, backend, score_length)
+    working = each(alive, layout.tp, layout.etp, layout.sequence_parallel, imbalance)
     logits = head_peak(model, layout, backend, local, head)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
@@ -232,11 +227,11 @@ def forward_activations(
 def _alive(
     model: ModelSpec,
     backend: Backend,
+    score_length: float,
     tp: int,
     etp: int,
     sequence_parallel: bool,
     imbalance: float,
-    score_length: float,
 ) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
     running = _tensors(model, _Kernels(backend), model.kinds, (tp, etp, sequence_parallel), imbalance)

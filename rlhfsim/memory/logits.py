@@ -10,7 +10,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 from rlhfsim.specs.placement.heads import UNFUSED, Head
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 
 BF16, FP32 = 2.0, 4.0
 Size: TypeAlias = Any
@@ -19,7 +19,7 @@ Size: TypeAlias = Any
 
 def head_peak(
     model: ModelSpec,
-    layout: Layout,
+    layout: AnyLayout,
     backend: Backend,
     tokens: Size,
     head: Head | None,
@@ -58,7 +58,7 @@ def _chunk(model: ModelSpec, tokens: Size) -> Size:
     return FP32 * model.vocab * np.minimum(tokens, most)
 
 
-def _chunk_backward(model: ModelSpec, layout: Layout, tokens: Size, gradients: bool) -> Size:
+def _chunk_backward(model: ModelSpec, layout: AnyLayout, tokens: Size, gradients: bool) -> Size:
     """The head's backward pass, chunk after chunk.
 
         one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
@@ -73,12 +73,12 @@ def _chunk_backward(model: ModelSpec, layout: Layout, tokens: Size, gradients: b
     return np.maximum(5 * chunk + others, chunk + gradient + others)
 
 
-def head_gradient(model: ModelSpec, layout: Layout) -> float:
+def head_gradient(model: ModelSpec, layout: AnyLayout) -> Size:
     """BF16 gradient of the output matrix."""
     return BF16 * model.vocab * model.embedding_width / layout.tp
 
 
-def own_sums(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, frozen: bool) -> Size:
+def own_sums(model: ModelSpec, layout: AnyLayout, tokens: Size, head: Head, *, frozen: bool) -> Size:
     """Bytes of the gradients that a head sums by itself, of its matrix and of the states before it."""
     if model.value_head:
         return 0.0
@@ -86,7 +86,7 @@ def own_sums(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, froz
     return tokens * model.hidden * head.state_bytes + (0.0 if frozen else matrix)
 
 
-def logits_bytes(model: ModelSpec, layout: Layout, tokens: Size, head: Head, *, training: bool) -> Size:
+def logits_bytes(model: ModelSpec, layout: AnyLayout, tokens: Size, head: Head, *, training: bool) -> Size:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
     cut = 1 if head.whole else layout.tp
     width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / cut

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache, partial, reduce
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlhfsim.elementwise import alike, numbered
+from rlhfsim.elementwise import alike, each, numbered
 from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
@@ -31,7 +31,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend, sums_fp32
 from rlhfsim.specs.placement.drafts import draft_of, own_params
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
@@ -193,17 +193,16 @@ class RoleMemory(NamedTuple):
         """Activations of scoring, and of training where the role is trained: by groups of like layouts."""
         tokens, micro_batches = self.batch.each(layouts)
         found = np.zeros((2, len(Activations._fields), len(layouts)))
-        likes = zip(layouts.rows(activations.LIKE), (layouts.ep > 1).tolist(), strict=True)
-        for (fields, spread), rows in alike(likes):
-            layout = Layout(**dict(zip(activations.LIKE, fields, strict=True)))
+        for piped, rows in alike((layouts.pp > 1).tolist()):
+            layout = layouts.only(rows)
             passed = _passed(
                 kind,
                 layout,
-                stage if layout.pp > 1 else "only",
+                stage if piped else "only",
                 *tokens[:, rows],
                 micro_batches=micro_batches[rows],
                 longest=self.batch.max_tokens,
-                imbalance=self.imbalance if spread else 1.0,
+                imbalance=np.where(layout.ep > 1, self.imbalance, 1.0),
             )
             for held, call in zip(found, passed, strict=False):
                 held[:, rows] = np.stack(np.broadcast_arrays(*call))
@@ -211,7 +210,9 @@ class RoleMemory(NamedTuple):
                 found[:, 0, rows] += (
                     token_bytes(kind.model, "", INDEX) / (layout.pp * layout.tp * layout.cp) * tokens[:, rows]
                 )
-            if kind.trained and (share := _share_kept(kind, layout, layers[rows[0]])) != 1.0:
+            if kind.trained:
+                columns = layout.tp, layout.etp, layout.recompute, layers[rows]
+                share = each(partial(_share_kept, kind), *columns)
                 for kept in ("saved", "layer"):
                     found[1, Activations._fields.index(kept), rows] *= share
         return Activations(*found[0]), Activations(*found[1])
@@ -488,14 +489,14 @@ def _training(standing: _Standing, backward: Activations, waste: float) -> Extra
 
 def _passed(
     kind: RoleKind,
-    layout: Layout,
+    layout: Layouts,
     stage: Stage,
     scored: Size,
     trained: Size,
     *,
     micro_batches: Size,
     longest: float,
-    imbalance: float,
+    imbalance: Size,
 ) -> tuple[Activations, ...]:
     """Activations of scoring micro-batches of `scored` tokens, and of training ones of `trained` tokens where
     the role is trained, wherever its states lie.
@@ -553,23 +554,18 @@ _DROPPED: Mapping[str, tuple[str, ...]] = {
 """Module of Megatron's selective recomputation -> saved tensors that it computes again."""
 
 
-def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
+def _share_kept(kind: RoleKind, tp: int, etp: int, recompute: Recompute, layers: float) -> float:
     """Share of the saved activations that stays on the GPU: not on the host, not computed again by module."""
     software = kind.software
     if software.inputs_kept is not None:
         return min(1.0, software.inputs_kept / layers)
     names = [tensor for module in software.recomputed for tensor in _DROPPED.get(module, ())]
-    if not names or layout.recompute == "full":
+    if not names or recompute == "full":
         return 1.0
     dropped = total = 0.0
     for one in kind.model.kinds:
         tensors = layer_tensors(
-            kind.model,
-            layout.tp,
-            RoutedExperts(layout.etp),
-            sequence_parallel=layout.tp > 1,
-            kind=one_layer(one),
-            fp8=kind.fp8,
+            kind.model, tp, RoutedExperts(etp), sequence_parallel=tp > 1, kind=one_layer(one), fp8=kind.fp8
         )
         dropped += one.layers * sum(tensors.saved.get(name, 0.0) for name in names)
         total += one.layers * tensors.total

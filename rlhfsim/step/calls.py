@@ -33,7 +33,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.specs.placement.drafts import training_work
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
@@ -274,7 +274,7 @@ def train_cost(setting: CallSetting, role: str, placed: RolePlacement) -> Cost:
 class Pricing(NamedTuple):
     """What prices a call of a role under any layout in its pool."""
 
-    passes: Callable[[Layout | Layouts], Cost]
+    passes: Callable[[AnyLayout], Cost]
     """With what a framework adds; the same wherever an optimizer lies."""
     updates: Callable[[Layout], Cost] | None = None
     """Cost of the optimizer's updates, where the call trains; see `TrainedModel.updates`."""
@@ -306,7 +306,7 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     factor = workload.epochs * bias_of(setting, f"{role}.train", placed.pool)
     work = 1 + (training_work(model, workload.speculation) if role == "actor" else 0.0)
 
-    def passes(layout: Layout | Layouts, packs: Size | None) -> Cost:
+    def passes(layout: AnyLayout, packs: Size | None) -> Cost:
         return asked.passes(layout, packs).scaled(work)
 
     def updates(layout: Layout) -> Cost:
@@ -317,7 +317,7 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     if not each:
         return Pricing(priced, updates)
 
-    def with_own_loss(layout: Layout | Layouts) -> Cost:
+    def with_own_loss(layout: AnyLayout) -> Cost:
         seconds = each * workload.num_sequences / layout.dp
         spread = spread_of(OWN_LOSS, workload.custom.loss, setting.cluster)
         rests_on = OWN_PARTS if spread is None else MEASURED_PARTS
@@ -327,11 +327,8 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
 
 
 def _caller(
-    setting: CallSetting,
-    name: str,
-    placed: RolePlacement,
-    price: Callable[[Layout | Layouts, Size | None], Cost],
-) -> Callable[[Layout | Layouts], Cost]:
+    setting: CallSetting, name: str, placed: RolePlacement, price: Callable[[AnyLayout, Size | None], Cost]
+) -> Callable[[AnyLayout], Cost]:
     """The same with what a framework adds, and the bias of its phase; `price`: of a layout and its packs."""
     workload, drawn, device = setting.workload, setting.trained, setting.device(placed)
     role, trained = name.split(".")[0], name.endswith(".train")
@@ -339,7 +336,7 @@ def _caller(
     steps, epochs = (workload.mini_batches, workload.epochs) if trained else (1, 1)
     factor = epochs * bias_of(setting, name, placed.pool)
 
-    def cost(layout: Layout | Layouts) -> Cost:
+    def cost(layout: AnyLayout) -> Cost:
         packs = pack_len(workload, layout, drawn, scoring=not trained)
         priced = price(layout, packs)
         if workload.generates:

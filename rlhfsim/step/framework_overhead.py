@@ -18,8 +18,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import pageable_rate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.rule_rewards import spread_of
 from rlhfsim.step.timetable import Step
@@ -46,7 +45,7 @@ def framework_call(device: Device, cost: Cost, launched: Size) -> Cost:
     return Cost(parts=(*cost.parts, *[p for p in own if some(p.seconds > 0)]))
 
 
-def launched_layers(layout: Layout | Layouts, layers: int, micro_batches: Size, *, trained: bool) -> Size:
+def launched_layers(layout: AnyLayout, layers: int, micro_batches: Size, *, trained: bool) -> Size:
     """Layers that the host of a rank launches in a call: once forward, once backward, once to recompute."""
     passes = where(layout.recompute == "full", 3.0, 2.0) if trained else 1.0
     return micro_batches * passes * layers / layout.pp

@@ -13,8 +13,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
@@ -41,7 +40,7 @@ class ScoredModel(NamedTuple):
     """Its role is trained too, so that FSDP2's shards are FP32."""
 
 
-def forward(asked: ScoredModel, layout: Layout | Layouts, pack_len: Size | None = None) -> Cost:
+def forward(asked: ScoredModel, layout: AnyLayout, pack_len: Size | None = None) -> Cost:
     """Time of one forward over all `sequences` by the layout's d ranks.
 
         T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait

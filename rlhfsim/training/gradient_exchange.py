@@ -15,7 +15,7 @@ from rlhfsim.kernels.links import host_rate, moved
 from rlhfsim.memory.states import BASE_BYTES, CUT, Parted, parted
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.weight_sync.endpoints import weights_of
 
 Optimizer = Literal["adam", "adam8bit", "sgd"]
@@ -43,7 +43,7 @@ class GradientShard:
 
 
 def shards(
-    device: Device, model: ModelSpec, layout: Layout | Layouts, *, share: float = 1.0
+    device: Device, model: ModelSpec, layout: AnyLayout, *, share: float = 1.0
 ) -> tuple[GradientShard, ...]:
     """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
 
@@ -93,7 +93,7 @@ def _shards(domain: int, model: ModelSpec, part: Parted, share: float) -> tuple[
 def traffic(
     device: Device,
     shard: GradientShard,
-    layout: Layout | Layouts,
+    layout: AnyLayout,
     micro_batches: Size,
     reduce_bytes: Size,
     *,
@@ -134,7 +134,7 @@ def _exchanged(
 
 
 def between_copies(
-    device: Device, shard: GradientShard, layout: Layout | Layouts, times: Size, reduce_bytes: Size
+    device: Device, shard: GradientShard, layout: AnyLayout, times: Size, reduce_bytes: Size
 ) -> Size:
     """Raw seconds in which the copies of a shard sum their gradients `times` a step (HSDP): AR(b_g Psi / s).
 
@@ -187,7 +187,7 @@ class GradientSums(NamedTuple):
 def exchange(
     device: Device,
     model: ModelSpec,
-    layout: Layout | Layouts,
+    layout: AnyLayout,
     micro_batches: Size,
     *,
     forward: Room,
@@ -243,7 +243,7 @@ def only(holds: Size, one: Part) -> Part:
     return one._replace(seconds=where(holds, one.seconds, 0.0))
 
 
-def dequantised(device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size) -> Part:
+def dequantised(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size) -> Part:
     """What a 4-bit base costs: in each of `passes` every matrix is read, and written in BF16.
 
         passes Psi_layers (0.52 + 2) / (B_m eta)
@@ -258,9 +258,7 @@ def dequantised(device: Device, model: ModelSpec, layout: Layout | Layouts, pass
     return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
-def summed(
-    device: Device, model: ModelSpec, layout: Layout | Layouts, micro_batches: Size, *, share: float
-) -> Part:
+def summed(device: Device, model: ModelSpec, layout: AnyLayout, micro_batches: Size, *, share: float) -> Part:
     """What sums in FP32 take beside sums in BF16: they are read and written once a micro-batch.
 
     m Psi_held (2 + 2) / (B_m eta)        Psi_held = Psi, of its owner from ZeRO-2 on
@@ -271,9 +269,7 @@ def summed(
     return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
-def cast(
-    device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size, *, share: float = 1.0
-) -> Part:
+def cast(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size, *, share: float = 1.0) -> Part:
     """What autocast costs: in each of `passes` FP32 weights are read and written in BF16, or gradients the
     other way round.
 
@@ -314,7 +310,7 @@ def _on(link: Link, ranks: Group) -> Size:
     return (ranks.ranks > 1) & ((ranks.domains > 1) == (link == "network"))
 
 
-def zero_calls(device: Device, model: ModelSpec, layout: Layout | Layouts, passes: Size) -> Part:
+def zero_calls(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size) -> Part:
     """What the hooks of ZeRO-3 take on the host: one call a named tensor and pass.
 
     `zero_tensor_time`: 0 on GPUs, where it hides behind kernels that were launched before; on a CPU the
@@ -327,7 +323,7 @@ def zero_calls(device: Device, model: ModelSpec, layout: Layout | Layouts, passe
 
 
 def gathers(
-    device: Device, model: ModelSpec, layout: Layout | Layouts, micro_batches: Size, compute: Size
+    device: Device, model: ModelSpec, layout: AnyLayout, micro_batches: Size, compute: Size
 ) -> list[Part]:
     """Exposed ZeRO-3 parameter gathers of a forward without gradients: one a layer and micro-batch."""
     sharded = layout.zero == 3
@@ -392,7 +388,7 @@ def updated(
 def fetches(
     device: Device,
     model: ModelSpec,
-    layout: Layout | Layouts,
+    layout: AnyLayout,
     passes: Size,
     compute: Size,
     *,

@@ -13,8 +13,7 @@ import numpy as np
 
 from rlhfsim.elementwise import Size, each
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.workload.lengths import Floats, stats
 from rlhfsim.specs.workload.workload import Workload
 
@@ -48,11 +47,7 @@ def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> 
 
 
 def pack_len(
-    workload: Workload,
-    layout: Layout | Layouts,
-    drawn: tuple[float, ...] | None = None,
-    *,
-    scoring: bool = False,
+    workload: Workload, layout: AnyLayout, drawn: tuple[float, ...] | None = None, *, scoring: bool = False
 ) -> Size | None:
     """Mean real tokens of a pack of `layout`; None (0 in an array) where micro-batches count sequences.
 

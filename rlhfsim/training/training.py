@@ -20,7 +20,7 @@ from rlhfsim.memory.states import cut
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.micro_batch import whole_units
 from rlhfsim.specs.workload.workload import Lora
@@ -52,7 +52,7 @@ class TrainedModel(NamedTuple):
     lora: Lora | None = None
     precision: str = "bf16"
 
-    def passes(self, layout: Layout | Layouts, pack_len: Size | None = None) -> Cost:
+    def passes(self, layout: AnyLayout, pack_len: Size | None = None) -> Cost:
         """All optimizer steps without their updates: the same of layouts that differ in `offload_optimizer`
         and `offload_fraction` alone. `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences)
         a micro-batch.
@@ -92,7 +92,7 @@ class _Step(NamedTuple):
     """One optimizer step before its update."""
 
     asked: TrainedModel
-    layout: Layout | Layouts
+    layout: AnyLayout
     micro_batches: Size
     through: Passed
 
@@ -122,7 +122,7 @@ class WorkCut(NamedTuple):
 def passed_by(
     device: Device,
     model: ModelSpec,
-    layout: Layout | Layouts,
+    layout: AnyLayout,
     size: Size,
     work_of: Callable[[WorkCut, float], Work],
     timed: Callable[[Work, Recompute], Passes],
@@ -143,12 +143,7 @@ def passed_by(
 
 
 def micro_batches(
-    layout: Layout | Layouts,
-    sequences: Sequences,
-    steps: int,
-    pack_len: Size | None,
-    *,
-    scoring: bool = False,
+    layout: AnyLayout, sequences: Sequences, steps: int, pack_len: Size | None, *, scoring: bool = False
 ) -> tuple[Size, Size]:
     """Tokens of one micro-batch (before context parallelism) and micro-batches per step and rank.
 
@@ -248,11 +243,7 @@ _UNTIMED: tuple[tuple[Resource, str], ...] = (
 
 
 def work_parts(
-    device: Device,
-    layout: Layout | Layouts,
-    shown: Pass,
-    busy: Size,
-    ep_spread: tuple[Size, Size] = EP_SPREAD,
+    device: Device, layout: AnyLayout, shown: Pass, busy: Size, ep_spread: tuple[Size, Size] = EP_SPREAD
 ) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
     timed = (*zip(_KERNELS, shown, strict=False), *zip(_UNTIMED, (shown.scan, shown.indexer), strict=True))
@@ -307,7 +298,7 @@ def _stage_sends(step: _Step) -> list[Part]:
 def send_parts(
     device: Device,
     model: ModelSpec,
-    layout: Layout | Layouts,
+    layout: AnyLayout,
     tokens: Size,
     rounds: Size,
     visible: Size,
@@ -374,16 +365,14 @@ def _exchange(step: _Step) -> list[Part]:
     return exchanged
 
 
-def in_fp32(software: Software, layout: Layout | Layouts, lora: Lora | None, *, trained: bool) -> Size:
+def in_fp32(software: Software, layout: AnyLayout, lora: Lora | None, *, trained: bool) -> Size:
     """Whether autocast turns FP32 weights into BF16 for every pass."""
     if lora is not None and lora.base == "nf4":
         return False
     return software.plain(layout, trained=trained) == exchange.FP32
 
 
-def _from_elsewhere(
-    asked: TrainedModel, layout: Layout | Layouts, micro_batches: Size, busy: Size
-) -> list[Part]:
+def _from_elsewhere(asked: TrainedModel, layout: AnyLayout, micro_batches: Size, busy: Size) -> list[Part]:
     """4-bit weights dequantised and parameters fetched from the host, in an optimizer step of `busy` s.
 
     FSDP2's shards are FP32, and it sends the gradients of each micro-batch down (torch, CPUOffloadPolicy).
@@ -408,7 +397,7 @@ def _from_elsewhere(
     return parts
 
 
-def _room(device: Device, layout: Layout | Layouts, seconds: Size, raw: Pass) -> exchange.Room:
+def _room(device: Device, layout: AnyLayout, seconds: Size, raw: Pass) -> exchange.Room:
     """What one direction of a micro-batch leaves to the data-parallel traffic, on the mean stage."""
     held: dict[exchange.Link, Size] = {"nvlink": 0.0, "network": 0.0}
     groups = ((layout.tp, 1, raw.tp), (layout.ep, layout.etp, raw.ep), (layout.cp, layout.tp, raw.cp))

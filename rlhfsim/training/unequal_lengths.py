@@ -11,8 +11,7 @@ from rlhfsim.elementwise import Size, each, given, least, most, some, where
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 
 
 class Spread(NamedTuple):
@@ -25,7 +24,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(
-    sequences: Sequences, layout: Layout | Layouts, steps: int, count: Size, pack_len: Size | None
+    sequences: Sequences, layout: AnyLayout, steps: int, count: Size, pack_len: Size | None
 ) -> Spread:
     """Spread of the micro-batches, and of the ranks that wait for each other (T11).
 

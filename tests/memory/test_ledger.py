@@ -19,6 +19,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import (
     Placement,
     ResourcePool,
@@ -439,9 +440,9 @@ def test_many_layouts_at_once_hold_what_each_alone_holds(backend: Any, *, swappe
     shapes = [{"dp": 16}, {"dp": 4, "pp": 4}, {"dp": 4, "tp": 2, "pp": 2}, {"dp": 8, "cp": 2, "zero": 3}]
     shapes += [{"dp": 4, "tp": 4, "ep": 8}, {"dp": 2, "pp": 8, "vp": 2, "recompute": "full"}]
     sizes = [{"micro_batch": 1}, {"micro_batch": 4}, {"pack_tokens": 8192}, {"pack_tokens": 9000}]
-    layouts = [Layout(**shape, **size) for shape in shapes for size in sizes]
+    layouts = [Layout(**shape, **size) for shape in shapes for size in sizes]  # of 16 GPUs
     residency = "swapped" if swapped else "resident"
-    rows = stage_rows(memory, layouts, swapped=swapped)
+    rows = stage_rows(memory, columns_of(layouts), swapped=swapped)
     for layout, both in zip(layouts, rows, strict=True):
         for stage, row in zip(("first", "last"), both, strict=True):
             alone = memory.of(RolePlacement(pool="all", layout=layout, residency=residency), stage)

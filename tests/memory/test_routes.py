@@ -19,6 +19,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
@@ -64,7 +65,7 @@ def test_the_batch_of_slime_2384_by_hand() -> None:
 
 def test_hosts_hold_what_every_rank_was_sent_and_gpus_a_micro_batch() -> None:
     models, profile = models_of(WORK), node_group("h100", 8).profile
-    layouts = [LAYOUT, replace(LAYOUT, cp=1, dp=2)]
+    layouts = columns_of([LAYOUT, replace(LAYOUT, cp=1, dp=2)])
     off, on = (
         role_memory(models, "actor", w, backend="megatron", profile=profile, engine="SGLang").each(
             layouts, "only"
@@ -116,7 +117,7 @@ def test_the_largest_logits_of_a_teacher_are_passed_on_and_held() -> None:
     profile = node_group("h100", 8).profile
     hosts = [
         role_memory(models_of(w), "actor", w, backend="fsdp2", profile=profile).each(
-            [Layout(dp=8, zero=3)], "only"
+            columns_of([Layout(dp=8, zero=3)]), "only"
         )
         for w in (plain, top)
     ]

@@ -290,21 +290,16 @@ def test_what_a_role_keeps_between_its_calls() -> None:
 
 
 def test_share_of_activations_that_modules_leave() -> None:
-    layout, layer = Layout(dp=1, recompute="none"), layer_tensors(LLAMA, 1, sequence_parallel=False)
-    share = role_bytes._share_kept(_kind(software=Software(recomputed=("mlp",))), layout, 32)
+    one, layer = (1, 1, "none", 32), layer_tensors(LLAMA, 1, sequence_parallel=False)
+    share = role_bytes._share_kept(_kind(software=Software(recomputed=("mlp",))), *one)
     dropped = layer.saved["mlp_activation_input"] + layer.saved["mlp_activation"]
     assert share == pytest.approx(1 - dropped / layer.total)
-    norms = role_bytes._share_kept(_kind(software=Software(recomputed=("layernorm",))), layout, 32)
+    norms = role_bytes._share_kept(_kind(software=Software(recomputed=("layernorm",))), *one)
     assert norms == pytest.approx(1 - 4 * 4096 / layer.total)
-    assert (
-        role_bytes._share_kept(
-            _kind(software=Software(recomputed=("mlp",))), replace(layout, recompute="full"), 32
-        )
-        == 1
-    )
-    assert role_bytes._share_kept(_kind(software=Software(inputs_kept=8)), layout, 32) == 0.25
-    assert role_bytes._share_kept(_kind(software=Software(inputs_kept=64)), layout, 32) == 1
-    assert role_bytes._share_kept(_kind(), layout, 32) == 1
+    assert role_bytes._share_kept(_kind(software=Software(recomputed=("mlp",))), 1, 1, "full", 32) == 1
+    assert role_bytes._share_kept(_kind(software=Software(inputs_kept=8)), *one) == 0.25
+    assert role_bytes._share_kept(_kind(software=Software(inputs_kept=64)), *one) == 1
+    assert role_bytes._share_kept(_kind(), *one) == 1
 
 
 def test_sets_of_adapters_stand_beside_one_base() -> None:

@@ -22,6 +22,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.drafts import training_work
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import LogNormal
@@ -125,7 +126,7 @@ def test_the_trainer_holds_and_sends_what_it_trains() -> None:
     held = [
         role_memory(
             models_of(p.workload), "actor", p.workload, backend="fsdp2", profile=node_group("h100", 8).profile
-        ).each([Layout(dp=8, zero=3)], "only")
+        ).each(columns_of([Layout(dp=8, zero=3)]), "only")
         for p in (plain, trained)
     ]
     own = 4096 * (32 + 2 * 8 + 32) * 128 + 3 * 4096 * 12288 + 3 * 4096**2 + 32_000 * 4096

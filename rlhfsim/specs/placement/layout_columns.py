@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class Layouts:
         """These fields of each layout."""
         return zip(*(getattr(self, name).tolist() for name in names), strict=True)
 
-    def only(self, row: int) -> Layouts:
-        """One of them."""
-        return Layouts(**{name: getattr(self, name)[row : row + 1] for name in FIELDS}, gpus=self.gpus)
+    def only(self, rows: Any) -> Layouts:
+        """Some of them."""
+        return Layouts(**{name: getattr(self, name)[rows] for name in FIELDS}, gpus=self.gpus)
 
     def sequences(self, *, scoring: bool) -> Any:
         """Sequences of a micro-batch, as `Layout.sequences`."""
@@ -66,6 +66,10 @@ class Layouts:
         """Most tokens of a pack, as `Layout.pack`; 0 where micro-batches count sequences."""
         own = self.score_pack_tokens
         return (np.where(own > 0, own, self.pack_tokens) if scoring else self.pack_tokens) * self.cp
+
+
+AnyLayout: TypeAlias = Layout | Layouts
+"""A layout, or columns of them: the same formulas price both."""
 
 
 def columns_of(layouts: Iterable[Layout]) -> Layouts:

@@ -13,8 +13,7 @@ from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import Head
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 
 Graphs = Literal["none", "partial", "full"]
 Stack = Literal["megatron", "compiled", "eager"]
@@ -93,7 +92,7 @@ class Software(Hashed):
     inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
 
-    def plain(self, layout: Layout | Layouts, *, trained: bool) -> Size:
+    def plain(self, layout: AnyLayout, *, trained: bool) -> Size:
         """Bytes of a weight of a role that no ZeRO and no FSDP holds; 0: one of them does."""
         known = (layout.dp * layout.cp == 1) | trained | self.plain_scored
         return where((layout.zero == 0) & known, self.plain_bytes or 0.0, 0.0)
