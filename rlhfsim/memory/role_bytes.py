@@ -336,7 +336,7 @@ OWN = _Standing._fields[1:-1]
 """What a `_Standing` says of arrays beside states and communicators."""
 Cut: TypeAlias = tuple[Any, ...]
 """Fields `memory.states.CUT` of a layout."""
-_PP, _DP = map(memory.CUT.index, ("pp", "dp"))
+_DP = memory.CUT.index("dp")
 _parted = itemgetter(*map(memory.CUT.index, memory.PARTED))
 
 
@@ -438,17 +438,17 @@ def _stood(kind: RoleKind, cuts: Iterable[Cut], stage: Stage) -> _Standing:
     """The same of many layouts, each with the fields of a cut: arrays."""
     distinct, places = numbered(cuts)
     sizes = np.zeros((len(States._fields) + len(OWN), len(distinct)))
+    parted, of = numbered(map(_parted, distinct))
+    parts = memory.stacked([_part(kind, stage if part[1] > 1 else "only", part) for part in parted])
     for _, rows in alike(_alike(kind, *cut) for cut in distinct):
-        like = [distinct[i] for i in rows]
-        parts = [_part(kind, stage if cut[_PP] > 1 else "only", _parted(cut)) for cut in like]
-        layout = Layout(**dict(zip(memory.CUT, like[0], strict=True)))
-        held = _standing(kind, layout, memory.stacked(parts))
+        layout = Layout(**dict(zip(memory.CUT, distinct[rows[0]], strict=True)))
+        held = _standing(kind, layout, parts.only(np.array(of)[rows]))
         for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=True):
             row[rows] = size
     if passed := COPIES * (kind.routes + kind.logits):
         sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in distinct])
     states, own = np.split(sizes[:, places], [len(States._fields)])
-    communicators: Size = np.array([memory.communicators(*_parted(cut)) for cut in distinct])[places]
+    communicators: Size = np.array([memory.communicators(*part) for part in parted])[of][places]
     named = dict(zip(OWN, own, strict=True))
     return _Standing(States(*states), **named, communicators=communicators)
 

@@ -65,6 +65,10 @@ class Shard:
     """Elements of the largest parameter of a layer: a matrix, or one of all experts."""
     num_layers: int
 
+    def only(self, rows: Any) -> Shard:
+        """Some of many layouts."""
+        return Shard(**{field.name: getattr(self, field.name)[rows] for field in fields(Shard)})
+
     @property
     def elements(self) -> float:
         """Psi: all elements before data-parallel sharding."""

@@ -18,8 +18,7 @@ from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
-from rlhfsim.training.passes import passes
-from rlhfsim.training.training import in_fp32, micro_batches, passed_by, send_parts, work_of, work_parts
+from rlhfsim.training.training import Passing, in_fp32, micro_batches, send_parts, work_parts
 from rlhfsim.training.unequal_lengths import late_parts, spread_of
 
 Head = Literal["logprob", "value", "score"]
@@ -58,16 +57,8 @@ def forward(asked: ScoredModel, layout: AnyLayout, pack_len: Size | None = None)
         model = replace(model, value_head=True)
     size, count = micro_batches(layout, sequences, 1, pack_len, scoring=True)
     scored, frozen = head == "logprob", lora is not None
-    through, held, ep_spread = passed_by(
-        device,
-        model,
-        replace(layout, recompute="none"),
-        size,
-        lambda cut, tokens: work_of(device, cut, sequences, tokens, precision, software, model),
-        lambda work, recompute: passes(
-            device, model, work, software, recompute, frozen=frozen, logprob=scored, scoring=True
-        ),
-    )
+    passing = Passing(device, model, sequences, precision, software, frozen, scored, scoring=True)
+    through, held, ep_spread = passing.of(layout, size)
     stages = pipeline.split(model.num_layers, layout.pp)
     times = stages.times(through.layer_forward, *through.ends_forward)
     busy = count * sum(times) / layout.pp

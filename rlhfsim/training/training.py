@@ -61,17 +61,11 @@ class TrainedModel(NamedTuple):
 
         with the optimizer from `updates`. Source: physics section 3.
         """
-        device, model, software, frozen = self.device, self.model, self.software, self.lora is not None
         size, count = micro_batches(layout, self.sequences, self.steps, pack_len)
-        through = passed_by(
-            device,
-            model,
-            layout,
-            size,
-            lambda cut, tokens: work_of(device, cut, self.sequences, tokens, self.precision, software, model),
-            lambda work, recompute: passes(device, model, work, software, recompute, frozen=frozen),
+        passing = Passing(
+            self.device, self.model, self.sequences, self.precision, self.software, self.lora is not None
         )
-        step = _Step(self, layout, count, through)
+        step = _Step(self, layout, count, passing.of(layout, size))
         parts = _iteration(step, spread_of(self.sequences, layout, self.steps, count, pack_len))
         busy = sum(x.seconds for x in parts)
         return _times([*parts, *_from_elsewhere(self, layout, count, busy)], self.steps)
@@ -119,27 +113,42 @@ class WorkCut(NamedTuple):
     ep_overlap: bool | None
 
 
-def passed_by(
-    device: Device,
-    model: ModelSpec,
-    layout: AnyLayout,
-    size: Size,
-    work_of: Callable[[WorkCut, float], Work],
-    timed: Callable[[Work, Recompute], Passes],
-) -> Passed:
-    """A micro-batch of `size` tokens on one GPU, slowed by the other ranks of its node.
+class Passing(NamedTuple):
+    """What passes micro-batches through a model, whatever the layout."""
 
-    Layouts that share its work have it `timed` once.
-    """
+    device: Device
+    model: ModelSpec
+    sequences: Sequences
+    precision: str
+    software: Software
+    frozen: bool
+    logprob: bool = True
+    scoring: bool = False
+    """Without gradients."""
 
+    def of(self, layout: AnyLayout, size: Size) -> Passed:
+        """A micro-batch of `size` tokens on one GPU, slowed by the other ranks of its node."""
+        columns = (getattr(layout, name) for name in WorkCut._fields)
+        recompute: Size = "none" if self.scoring else layout.recompute
+        *found, held, low, high = each(_numbers_of(self), size, recompute, *columns)
+        through = slowed(Passes.of(found), contention(self.device, layout.gpus))
+        return Passed(through, held, (low, high))
+
+
+@lru_cache(maxsize=64)
+def _numbers_of(asked: Passing) -> Callable[..., tuple[float, ...]]:
+    """Times a micro-batch; layouts that share its work have it timed once, whatever their pool."""
+    device, model, sequences, precision, software, frozen, logprob, scoring = asked
+
+    @lru_cache(maxsize=65536)
     def numbers(tokens: float, recompute: Recompute, *cut: Any) -> tuple[float, ...]:
-        work = work_of(WorkCut(*cut), tokens)
-        return *timed(work, recompute).numbers, work.held, *ep_spread(device, model, work)
+        work = work_of(device, WorkCut(*cut), sequences, tokens, precision, software, model)
+        through = passes(
+            device, model, work, software, recompute, frozen=frozen, logprob=logprob, scoring=scoring
+        )
+        return *through.numbers, work.held, *ep_spread(device, model, work)
 
-    columns = (getattr(layout, name) for name in WorkCut._fields)
-    *found, held, low, high = each(numbers, size, layout.recompute, *columns)
-    through = slowed(Passes.of(found), contention(device, layout.gpus))
-    return Passed(through, held, (low, high))
+    return numbers
 
 
 def micro_batches(
