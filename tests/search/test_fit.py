@@ -17,6 +17,7 @@ from rlhfsim.memory.risk import Item, fitting, moments, probability_above, risky
 from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.fitting_options import _rows
+from rlhfsim.search.layout_shapes import DEFAULTS, LayoutShape
 from rlhfsim.search.space import ROLES
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
@@ -177,7 +178,8 @@ def test_a_reference_holds_its_own_weights_unless_it_is_swapped_in() -> None:
     profile, layout = parse_cluster(8, "h100").node_groups[0].profile, Layout(tp=2, dp=4, zero=1)
     memory = role_memory(models_of(work), "reference", work, backend="megatron", profile=profile)
     both = [RolePlacement(pool="all", layout=layout, residency=name) for name in ("swapped", "offloaded")]
-    space: Any = SimpleNamespace(shapes=[SimpleNamespace(layouts=[layout])])
+    fields = {name: getattr(layout, name) for name in DEFAULTS if name != "micro_batch"}
+    space: Any = SimpleNamespace(shapes=[LayoutShape(fields, [{"micro_batch": layout.micro_batch}])])
     rows, roles = _rows(memory, space, lambda layout: both, np.inf)
     assert roles == both
     for row, role in zip(rows, roles, strict=True):

@@ -12,7 +12,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.degrees import splits_layers
-from rlhfsim.search.layout_shapes import ModelCut, Shapes
+from rlhfsim.search.layout_shapes import KnownShapes, columns_of_shapes
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
@@ -24,6 +24,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import FIELDS, columns_of
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.engine import Question, answer
@@ -244,7 +245,7 @@ def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -
 
 
 def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() -> None:
-    asked, known = request("megatron"), dict[ModelCut, Shapes]()
+    asked, known = request("megatron"), KnownShapes()
     spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, trained=True, known=known) for gpus in (64, 128)]
     for space in spaces:
         homes = Counter((x.offload_optimizer, x.offload_params, x.zero) for x in space.layouts)
@@ -253,6 +254,16 @@ def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() ->
     plain = role_layouts(asked, "actor", MODEL, 128, 8, trained=True)
     assert list(plain.layouts) == list(spaces[1].layouts)
     assert {id(b.shapes) for b in spaces[0].blocks} & {id(b.shapes) for b in spaces[1].blocks}
+
+
+@pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
+def test_columns_of_shapes_are_those_of_their_layouts(backend: Any) -> None:
+    space = role_layouts(request(backend), "actor", MODEL, 32, 8, trained=True)
+    whole, made = columns_of_shapes(list(space.shapes)), columns_of(space.layouts)
+    assert len(whole) == len(made) > 50
+    assert whole.gpus == made.gpus == 32
+    for name in FIELDS:
+        assert getattr(whole, name).tolist() == getattr(made, name).tolist(), name
 
 
 def test_layouts_that_a_cache_shares_have_the_dispatcher_of_their_own_gpus() -> None:
