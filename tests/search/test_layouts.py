@@ -257,10 +257,10 @@ def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() ->
 
 
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
-def test_columns_of_shapes_are_those_of_their_layouts(backend: Any) -> None:
+def test_columns_of_shapes_are_those_of_their_layouts(backend: str) -> None:
     space = role_layouts(request(backend), "actor", MODEL, 32, 8, trained=True)
     whole, made = columns_of_shapes(list(space.shapes)), columns_of(space.layouts)
-    assert len(whole) == len(made) > 50
+    assert len(whole) == len(made) > 40
     assert whole.gpus == made.gpus == 32
     for name in FIELDS:
         assert getattr(whole, name).tolist() == getattr(made, name).tolist(), name
