@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, partial, reduce
 from math import inf
 
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
@@ -164,36 +164,70 @@ def design(
         if not met:
             found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
             return unfit(found) if explain and remedied else found
-        first, prices = met[0], _prices(request, met[0].workload, searches)
-        best = _plan(request, first)
-
-        proven = found.certificate.proven
-
-        def others() -> tuple[Sequence[Rival], tuple[BreakEven, ...] | None]:
-            behind = _proven(request, searches, first) if explain and rivals else met[1:]
-            looked_for = explain and overturned and proven
-            return behind, _crossings(prices.request, first, behind) if looked_for else None
-
-        def recommended() -> _Recommended:
-            most_s = simplest_s if proven and not clock.over() else None
-            chosen = None if most_s is None else _to_run(request, first, prices, most_s)
-            close = most_s is not None and not clock.over()
-            step_s = (chosen or best).prediction.step_s
-            found = _Recommended(chosen=chosen, close=close)
-            if left_out:
-                found = replace(found, gains=tuple(gains(prices, first.candidate, step_s)))
-            return _aside(found, first, prices, step_s, proven=proven) if explain else found
-
-        (behind, crossings), ours = (
-            in_parallel(others, recommended) if explain and rivals else (others(), recommended())
-        )
+        settled = _Settled(request, searches, met, found.certificate.proven, explain)
+        sought = partial(settled.others, rivals=rivals, overturned=overturned)
+        run = partial(settled.recommended, simplest_s, left_out=left_out)
+        others, ours = in_parallel(sought, run) if explain and rivals else (sought(), run())
+        best, first, prices = settled.best, settled.first, settled.prices
         found = replace(
             found,
             best=best,
-            break_evens=crossings,
+            break_evens=others.crossings,
+            fewer=others.fewer,
+            even=others.even,
             whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
         )
-        return _compared(found, ours, [first, *behind], prices.request, explain=explain)
+        return _compared(found, ours, [first, *others.behind], prices.request, explain=explain)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A question whose best plan is known."""
+
+    request: Request
+    searches: Sequence[tuple[Workload, SearchResult]]
+    met: Sequence[Rival]
+    """The best plan first."""
+    proven: bool
+    explain: bool
+
+    @property
+    def first(self) -> Rival:
+        """The best plan."""
+        return self.met[0]
+
+    @cached_property
+    def prices(self) -> Prices:
+        """Those that found it."""
+        return _prices(self.request, self.first.workload, self.searches)
+
+    @cached_property
+    def best(self) -> Plan:
+        """The same, as it is written."""
+        return _plan(self.request, self.first)
+
+    def others(self, *, rivals: bool, overturned: bool) -> _Others:
+        """What does not depend on which plan is run."""
+        first, variant, explain = self.first, self.prices.request, self.explain
+        behind = _proven(self.request, self.searches, first) if explain and rivals else self.met[1:]
+        asked = explain and self.proven
+        return _Others(
+            behind=behind,
+            crossings=_crossings(variant, first, behind) if asked and overturned else None,
+            fewer=fewer_gpus(variant, first.candidate) if asked and not clock.over() else None,
+            even=even_batch(variant, first.candidate) if explain and not clock.over() else None,
+        )
+
+    def recommended(self, simplest_s: float | None, *, left_out: bool) -> _Recommended:
+        """The plan to run, of at most `simplest_s` seconds, and what it is compared with."""
+        most_s = simplest_s if self.proven and not clock.over() else None
+        chosen = None if most_s is None else _to_run(self.request, self.first, self.prices, most_s)
+        close = most_s is not None and not clock.over()
+        step_s = (chosen or self.best).prediction.step_s
+        found = _Recommended(chosen=chosen, close=close)
+        if left_out:
+            found = replace(found, gains=tuple(gains(self.prices, self.first.candidate, step_s)))
+        return _aside(found, self.first, self.prices, step_s) if self.explain else found
 
 
 def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
@@ -233,12 +267,21 @@ class _Recommended:
     elsewhere: Gain | None = None
     other_side: Plan | None = None
     learning_gain: Gain | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Others:
+    """What does not depend on the plan to run."""
+
+    behind: Sequence[Rival]
+    """The best plans of other kinds."""
+    crossings: tuple[BreakEven, ...] | None
     fewer: FewerGpus | None = None
     even: EvenBatch | None = None
 
 
-def _aside(found: _Recommended, first: Rival, prices: Prices, step_s: float, *, proven: bool) -> _Recommended:
-    """The same with what other backends, another batch or fewer GPUs would bring, as long as time is left."""
+def _aside(found: _Recommended, first: Rival, prices: Prices, step_s: float) -> _Recommended:
+    """The same with what other backends and switches would bring, as long as time is left."""
     if clock.over():
         return found
     best, variant = first.candidate, prices.request
@@ -249,8 +292,6 @@ def _aside(found: _Recommended, first: Rival, prices: Prices, step_s: float, *, 
         other_side=side,
         elsewhere=elsewhere(prices, best, step_s, backends) if found.gains is None else None,
         learning_gain=None if clock.over() else learning_gain(prices, best, step_s),
-        fewer=fewer_gpus(variant, best) if proven and not clock.over() else None,
-        even=None if clock.over() else even_batch(variant, best),
     )
 
 
@@ -308,8 +349,6 @@ def _compared(
         elsewhere=ours.elsewhere,
         other_side=ours.other_side,
         learning_gain=ours.learning_gain,
-        fewer=ours.fewer,
-        even=ours.even,
     )
 
 
