@@ -105,7 +105,7 @@ class LayoutShape(NamedTuple):
 
 
 def columns_of_shapes(shapes: Sequence[LayoutShape]) -> Layouts:
-    """All layouts of some shapes on as many GPUs as each other."""
+    """All layouts of some shapes."""
     counts = [len(shape.sizes) for shape in shapes]
     sizes = [size for shape in shapes for size in shape.sizes]
     columns = {
@@ -116,8 +116,7 @@ def columns_of_shapes(shapes: Sequence[LayoutShape]) -> Layouts:
         name: array_of(name, [size.get(name, DEFAULTS[name]) for size in sizes])
         for name in {name: None for size in sizes for name in size}
     }
-    first = shapes[0].fields
-    return Layouts(**columns, gpus=first["tp"] * first["pp"] * first["cp"] * first["dp"])
+    return Layouts(**columns)
 
 
 class CutShapes(NamedTuple):

@@ -53,6 +53,12 @@ def mapped(
     return [results[i] for i in range(len(items))]
 
 
+def dealt(items: Sequence[T]) -> list[Sequence[T]]:
+    """The items in as many batches as `mapped` has processes, dealt out one by one."""
+    count = min(MAX_WORKERS, cores(), len(items)) if may_fork() else 1
+    return [items[i::count] for i in range(count)] if items else []
+
+
 def beside(here: Callable[[], T], there: Callable[[], R]) -> tuple[T, R]:
     """`(here(), there())`, the second meanwhile in a process of its own where one can be forked safely."""
     if cores() < 2 or not may_fork():

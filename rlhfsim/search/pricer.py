@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
@@ -37,7 +37,7 @@ from rlhfsim.search.options import (
     rollout_variants,
     sync_classes,
 )
-from rlhfsim.search.parallel import mapped
+from rlhfsim.search.parallel import dealt, mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
@@ -100,7 +100,7 @@ class Pricer:
         if key not in self._tables:
             shared = self._shared.tables(key)
             if key not in shared:
-                shared[key] = self._rollout(key) if key.role == "rollout" else self._role(key)
+                [shared[key]] = [self._rollout(key)] if key.role == "rollout" else self._roles([key])
             self._tables[key] = shared[key]
         return self._tables[key]
 
@@ -171,20 +171,28 @@ class Pricer:
         wanted = {k for k in keys if k not in self._tables}
         self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
         missing = sorted(wanted - self._tables.keys())
-        batches = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
-        largest_first = sorted(batches, key=lambda batch: (-len(batch), -batch[0].gpus))
-
-        def priced(keys: Sequence[PriceKey]) -> list[OptionTable]:
-            return [self.table(key) for key in keys if not clock.over()]
+        pools = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
+        largest_first = sorted(pools, key=lambda batch: (-len(batch), -batch[0].gpus))
+        batches = [list(chain(*some)) for some in dealt(largest_first)]
 
         def told(done: int) -> None:
-            tell(Progress("pricing layouts", done, len(batches), "pool sizes"))
+            tell(Progress("pricing layouts", done * len(pools) // len(batches), len(pools), "pool sizes"))
 
-        for tables in mapped(priced, largest_first, told):
+        for tables in mapped(self._priced, batches, told):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
         clock.spend(sum(self._tables[key].legal for key in wanted & self._tables.keys()))
         return wanted <= self._tables.keys()
+
+    def _priced(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
+        """As many roles as there is time for, those of one name together."""
+        tables = list[OptionTable]()
+        for name, some in groupby(sorted(keys, key=attrgetter("role")), attrgetter("role")):
+            if name == "rollout":
+                tables += [self._rollout(key) for key in some if not clock.over()]
+            elif not clock.over():
+                tables += self._roles(list(some))
+        return tables
 
     def hardware(self, key: PriceKey) -> NodeGroup:
         """The nodes under a pool."""
@@ -214,10 +222,27 @@ class Pricer:
             known[key] = self._engines(key) if rollout else self._fit(key)
         return known[key]
 
-    def _role(self, key: PriceKey) -> OptionTable:
-        table = self._fitting(key)
-        roles = [role for role in table.options if isinstance(role, RolePlacement)]
-        return _sorted(replace(table, times=self._times(key, roles)))
+    def _roles(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
+        """Roles of one name on several numbers of GPUs; those that cost the same in a layout are priced at
+        once."""
+        priced = list[OptionTable]()
+        for some in self._alike(keys):
+            tables = [self._fitting(key) for key in some]
+            roles = [role for table in tables for role in table.options if isinstance(role, RolePlacement)]
+            ends = np.cumsum([len(table) for table in tables])[:-1]
+            times = np.split(self._times(some[0], roles).values, ends)
+            priced += [
+                _sorted(replace(t, times=OptionTimes(own))) for t, own in zip(tables, times, strict=True)
+            ]
+        return priced
+
+    def _alike(self, keys: Sequence[PriceKey]) -> Iterable[Sequence[PriceKey]]:
+        """Keys of a role on the same GPUs whose calls are biased alike."""
+        groups = defaultdict[object, list[PriceKey]](list)
+        for key in keys:
+            calls = (bias_of(self.setting(key), call.name, ALONE) for call in self.calls_of(key.role))
+            groups[key.hardware, *calls].append(key)
+        return groups.values()
 
     def _fit(self, key: PriceKey) -> OptionTable:
         """The options of a role that run when nobody else is there, not yet timed."""

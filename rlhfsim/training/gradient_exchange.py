@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
-from rlhfsim.elementwise import Size, each, most, some, where
+import numpy as np
+
+from rlhfsim.elementwise import Size, each, least, most, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
@@ -402,14 +404,18 @@ def fetches(
     `returned` micro-batches beside those that the update counts come down, and block (foreach_reduce).
     """
     held = sum(s.owned(3) for s in shards(device, model, layout))
-    rate = host_rate(device, min(device.gpus_per_node, layout.gpus))
-    copied, depth = moved(passes * width * held, rate), -(-model.num_layers // layout.pp)
-    low, seen, high = (
-        hidden_behind(seconds, compute, device["overlap_dp"], depth)
-        for seconds in (copied.low, copied.seconds, copied.high)
-    )
-    fetched = part(copied.resource, seen, copied.rests_on, spread=(low / seen, high / seen))
-    return [fetched, moved(returned * FP32 * held, rate)]
+    copying, depth = least(device.gpus_per_node, layout.gpus), -(-model.num_layers // layout.pp)
+    parts: list[Part] = []
+    for count in np.unique(copying).tolist():
+        rate = host_rate(device, count)
+        copied = moved(passes * width * held, rate)
+        low, seen, high = (
+            hidden_behind(seconds, compute, device["overlap_dp"], depth)
+            for seconds in (copied.low, copied.seconds, copied.high)
+        )
+        fetched = part(copied.resource, seen, copied.rests_on, spread=(low / seen, high / seen))
+        parts += [only(copying == count, one) for one in (fetched, moved(returned * FP32 * held, rate))]
+    return parts
 
 
 def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) -> list[Part]:

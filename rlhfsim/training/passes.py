@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from rlhfsim.elementwise import Size
+from rlhfsim.elementwise import Size, least, some
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
@@ -210,19 +210,19 @@ def launched(device: Device, kernels: float, launch: float) -> float:
     return max(kernels, launch) + (1 - device["overlap_launch"]) * min(kernels, launch)
 
 
-def contention(device: Device, ranks: int) -> float:
+def contention(device: Device, ranks: Size) -> Size:
     """Factor on the kernels of a rank while `ranks` ranks work, as many of them in its node as fit.
 
         1 + (k - 1) (f - 1)      k ranks in the node, f = `rank_contention`
 
     GPUs share no cores and no memory (f = 1); cores of one socket share caches, bandwidth and clock.
     """
-    return 1 + (min(ranks, device.gpus_per_node) - 1) * (device["rank_contention"] - 1)
+    return 1 + (least(ranks, device.gpus_per_node) - 1) * (device["rank_contention"] - 1)
 
 
-def slowed(through: Passes, factor: float) -> Passes:
+def slowed(through: Passes, factor: Size) -> Passes:
     """All times of a micro-batch scaled."""
-    if factor == 1:
+    if not some(factor != 1):
         return through
     (first, last), (first_forward, last_forward) = through.ends, through.ends_forward
     return Passes(

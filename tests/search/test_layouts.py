@@ -261,7 +261,7 @@ def test_columns_of_shapes_are_those_of_their_layouts(backend: str) -> None:
     space = role_layouts(request(backend), "actor", MODEL, 32, 8, trained=True)
     whole, made = columns_of_shapes(list(space.shapes)), columns_of(space.layouts)
     assert len(whole) == len(made) > 40
-    assert whole.gpus == made.gpus == 32
+    assert set(whole.gpus.tolist()) == {32}
     for name in FIELDS:
         assert getattr(whole, name).tolist() == getattr(made, name).tolist(), name
 

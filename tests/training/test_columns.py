@@ -37,12 +37,13 @@ STACKS: tuple[dict[str, Any], ...] = (
 
 
 def _drawn(seed: int, count: int = 60) -> list[Layout]:
-    """Layouts of 32 GPUs."""
+    """Layouts of 4 to 32 GPUs."""
     random_, found = random.Random(seed), list[Layout]()
     while len(found) < count:
         tp, pp, cp = (random_.choice((1, 2, 4)) for _ in range(3))
-        dp, offload = 32 // (tp * pp * cp), random_.choice(("none", "none", "cpu"))
-        if tp * pp * cp > 32:
+        gpus = random_.choice((4, 8, 16, 32))
+        dp, offload = gpus // (tp * pp * cp), random_.choice(("none", "none", "cpu"))
+        if tp * pp * cp > gpus:
             continue
         sizes: dict[str, Any] = random_.choice(
             (
@@ -111,11 +112,15 @@ def test_packs_and_micro_batches_of_columns() -> None:
         assert list(zip(*(c.tolist() for c in counted), strict=True)) == each_alone
 
 
-def test_layouts_of_several_pools_are_no_column() -> None:
-    with pytest.raises(ValueError, match="4, 8"):
-        columns_of([Layout(dp=4), Layout(dp=8)])
-    column = columns_of([Layout(dp=4), replace(Layout(dp=4), zero=3)])
-    assert (column.gpus, column.zero.tolist(), column.shards.tolist()) == (4, [1, 3], [None, None])
+def test_columns_hold_layouts_of_several_pools() -> None:
+    column = columns_of([Layout(dp=4), replace(Layout(dp=8), zero=3, micro_batch=2)])
+    assert (column.gpus.tolist(), column.zero.tolist(), column.shards.tolist()) == (
+        [4, 8],
+        [1, 3],
+        [None, None],
+    )
+    assert [list(row) for row in column.rows(("dp", "micro_batch"))] == [[4, 1], [8, 2]]
+    assert column.only(np.array([1])).dp.tolist() == [8]
 
 
 def test_numbers_stay_numbers_and_arrays_are_taken_entry_by_entry() -> None:

@@ -1,4 +1,4 @@
-"""Layouts of one pool as columns, for formulas that price many of them at once."""
+"""Layouts as columns, for formulas that price many of them at once."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class Layouts:
     offload_optimizer: Any
     offload_fraction: Any
     offload_params: Any
-    gpus: int
-    """GPUs that each of them fills."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -55,7 +53,12 @@ class Layouts:
 
     def only(self, rows: Any) -> Layouts:
         """Some of them."""
-        return Layouts(**{name: getattr(self, name)[rows] for name in FIELDS}, gpus=self.gpus)
+        return Layouts(**{name: getattr(self, name)[rows] for name in FIELDS})
+
+    @property
+    def gpus(self) -> Any:
+        """GPUs that each of them fills."""
+        return self.tp * self.pp * self.cp * self.dp
 
     def sequences(self, *, scoring: bool) -> Any:
         """Sequences of a micro-batch, as `Layout.sequences`."""
@@ -73,17 +76,9 @@ AnyLayout: TypeAlias = Layout | Layouts
 
 
 def columns_of(layouts: Iterable[Layout]) -> Layouts:
-    """Layouts that fill as many GPUs as each other, at least one.
-
-    Raises:
-        ValueError: some fill more GPUs than others.
-    """
-    every = list(layouts)
-    gpus = {layout.gpus for layout in every}
-    if len(gpus) != 1:
-        raise ValueError(f"layouts of {sorted(gpus)} GPUs, where one pool is priced")
-    columns = zip(FIELDS, zip(*map(_row_of, every), strict=True), strict=True)
-    return Layouts(**{name: array_of(name, column) for name, column in columns}, gpus=gpus.pop())
+    """Of some layouts, at least one."""
+    columns = zip(FIELDS, zip(*map(_row_of, layouts), strict=True), strict=True)
+    return Layouts(**{name: array_of(name, column) for name, column in columns})
 
 
 def array_of(name: str, values: Sequence[Any]) -> Any:
