@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -22,7 +22,7 @@ from rlhfsim.memory.components import (
 )
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleMemory, role_memory, software_of
-from rlhfsim.search.columns import Floats
+from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.layout_shapes import Space, columns_of_shapes
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
@@ -36,22 +36,29 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 def fitting_options(
     request: Request,
     models: Models,
-    key: PriceKey,
-    space: Space,
-    variants_of: Variants,
+    keys: Sequence[PriceKey],
+    spaces: Sequence[Space],
+    variants_of: Sequence[Variants],
     kinds: Iterable[str],
     doubt: float,
-) -> tuple[tuple[RolePlacement, ...], Rows, Floats]:
-    """Options of a role that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls."""
-    pool, memory = request.cluster.node_groups[key.hardware], memory_of(request, models, key)
+) -> Iterator[tuple[tuple[RolePlacement, ...], Rows, Floats]]:
+    """Of each key options that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls.
+
+    The keys are of one role with the same `memory_of`.
+    """
+    pool, memory = request.cluster.node_groups[keys[0].hardware], memory_of(request, models, keys[0])
     usable = pool.profile.usable_memory.value
-    rows, roles = _rows(memory, space, variants_of, usable if key.role in TRAINED else np.inf)
+    limit = usable if keys[0].role in TRAINED else np.inf
+    rows, roles, owners = _rows(memory, spaces, variants_of, limit)
     host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
-    fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
+    in_node = np.array([min(key.gpus, pool.gpus_per_node) for key in keys])[owners]
+    fits = host * in_node <= pool.profile.node.host_memory.value
     states: set[RoleState] = {"idle", *("train" if kind == "train" else "forward" for kind in kinds)}
     for state in role_sums(pool.profile, rows, NO_SYNC, states).values():
         fits &= fitting(state, usable, request.max_oom, doubt)
-    return tuple(roles[i] for i in np.flatnonzero(fits)), rows[fits], host[fits]
+    for i in range(len(keys)):
+        mine = np.flatnonzero(fits & (owners == i))
+        yield tuple(roles[row] for row in mine), rows[mine], host[mine]
 
 
 def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
@@ -72,25 +79,27 @@ def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
 
 
 def _rows(
-    memory: RoleMemory, space: Space, variants_of: Variants, usable: float
-) -> tuple[Rows, list[RolePlacement]]:
-    """Rows (option, stage) of what a role holds in each layout, and its options.
+    memory: RoleMemory, spaces: Sequence[Space], variants_of: Sequence[Variants], usable: float
+) -> tuple[Rows, list[RolePlacement], Ints]:
+    """Rows (option, stage) of what a role holds in each layout, its options, and the space of each.
 
     Left out are layouts in which training takes more than `usable` bytes whatever happens between the calls.
     """
-    shapes = list(space.shapes)
+    shapes = [(i, shape) for i, space in enumerate(spaces) for shape in space.shapes]
     if usable < np.inf and shapes:
-        least = memory.standing_bytes([shape.cut for shape in shapes])
+        least = memory.standing_bytes([shape.cut for _, shape in shapes])
         shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
     if not shapes:
-        return np.zeros((0, STAGES), dtype=ROLE), []
-    rows = stage_rows(memory, columns_of_shapes(shapes), swapped=False)
+        return np.zeros((0, STAGES), dtype=ROLE), [], np.zeros(0, dtype=np.int64)
+    rows = stage_rows(memory, columns_of_shapes([shape for _, shape in shapes]), swapped=False)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
-    every = [(shape.fields, size) for shape in shapes for size in shape.sizes]
-    layouts = (Layout(**fields, **size) for fields, size in map(every.__getitem__, hopeful.tolist()))
-    variants = list(map(variants_of, layouts))
+    every = [(i, shape.fields, size) for i, shape in shapes for size in shape.sizes]
+    left = [every[row] for row in hopeful.tolist()]
+    variants = [variants_of[i](Layout(**fields, **size)) for i, fields, size in left]
+    counts = list(map(len, variants))
     roles = list(chain.from_iterable(variants))
-    own = np.repeat(rows[hopeful], list(map(len, variants)), axis=0)
+    own = np.repeat(rows[hopeful], counts, axis=0)
     if away := [i for i, role in enumerate(roles) if role.residency == "swapped"]:
         own[away] = stage_rows(memory, columns_of(roles[i].layout for i in away), swapped=True)
-    return rested(own, roles, memory.kind), roles
+    owners = np.repeat(np.array([i for i, *_ in left], dtype=np.int64), counts)
+    return rested(own, roles, memory.kind), roles, owners

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.memory.components import ENGINE, NO_SYNC, engine_sums
+from rlhfsim.memory.components import ENGINE, NO_SYNC, Rows, engine_sums
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
@@ -218,14 +218,17 @@ class Pricer:
     def _fitting(self, key: PriceKey) -> OptionTable:
         rollout = key.role == "rollout"
         known = self._shared.engines if rollout else self._shared.fitting
-        if key not in known:
-            known[key] = self._engines(key) if rollout else self._fit(key)
+        if rollout and key not in known:
+            known[key] = self._engines(key)
+        elif key not in known:
+            self._fit([key])
         return known[key]
 
     def _roles(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
         """Roles of one name on several numbers of GPUs; those that cost the same in a layout are priced at
         once."""
         priced = list[OptionTable]()
+        self._fit(keys)
         for some in self._alike(keys):
             tables = [self._fitting(key) for key in some]
             roles = [role for table in tables for role in table.options if isinstance(role, RolePlacement)]
@@ -244,13 +247,22 @@ class Pricer:
             groups[key.hardware, *calls].append(key)
         return groups.values()
 
-    def _fit(self, key: PriceKey) -> OptionTable:
-        """The options of a role that run when nobody else is there, not yet timed."""
-        options, kinds = self._options(key), [c.kind for c in self.calls_of(key.role)]
-        variants_of = self._variants_of(key)
-        roles, rows, host = fitting_options(
-            self.request, self.models, key, options.space, variants_of, kinds, self.doubt
-        )
+    def _fit(self, keys: Iterable[PriceKey]) -> None:
+        """Notes the options of a role that run when nobody else is there, not yet timed."""
+        known, by = self._shared.fitting, attrgetter("hardware", "beside_actor")
+        for _, group in groupby(sorted((k for k in keys if k not in known), key=by), by):
+            some = list(group)
+            spaces = [self._options(key).space for key in some]
+            kinds = [call.kind for call in self.calls_of(some[0].role)]
+            variants = list(map(self._variants_of, some))
+            found = fitting_options(self.request, self.models, some, spaces, variants, kinds, self.doubt)
+            known.update((key, self._fitted(key, *of)) for key, of in zip(some, found, strict=True))
+
+    def _fitted(
+        self, key: PriceKey, roles: tuple[RolePlacement, ...], rows: Rows, host: Floats
+    ) -> OptionTable:
+        """The options of a role that fit, not yet timed."""
+        options = self._options(key)
         return OptionTable(
             key=key,
             legal=options.legal,

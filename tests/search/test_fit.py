@@ -180,8 +180,9 @@ def test_a_reference_holds_its_own_weights_unless_it_is_swapped_in() -> None:
     both = [RolePlacement(pool="all", layout=layout, residency=name) for name in ("swapped", "offloaded")]
     fields = {name: getattr(layout, name) for name in DEFAULTS if name != "micro_batch"}
     space: Any = SimpleNamespace(shapes=[LayoutShape(fields, [{"micro_batch": layout.micro_batch}])])
-    rows, roles = _rows(memory, space, lambda layout: both, np.inf)
+    rows, roles, owners = _rows(memory, [space], [lambda layout: both], np.inf)
     assert roles == both
+    assert owners.tolist() == [0, 0]
     for row, role in zip(rows, roles, strict=True):
         expected = memory.of(role, "first").states
         assert float(row[0]["states"]["weights"]) == pytest.approx(expected.weights)
