@@ -16,7 +16,14 @@ from rlhfsim.extras import EXTRAS
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"rlhfsim.errors"},
-    {"rlhfsim.units", "rlhfsim.resources", "rlhfsim.outputs", "rlhfsim.provenance", "rlhfsim.extras"},
+    {
+        "rlhfsim.units",
+        "rlhfsim.resources",
+        "rlhfsim.outputs",
+        "rlhfsim.provenance",
+        "rlhfsim.extras",
+        "rlhfsim.elementwise",
+    },
     {"rlhfsim.cache", "rlhfsim.ray_token"},
     {"rlhfsim.specs"},
     {"rlhfsim.choice"},
