@@ -135,7 +135,7 @@ class Passing(NamedTuple):
         return Passed(through, held, (low, high))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _numbers_of(asked: Passing) -> Callable[..., tuple[float, ...]]:
     """Times a micro-batch; layouts that share its work have it timed once, whatever their pool."""
     device, model, sequences, precision, software, frozen, logprob, scoring = asked
