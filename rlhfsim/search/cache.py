@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.search.layout_shapes import KnownShapes, Space
+from rlhfsim.search.layout_shapes import ModelCut, Shapes, Space
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import OptionTable, PriceKey
@@ -42,8 +42,8 @@ class SharedTables:
     options: dict[PriceKey, RoleOptions]
     layouts: dict[Any, Space]
     """Those of like roles, see `space`."""
-    shapes: dict[Any, KnownShapes]
-    """By role and model."""
+    shapes: dict[Any, dict[ModelCut, Shapes]]
+    """Role and model -> those that are run, on any number of GPUs."""
     fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
     engines: dict[PriceKey, OptionTable]
@@ -70,7 +70,7 @@ class SharedTables:
         name = key.gpus, domain, model.with_value_head(), rules, trained, adapted, fixed, limits
         if name in self.layouts:
             return self.layouts[name]
-        known = self.shapes.setdefault((role, model, trained, fixed), KnownShapes())
+        known = self.shapes.setdefault((role, model, trained, fixed), {})
         space = role_layouts(request, role, model, key.gpus, domain, trained=trained, known=known)
         if not any(role in reason for reason in space.dropped):
             self.layouts[name] = space

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from rlhfsim.specs.placement.layout_columns import Layouts, array_of
 Fields = dict[str, Any]
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Layout)}
 _cut_of = itemgetter(*CUT)
-_home_of = itemgetter("vp", "offload_optimizer", "offload_params", "zero")
 
 
 class ModelCut(NamedTuple):
@@ -55,30 +54,14 @@ class Shapes:
         return max(self.fields, key=_leanness)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownShapes:
-    """Shapes of a role that were asked for, on any number of GPUs."""
-
-    cuts: dict[ModelCut, Shapes] = field(default_factory=dict)
-    refusals: dict[tuple[Any, ...], str | None] = field(default_factory=dict)
-    """Values of the fields of a shape -> why it is never run."""
-
-    def runnable(
-        self, cut: ModelCut, shapes: Iterable[Fields], refusal: Callable[[Fields], str | None]
-    ) -> Shapes:
-        """Those of some shapes that are run; why one is not does not depend on its ranks and tokens."""
-        runs, refused, homes = list[Fields](), Counter[str](), Counter[Any]()
-        for fields in shapes:
-            name = cut.alone, *fields.values()
-            if name not in self.refusals:
-                self.refusals[name] = refusal(fields)
-            if reason := self.refusals[name]:
-                refused[reason] += 1
-            else:
-                runs.append(fields)
-                homes[_home_of(fields)] += 1
-        recomputed = all(fields["recompute"] == "full" for fields in runs)
-        return Shapes(tuple(runs), refused, homes, recomputed)
+def joined(parts: Sequence[Shapes]) -> Shapes:
+    """Shapes of cuts that differ in their expert parallelism alone."""
+    return Shapes(
+        fields=tuple(chain.from_iterable(part.fields for part in parts)),
+        refused=sum((part.refused for part in parts), Counter()),
+        homes=sum((part.homes for part in parts), Counter()),
+        recomputed=all(part.recomputed for part in parts),
+    )
 
 
 def _leanness(fields: Fields) -> tuple[object, ...]:

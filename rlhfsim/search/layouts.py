@@ -9,16 +9,15 @@ recomputation does not compete either: with flash attention it saves no memory (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
 from rlhfsim.search import micro_batches
 from rlhfsim.search.degrees import divides_heads, powers_of_two, splits_layers, values
 from rlhfsim.search.dispatchers import training_dispatcher
-from rlhfsim.search.layout_shapes import CutShapes, Fields, KnownShapes, ModelCut, Space
+from rlhfsim.search.layout_shapes import CutShapes, Fields, ModelCut, Shapes, Space, joined
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import EXCHANGE, OPTIMIZER_SHARES
 from rlhfsim.specs.model.model import ModelSpec
@@ -43,7 +42,7 @@ def role_layouts(
     domain: int,
     *,
     trained: bool,
-    known: KnownShapes | None = None,
+    known: dict[ModelCut, Shapes] | None = None,
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer.
 
@@ -51,16 +50,19 @@ def role_layouts(
     """
     rules, fixed = request.rules(role), request.fix.get(role, {})
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
-    known = known or KnownShapes()
+    known = {} if known is None else known
     dropped: Counter[str] = Counter()
     blocks = []
     for dp, cut in _cuts(rules, request, model, gpus, domain, fixed):
         every = sizes[cut.cp]
-        if cut not in known.cuts:
-            fields = _shapes(rules, request, model, fixed, trained, cut)
-            refusal = partial(_refusal, request, role, model, {"dp": dp, **every[0]})
-            known.cuts[cut] = known.runnable(cut, fields, refusal)
-        shapes, filled = known.cuts[cut], dict[int, Sequence[Fields]]()
+        if cut not in known:
+            each = [cut._replace(experts=(ep,)) for ep in cut.experts]
+            for one in each:  # other numbers of GPUs share it
+                if one not in known:
+                    fields = _shapes(rules, request, model, fixed, trained, one)
+                    known[one] = _runnable(request, role, model, fields, {"dp": dp, **every[0]})
+            known[cut] = joined([known[one] for one in each])
+        shapes, filled = known[cut], dict[int, Sequence[Fields]]()
         for reason, count in shapes.refused.items():
             dropped[reason] += count * len(every)
         for vp in {home[0]: None for home in shapes.homes}:
@@ -73,9 +75,19 @@ def role_layouts(
     return Space(tuple(blocks), dropped)
 
 
-def _refusal(request: Request, role: str, model: ModelSpec, rest: Fields, fields: Fields) -> str | None:
-    """Why a shape is never run; `rest`: some ranks and tokens that it may have."""
-    return never_run(request, model, Layout(**fields, **rest), role)
+def _runnable(
+    request: Request, role: str, model: ModelSpec, shapes: Iterable[Fields], rest: Fields
+) -> Shapes:
+    """Those of some shapes that are run, however many ranks and tokens they have (`rest`: some)."""
+    runs, refused, homes = list[Fields](), Counter[str](), Counter[Any]()
+    for fields in shapes:
+        if reason := never_run(request, model, Layout(**fields, **rest), role):
+            refused[reason] += 1
+        else:
+            runs.append(fields)
+            homes[fields["vp"], fields["offload_optimizer"], fields["offload_params"], fields["zero"]] += 1
+    recomputed = all(fields["recompute"] == "full" for fields in runs)
+    return Shapes(tuple(runs), refused, homes, recomputed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.degrees import splits_layers
-from rlhfsim.search.layout_shapes import KnownShapes, columns_of_shapes
+from rlhfsim.search.layout_shapes import ModelCut, Shapes, columns_of_shapes
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
@@ -245,7 +245,7 @@ def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -
 
 
 def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() -> None:
-    asked, known = request("megatron"), KnownShapes()
+    asked, known = request("megatron"), dict[ModelCut, Shapes]()
     spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, trained=True, known=known) for gpus in (64, 128)]
     for space in spaces:
         homes = Counter((x.offload_optimizer, x.offload_params, x.zero) for x in space.layouts)
