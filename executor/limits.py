@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from executor.settings import Limits
 from rlhfsim.plan import Plan
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.units import HOUR, MB, MINUTE
 
 FACTOR = 5.0

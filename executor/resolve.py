@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from executor.engines.fake import Fakes
-from executor.engines.protocols import EngineSpec, Head, RolloutSpec
+from executor.engines.protocols import EngineSpec, RolloutSpec
 from executor.engines.training import library
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings, Size
@@ -21,8 +20,8 @@ from rlhfsim.specs.loading import convert, parse_json, read_text
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, SYNC_BUCKET_BYTES
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.roles import BY_NAME
 
-HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
 CONFIG = "config.json"
@@ -170,7 +169,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
         role=role,
         model=folder or job.model,
         others=tuple(other for other in others if other is not None),
-        head=HEADS["reward" if role == "actor" and workload.algorithm == "reward_model" else role],
+        head="score" if role == "actor" and workload.algorithm == "reward_model" else BY_NAME[role].head,
         backend=job.plan.placement.backend,
         layout=placed.layout,
         optimizer=optimizer,

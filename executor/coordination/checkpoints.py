@@ -30,7 +30,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import Source, convert, read_text
 from rlhfsim.specs.placement.placement import RolePlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"

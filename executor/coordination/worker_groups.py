@@ -39,7 +39,8 @@ from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.workload.dataflow import TRAINED, Call
+from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.trace import CPU_POOL
 
 METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}

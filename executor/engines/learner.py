@@ -20,11 +20,12 @@ from executor.algorithms import losses, metrics
 from executor.engines import lora, states
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import MicroBatch, filler
-from executor.engines.protocols import Head, LaterWrites, MiniBatch
+from executor.engines.protocols import LaterWrites, MiniBatch
 from executor.engines.scoring import ForwardPasses
 from executor.samples import PAIRED, Floats, LossSpec, Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.workload.roles import Head
 
 OUTPUTS: Mapping[Head, str] = {"causal": "logprobs", "value": "values", "score": "scores"}
 """Head -> what a loss calls its outputs."""

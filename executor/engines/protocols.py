@@ -18,12 +18,12 @@ from executor.settings import EnvironmentSettings, Optimizer, Precision
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
+from rlhfsim.specs.workload.roles import Head
 from rlhfsim.specs.workload.workload import GradientSums
 
 if TYPE_CHECKING:
     import torch
 
-Head = Literal["causal", "value", "score"]
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
 
 

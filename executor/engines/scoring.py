@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from executor.engines import device
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
-from executor.engines.protocols import EngineSpec, Head
+from executor.engines.protocols import EngineSpec
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import HeadedModel
 from executor.samples import Floats, Sample
+from rlhfsim.specs.workload.roles import Head
 
 logger = logging.getLogger(__name__)
 

@@ -166,6 +166,7 @@ def counted(arguments: str) -> None:
     """The command line as a user runs it; then the seconds of its search and the roles that it priced."""
     from rlhfsim.cli.main import main as rlhfsim
     from rlhfsim.search.branch_and_bound import Search, SearchResult
+    from rlhfsim.specs.workload.roles import ROLES
 
     plain = Search.run
     counts: dict[str, float] = {}
@@ -174,9 +175,8 @@ def counted(arguments: str) -> None:
         begin = time.perf_counter()
         found = plain(self)
         if not counts:  # later searches are those of break-evens
-            roles = ("rollout", "actor", "critic", "reference", "reward")
             counts["search_s"] = time.perf_counter() - begin
-            counts["roles"] = sum(len(t) for role in roles for t in found.pricer.tables(role))
+            counts["roles"] = sum(len(t) for role in ROLES for t in found.pricer.tables(role))
         return found
 
     Search.run = timed  # type: ignore[method-assign]

@@ -10,21 +10,16 @@ from rlhfsim.search.fixed_layouts import check_layout
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import field_of, named
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.workload.roles import ENDS, NAMES
 
 Fields = dict[str, int | str]
-OPTIONS = {
-    "actor": "--actor",
-    "rollout": "--rollout",
-    "critic": "--critic-layout",
-    "reference": "--reference-layout",
-    "reward": "--reward-layout",
-}
+OPTIONS = {role: f"--{role}" if role in ENDS else f"--{role.replace('_', '-')}-layout" for role in NAMES}
 """Role -> option; the plain names of the others already name models."""
 
 
 def _role_option(role: str, name: str) -> Option:
     fields = ", ".join(named(role, "fixed"))
-    help = f"Layout of the {role}: {fields}." if role in ("actor", "rollout") else f"The same for the {role}."
+    help = f"Layout of the {role}: {fields}." if role in ENDS else f"The same for the {role}."
     left_out = " What is left out is chosen." if role == "actor" else ""
     return option(f"{name} {role}_layout", Words("KEY=VALUE,..."), help + left_out)
 
@@ -62,7 +57,7 @@ def check_layouts(request: Request, models: Models) -> None:
         RlhfsimError: the first rule that is broken.
     """
     for role, fields in request.fix.items():
-        model = models.actor if role == "rollout" else getattr(models, role)
+        model = models.actor if role == "rollout" else models.roles.get(role)
         if model is None or (role == "rollout" and not request.workload.generates):
             raise bad_option(
                 f"{OPTIONS[role]}: {request.workload.algorithm} has no {role} here",

@@ -28,7 +28,7 @@ from rlhfsim.frameworks.says import Aspect, value_of
 from rlhfsim.outputs import comment, markdown_text
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.verdict import verdict
 
 AS_READ = "as its keys are read"

@@ -15,6 +15,7 @@ from rlhfsim.frameworks.export import longest_prompt, longest_response, nodes_of
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.roles import GENERATING, MODELS
 
 
 class Fields(Protocol):
@@ -59,7 +60,7 @@ adapters, prompts of a generation batch that is filtered, lengths, samples or pr
 
 
 _PLACED = ("pool", "residency", "offload_between")
-ROLES = dict.fromkeys(("actor", "critic", "reference", "reward"), _PLACED) | {"rollout": ("pool", "sleep")}
+ROLES = dict.fromkeys(MODELS, _PLACED) | dict.fromkeys(GENERATING, ("pool", "sleep"))
 """Role -> its fields beside those of its layout, and `nodes` and GPUs of `each` of its pool."""
 
 

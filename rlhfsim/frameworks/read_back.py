@@ -15,7 +15,7 @@ from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 NEVER_TRAINED = ("recompute", "offload_optimizer", "offload_fraction", "vp", "pack_tokens", "micro_batch")
 """Fields of a layout that a role which only scores does not use."""

@@ -42,7 +42,7 @@ from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout, Se
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
 Known = Literal["run on GPUs", "run on CPUs", "written only"]

@@ -15,7 +15,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 
 

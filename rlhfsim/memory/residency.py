@@ -42,10 +42,8 @@ from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.specs.workload.roles import ROLES
 from rlhfsim.specs.workload.workload import Lora, Workload
-
-ROLES = ("actor", "critic", "reference", "reward")
-
 
 # --- what the roles hold --------------------------------------------------------------------------
 
@@ -173,7 +171,7 @@ def pool_bytes(
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
     engine_name = engine_of(cluster.framework)
     placed = placement.roles
-    here = [r for r in ROLES if getattr(models, r) is not None and r in placed and placed[r].pool == pool]
+    here = [r for r in models.roles if r in placed and placed[r].pool == pool]
     roles = {
         r: [role_in_plan(models, placement, workload, profile, r, s, software, engine_name) for s in stages]
         for r in here
@@ -296,7 +294,7 @@ def peak_moments(calls: Iterable[Call], group: Iterable[str], workload: Workload
     The end of a step is its start.
     """
     here, elsewhere = "here", "elsewhere"
-    homes = on_weights(dict.fromkeys((*ROLES, "rollout"), elsewhere) | dict.fromkeys(group, here), workload)
+    homes = on_weights(dict.fromkeys(ROLES, elsewhere) | dict.fromkeys(group, here), workload)
     every = moments(calls, homes, (here,), moves=lambda *_, **__: False)
     return [m for m in every if here in m.pools and not m.moving and m.name != "end"]
 

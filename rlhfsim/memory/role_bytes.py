@@ -36,8 +36,8 @@ from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Workload
 
 

@@ -143,13 +143,6 @@ CALLS = {
     "controller": "controller",
 }
 _PHASES = re.compile(r"\b(?:\w+\.(?:generate|train|logprob|value|score|sync)(?:\.\w+)?|moves(?= [+-]))")
-ROLES = {
-    "rollout": "generates",
-    "actor": "is trained",
-    "critic": "is trained",
-    "reference": "scores",
-    "reward": "scores",
-}
 STREAMING = "finished samples are scored while others still generate"
 """What a streaming schedule does."""
 ARCHITECTURES = {

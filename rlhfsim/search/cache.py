@@ -14,7 +14,7 @@ from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 MOST_TABLES = 64
 """Most tables of the eight kinds together: those of eight requests."""
@@ -100,8 +100,10 @@ class SearchCache:
             request.limits,
         )
         domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
-        roles = (models.actor, models.critic, models.reference, models.reward)
-        exchanged = any(model and model.moe for model in roles) and (groups[0], cluster.oversubscription)
+        exchanged = any(model.moe for model in models.roles.values()) and (
+            groups[0],
+            cluster.oversubscription,
+        )
         bytes_ = competing, groups, work, request.max_oom
         times = bytes_, cluster.oversubscription
         synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription

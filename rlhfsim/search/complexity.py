@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 
 def complexity(placement: Placement) -> tuple[int, ...]:

@@ -25,10 +25,11 @@ from rlhfsim.search.options import ALONE, AnyRolePlacement, OptionTable, PriceKe
 from rlhfsim.search.pools import Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import ENDS, ROLES, Partition, Skeleton, partitions, roles_of, splits
+from rlhfsim.search.space import Partition, Skeleton, partitions, roles_of, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.roles import ENDS, ROLES
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import Dimension, format
 

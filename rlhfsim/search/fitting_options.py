@@ -30,7 +30,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 
 def fitting_options(

@@ -20,12 +20,13 @@ from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import PriceKey
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.subproblems import Subproblems
+from rlhfsim.specs.workload.roles import GENERATING, MODELS
 
 SMALL = 64
 """GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 AHEAD = 4
 """Skeletons of which a role is priced in one go, those with the least bounds."""
-CHEAPEST = ("rollout", "reward", "reference", "critic", "actor")
+CHEAPEST = (*GENERATING, *reversed(MODELS))
 """Order in which the roles of a skeleton are priced: a rollout has no floor, trained roles most options."""
 
 

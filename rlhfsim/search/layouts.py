@@ -24,8 +24,8 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import published_type
 from rlhfsim.specs.placement.backends import BackendRules, broken_rule, broken_sums, sums_fp32
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
-from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.roles import TRAINED
 
 SHORTEST_CHUNK = 128
 """Tokens of the chunks, two a GPU, into which context parallelism cuts the longest sequence, at least."""

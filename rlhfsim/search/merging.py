@@ -25,10 +25,11 @@ from rlhfsim.search.pools import (
     labelled,
     numbers_of,
 )
+from rlhfsim.specs.workload.roles import FROZEN, GENERATING, TRAINED
 
 Bound = Callable[[Numbers], Floats]
 """What no plan of the skeleton with these numbers of a pool goes below."""
-MERGE = ("actor", "critic", "rollout", "reference", "reward")
+MERGE = (*TRAINED, *GENERATING, *FROZEN)
 """Order in which roles are merged: those that decide most first."""
 CHUNK = 25_000
 """Combinations that are looked at in one go."""

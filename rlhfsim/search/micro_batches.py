@@ -13,8 +13,8 @@ from typing import Any
 
 from rlhfsim.search.request import Request
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 
 FEATURE = "micro-batches by tokens"

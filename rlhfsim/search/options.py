@@ -27,7 +27,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import BOTH, End
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
 Variants = Callable[[Layout], tuple[RolePlacement, ...]]

@@ -18,6 +18,7 @@ from rlhfsim.specs.hardware.prices import given as given_price
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.roles import BY_NAME
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.prediction import prediction
@@ -95,13 +96,7 @@ def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:
 
 
 def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
-    paths = {
-        "actor": workload.model,
-        "critic": workload.critic,
-        "reference": workload.reference,
-        "reward": workload.reward.model or "",
-    }
-    specs = {role: spec for role in paths if (spec := getattr(models, role)) is not None}
+    paths = {role: BY_NAME[role].model(workload) or "" for role in models.roles}
     return tuple(
         PlannedModel(
             role=role,
@@ -111,7 +106,7 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
             active_params=sum(model.num_active_params for model in spec.each) // len(spec.each),
             shape_hash=content_hash(spec),
         )
-        for role, spec in specs.items()
+        for role, spec in models.roles.items()
     )
 
 

@@ -28,9 +28,10 @@ from rlhfsim.search.agreement import Agreement, open_classes
 from rlhfsim.search.bound import head_seconds, ruled
 from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums
 from rlhfsim.search.options import OptionTable
-from rlhfsim.search.space import ENDS, Group, Pace
+from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.roles import ENDS
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import STREAM_CHUNKS
 

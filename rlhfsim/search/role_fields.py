@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.ranges import FieldValues, PoolGpus, taken, taken_by, whole
+from rlhfsim.specs.workload.roles import PLACED
 
 Relation = Literal["=", "!=", "<=", ">="]
-RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
-FIXABLE_ROLES: tuple[str, ...] = get_args(RoleName)
+FIXABLE_ROLES = PLACED
+if TYPE_CHECKING:
+    RoleName = str
+else:
+    RoleName = Literal[FIXABLE_ROLES]
 Use = Literal["fixed", "bounded"]
 """A fixed field makes the layouts that compete, so its value need not be one that competes by itself; of a
 field that is only bounded, even by `=`, those that compete are kept."""

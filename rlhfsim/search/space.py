@@ -27,12 +27,10 @@ from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, Schedule, role_placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath, paths_between
+from rlhfsim.specs.workload.roles import BY_NAME, ENDS, ROLES
 
 Group = tuple[str, ...]
-"""Roles of one pool, in the order of `ROLES`."""
-ROLES = ("actor", "critic", "reference", "reward", "rollout")
-ENDS = ("actor", "rollout")
-"""Roles that the weight sync joins."""
+"""Roles of one pool, in the order of `specs.workload.roles.ROLES`."""
 MAX_UNITS = 32
 """Sizes that a pool may have on a large cluster; half as many on a huge one."""
 HUGE = 512
@@ -135,10 +133,7 @@ def pool_name(group: Group, pools: int) -> str:
 
 def roles_of(request: Request, models: Models) -> Group:
     """Roles that the workload needs."""
-    present = {"actor", *(r for r in ROLES[1:4] if getattr(models, r) is not None)}
-    if request.workload.generates:
-        present.add("rollout")
-    return tuple(s for s in ROLES if s in present)
+    return tuple(role for role in ROLES if BY_NAME[role].model(request.workload) is not None)
 
 
 def groupings(roles: Group) -> Iterator[tuple[Group, ...]]:

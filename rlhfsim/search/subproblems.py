@@ -25,11 +25,12 @@ from rlhfsim.search.options import OptionTable, PriceKey
 from rlhfsim.search.pools import Subproblem, alone
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import ENDS, Partition, Skeleton, freeing, roles_of
+from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
 from rlhfsim.search.weight_paths import Paths
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
+from rlhfsim.specs.workload.roles import ENDS
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
 BEAM = 300

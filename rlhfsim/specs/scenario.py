@@ -121,7 +121,7 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
                 f"{name} is in pool {pool.name!r}, in another region, where only the rollout may be",
                 help=f"give {name} a pool on the first nodes, and so an engine that shares its GPUs",
             )
-        model = models.actor if name == "rollout" else getattr(models, name)
+        model = models.actor if name == "rollout" else models.roles.get(name)
         if model is None:
             raise RlhfsimError(
                 "role-without-role",

@@ -37,9 +37,10 @@ from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.dataflow import TRAINED, Call
+from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.measurable import OWN_LOSS
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.engine_mode import bias
 from rlhfsim.step.framework_overhead import (

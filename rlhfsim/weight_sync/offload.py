@@ -25,7 +25,8 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.dataflow import TRAINED, Call
+from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GB
 from rlhfsim.weight_sync.endpoints import mean_bytes, weights_of

@@ -26,6 +26,7 @@ from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.workload.roles import GENERATING, MODELS, POLICY, TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import model_error
 from rlhfsim.what_if.dotted_paths import keys, put
@@ -35,16 +36,16 @@ T = TypeVar("T")
 ASIDE_WORK = 50_000
 """Options that a search for what is said in passing may price: gains, the knee, break-evens."""
 TOUCHED: dict[str, frozenset[str]] = {
-    "adam8bit": frozenset({"actor", "critic"}),
-    "bf16-gradients": frozenset({"actor", "critic"}),
-    FP32_SUMS: frozenset({"actor", "critic"}),
-    "fp8": frozenset({"rollout"}),
-    "fp8-kv": frozenset({"rollout"}),
-    "mxfp4": frozenset({"rollout"}),
-    "nvfp4": frozenset({"rollout"}),
-    "lora": frozenset({"actor", "reference", "rollout"}),
-    "qlora": frozenset({"actor", "reference", "rollout"}),
-    "fp8-training": frozenset({"actor", "critic", "reference", "reward"}),
+    "adam8bit": frozenset(TRAINED),
+    "bf16-gradients": frozenset(TRAINED),
+    FP32_SUMS: frozenset(TRAINED),
+    "fp8": frozenset(GENERATING),
+    "fp8-kv": frozenset(GENERATING),
+    "mxfp4": frozenset(GENERATING),
+    "nvfp4": frozenset(GENERATING),
+    "lora": frozenset(POLICY),
+    "qlora": frozenset(POLICY),
+    "fp8-training": frozenset(MODELS),
     "rollout-logprobs": frozenset({"actor"}),
 }
 """Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""

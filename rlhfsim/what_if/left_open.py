@@ -21,6 +21,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import EXCHANGE
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.roles import MODELS
 from rlhfsim.what_if.estimate import estimate
 from rlhfsim.what_if.verdict import rejection
 
@@ -88,7 +89,7 @@ def _tried(fields: list[str]) -> Iterator[Collection[str]]:
 def _with_typed(read: Placement, chosen: Placement, request: Request) -> Placement:
     """A placement as read, with all that the question fixes, be there a key for it or not."""
     roles = {}
-    for role in ("actor", "critic", "reference", "reward"):
+    for role in MODELS:
         now, before = getattr(read, role), getattr(chosen, role)
         if now is not None and before is not None:
             names = {*EXCHANGE, *request.fix.get(role, {})}

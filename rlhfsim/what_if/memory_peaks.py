@@ -16,7 +16,7 @@ from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import format

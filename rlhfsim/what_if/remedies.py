@@ -18,7 +18,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format

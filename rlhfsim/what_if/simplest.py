@@ -20,10 +20,10 @@ from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement, Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import FP32_SUMS, Request, switched
-from rlhfsim.search.space import ROLES, Partition
+from rlhfsim.search.space import Partition
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.roles import FROZEN, GENERATING, MODELS, TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.engine import Prices, Question, answer, good
 
@@ -35,7 +35,7 @@ plan keeps is asked for. DeepSpeed 0.19 sums in the weights' precision (`get_dat
 CLOSE = 0.03
 """Share of the least seconds, or bytes, that a simpler plan may cost: less than the error of the best
 predictions."""
-DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
+DEMANDING = (*reversed(TRAINED), *FROZEN, *GENERATING)
 """Roles in the order in which one is let be less simple: those that hold most first."""
 FEATURE = "FP32 gradient sums"
 """Feature of a framework."""
@@ -95,7 +95,7 @@ def _pools(placement: Placement) -> Iterator[list[Rule]]:
 
 def _meshes(placement: Placement) -> Iterator[list[Rule]]:
     """All roles are cut like one of them; where that is too much, as many as can be like the actor."""
-    names = [name for name in ROLES if name in placement.roles and name != "rollout"]
+    names = [name for name in MODELS if name in placement.roles]
 
     def like(mesh: object) -> Callable[[AnyRolePlacement], bool]:
         return lambda role: cut(role) == mesh

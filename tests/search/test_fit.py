@@ -18,12 +18,12 @@ from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.fitting_options import _rows
 from rlhfsim.search.layout_shapes import DEFAULTS, LayoutShape
-from rlhfsim.search.space import ROLES
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.roles import ROLES
 from rlhfsim.specs.workload.workload import Workload
 
 PLANS = 8

@@ -19,11 +19,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor.engines.pipeline.shards import MatrixPart, cuts, shard
-from executor.engines.protocols import Head
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import configuration
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.workload.roles import Head
 
 FAMILIES = tuple(framework(OWN).pipeline_types or ())
 """Model types whose decoder layers take (hidden, mask, positions, rotary embedding) and return hidden."""

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.engines.protocols import Head
 from executor.engines.transformers import attention
 from executor.engines.transformers.shards import EmptyParameters, ModelFiles, expect, give_storage
 from executor.engines.transformers.stored import StoredForm
 from executor.settings import Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
+from rlhfsim.specs.workload.roles import Head
 
 logger = logging.getLogger(__name__)
 

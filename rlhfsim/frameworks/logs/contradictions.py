@@ -18,15 +18,16 @@ from rlhfsim.frameworks.configuration.described import RunDescription, RunSpecs
 from rlhfsim.frameworks.logs.framework import Framework
 from rlhfsim.frameworks.logs.records import total
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.workload.roles import ENDS, MODELS
 from rlhfsim.units import GIB
 
 OFF = 0.03
 """Share by which counts may differ: frameworks log rounded means."""
 OVER = 0.1
 """Share by which the timers of a synchronous step may exceed it."""
+ROLES = tuple(role for role in MODELS if role not in ENDS)
 NOTHING_S = 0.001
 """A timer below this timed no work."""
-ROLES = ("reference", "critic", "reward")
 _FORWARD_BACKWARD, _FROZEN = 6, 4
 """FLOP of a parameter and token at least: trained, and where only adapters are."""
 

@@ -10,6 +10,7 @@ from rlhfsim.present.answers.kinds import COUNT
 from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, TypedTable, table_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.roles import BY_NAME
 
 
 def picture(plan: Plan) -> Figure:
@@ -119,7 +120,7 @@ def role_table(plan: Plan) -> TypedTable:
     return table_of(
         "Who sits where",
         plan.placement.roles.items(),
-        Column("role", lambda item: f"{item[0]} ({words.ROLES[item[0]]})"),
+        Column("role", lambda item: f"{item[0]} ({BY_NAME[item[0]].does})"),
         Column("model", lambda item: models["actor" if item[0] == "rollout" else item[0]].name),
         Column("GPUs", lambda item: pool(item[1].pool).gpus, COUNT),
         Column("pool", lambda item: item[1].pool),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlhfsim.specs.workload.roles import BY_NAME, PLACED
+
 SHADES = {
     "bg": ("#ffffff", "#0f1318"),
     "panel": ("#f6f7f9", "#181d24"),
@@ -33,11 +35,7 @@ SHADES = {
 LIGHT = {name: light for name, (light, _) in SHADES.items()}
 DARK = {name: dark for name, (_, dark) in SHADES.items()}
 ROLES: dict[str, tuple[str, str]] = {
-    "rollout": ("blue", ""),
-    "actor": ("red", "/"),
-    "critic": ("green", "x"),
-    "reference": ("purple", "."),
-    "reward": ("orange", "-"),
+    **{name: (BY_NAME[name].colour, BY_NAME[name].pattern) for name in PLACED},
     "rules": ("sky", "\\"),
     "controller": ("grey", "|"),
     "custom": ("purple", "x"),

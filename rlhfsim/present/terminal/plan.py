@@ -27,7 +27,7 @@ from rlhfsim.specs.placement.backends import BACKENDS, sums_fp32
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.what_if.risk.odds import money_of_step
 from rlhfsim.what_if.risk.run import outlook
 

@@ -20,8 +20,7 @@ def longest(workload: Workload) -> float:
 def stretched(workload: Workload) -> tuple[ModelSpec, float] | None:
     """The model that is stretched furthest, and by what factor; None where all fit their contexts."""
     models = models_of(workload)
-    taken = models.actor, models.critic, models.reference, models.reward
-    every = (model for role in taken if role for model in role.each)
+    every = (model for role in models.roles.values() for model in role.each)
     factors = [(m, longest(workload) / m.max_position) for m in every if m.max_position]
     furthest = max(factors, key=lambda pair: pair[1], default=None)
     return None if furthest is None or furthest[1] <= 1 else furthest

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
-from rlhfsim.specs.workload.dataflow import Role
+from rlhfsim.specs.workload.roles import TABLE, ByRole, Role
 from rlhfsim.specs.workload.workload import Workload
 
 SAME = "same"
 """In a workload: the shape of the policy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Models:
-    """The shape of every role's model; None where the step has no such role."""
+    """The shape of the model of every role that the step has; with a head of one value where it gives one."""
 
-    actor: ModelSpec
-    """With a value head where it becomes a reward model."""
-    critic: ModelSpec | None = None
-    """With a value head."""
-    reference: ModelSpec | None = None
-    reward: ModelSpec | None = None
-    """With a value head."""
+    roles: ByRole[ModelSpec]
 
-    def of(self, role: Role | str) -> ModelSpec:
+    def __init__(self, roles: Mapping[str, ModelSpec] | None = None, **named: ModelSpec | None) -> None:
+        """`named`: single roles, over those of `roles`; None: the step has no such role."""
+        object.__setattr__(self, "roles", ByRole({**(roles or {}), **named}))
+
+    @property
+    def actor(self) -> ModelSpec:
+        """The policy; what becomes of it where it is a reward model."""
+        return self.roles["actor"]
+
+    def of(self, role: str) -> ModelSpec:
         """The model of a role that is present; an absent one is our own bug."""
-        model: ModelSpec | None = getattr(self, role)
+        model = self.roles.get(role)
         assert model is not None, f"the step has no {role} model"
         return model
 
     def params_of(self, phase: str) -> float:
         """Parameters of the model of the role that a phase begins with; the actor's where there is none."""
-        model: ModelSpec | None = getattr(self, phase.split(".")[0], None)
-        return _params(model or self.actor)
+        return _params(self.roles.get(phase.split(".")[0], self.actor))
 
 
 @lru_cache(maxsize=256)
@@ -63,16 +65,15 @@ def models_of(workload: Workload) -> Models:
     def named(name: str) -> ModelSpec:
         return policy if name == SAME else resolve_model(name)
 
-    reward = workload.reward.model if workload.has_reward_model else None
-    return Models(
-        actor=policy.with_value_head() if workload.algorithm == "reward_model" else policy,
-        critic=named(workload.critic).with_value_head() if workload.has_critic else None,
-        reference=_of_one_role(map(named, workload.references)) if workload.has_reference else None,
-        reward=named(reward).with_value_head() if reward is not None else None,
-    )
+    needed = [(role, name) for role in TABLE if (name := role.model(workload)) is not None]
+    roles = {role.name: _shape(role, name, named) for role, name in needed if not role.generates}
+    if workload.algorithm == "reward_model":
+        roles["actor"] = policy.with_value_head()
+    return Models(roles)
 
 
-def _of_one_role(models: Iterable[ModelSpec]) -> ModelSpec:
-    """Models that share a role's samples, as one."""
-    first, *others = models
-    return replace(first, others=tuple(others)) if others else first
+def _shape(role: Role, name: str, named: Callable[[str], ModelSpec]) -> ModelSpec:
+    """The model of a role; several that share its samples as one."""
+    first, *others = map(named, map(str.strip, name.split(",")) if role.several else [name])
+    model = first if role.head == "causal" else first.with_value_head()
+    return replace(model, others=tuple(others)) if others else model

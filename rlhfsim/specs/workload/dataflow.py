@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from rlhfsim.specs.workload.roles import TABLE, Kind
 from rlhfsim.specs.workload.workload import Workload
 
-Role = Literal["actor", "critic", "reference", "reward", "rules"]
-Kind = Literal["generate", "logprob", "score", "value", "train", "sync"]
-TRAINED: tuple[Role, ...] = ("actor", "critic")
-"""Roles that learn; the others are frozen."""
 CallName = str
 """`role.kind`, as in `actor.generate`."""
 
@@ -19,7 +15,8 @@ CallName = str
 class Call:
     """One role doing one kind of work."""
 
-    role: Role
+    role: str
+    """Of `specs.workload.roles`, or `rules`."""
     kind: Kind
     needs: tuple[CallName, ...] = ()
     """Calls of this step whose output it reads."""
@@ -43,9 +40,8 @@ def dataflow(workload: Workload) -> tuple[Call, ...]:
     ready = tuple(call.name for call in scoring) or (("actor.generate",) if workload.generates else ())
     calls = [Call(role="actor", kind="generate")] if workload.generates else []
     calls += scoring
-    if workload.has_critic:
-        calls.append(Call(role="critic", kind="train", needs=ready))
-    calls.append(Call(role="actor", kind="train", needs=ready))
+    learning = (role for role in reversed(TABLE) if role.trained and role.model(workload) is not None)
+    calls += [Call(role=role.name, kind="train", needs=ready) for role in learning]
     if workload.generates:
         calls.append(Call(role="actor", kind="sync", needs=("actor.train",)))
     return tuple(calls)
@@ -58,12 +54,7 @@ def _scoring_calls(workload: Workload) -> list[Call]:
         calls.append(Call(role="rules", kind="score", needs=source))
         if workload.rules_first:
             source = ("rules.score",)
-    if workload.has_reward_model:
-        calls.append(Call(role="reward", kind="score", needs=source))
-    if workload.has_reference:
-        calls.append(Call(role="reference", kind="logprob", needs=source))
-    if workload.has_critic:
-        calls.append(Call(role="critic", kind="value", needs=source))
-    if workload.generates and workload.old_logprobs == "recompute" and not workload.distils:
-        calls.append(Call(role="actor", kind="logprob", needs=source))
+    for role in reversed(TABLE):
+        if role.scoring is not None and role.model(workload) is not None and role.scores(workload):
+            calls.append(Call(role=role.name, kind=role.scoring, needs=source))
     return calls

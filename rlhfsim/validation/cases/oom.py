@@ -20,8 +20,8 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
@@ -267,7 +267,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     hosted = reference_on_host(framework_of(row), backend, lora=workload.lora is not None)
 
     def placed(role: str) -> RolePlacement | None:
-        if getattr(models, role) is None or placed_roles.get(role) not in sizes:
+        if role not in models.roles or placed_roles.get(role) not in sizes:
             return None
         trained = role in TRAINED
         micro = _micro(row, "micro_train" if trained else "micro_logprob")

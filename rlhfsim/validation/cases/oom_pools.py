@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlhfsim.specs.placement.placement import ResourcePool
+from rlhfsim.specs.workload.roles import MODELS
 from rlhfsim.validation.rows import Row
 
 
@@ -24,7 +25,7 @@ def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
     Disaggregated rows name their groups as in `actor 4x8; ref 4x8; vllm 1xTP8`; NeMo-RL rows name
     the generation nodes.
     """
-    roles = ("actor", "critic", "reference", "reward")
+    roles = MODELS
     arch, text = row.text("arch") or "", (row.text("placement") or "").lower()
     engine = (row.integer("rollout_tp") or 1) * (row.integer("rollout_engines") or 1)
     if "disaggregated" not in arch:
@@ -49,7 +50,8 @@ def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
 def _role_pools(text: str, engine: int, roles: tuple[str, ...]) -> tuple[dict[str, int], dict[str, str]]:
     sizes: dict[str, int] = {}
     placed_roles: dict[str, str] = {"rollout": "rollout"}
-    for role, word in zip(roles, ("actor", "critic", "ref", "reward"), strict=True):
+    for role in roles:
+        word = {"reference": "ref"}.get(role, role)
         size = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
         group = re.search(r"\(critic\+reward colocated\)(\d+)", text)
         if group and word in ("critic", "reward"):

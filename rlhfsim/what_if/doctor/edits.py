@@ -11,7 +11,7 @@ from typing import Any
 from rlhfsim.frameworks.configuration.described import RunSpecs
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.placement import Residency, RolePlacement, RolloutPlacement
-from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.what_if.dotted_paths import keys, put
 
 Edit = Mapping[str, Any]
