@@ -23,7 +23,7 @@ def installed_version(*names: str, missing: str = "unknown") -> str:
 def content_hash(*parts: Any) -> str:
     """A short stable hash of plain data or dataclasses; 1 and 1.0 are the same number."""
     text = json.dumps(
-        [_plain(asdict(p) if hasattr(p, "__dataclass_fields__") else p) for p in parts],
+        [_plain(asdict(getattr(p, "keyed", p)) if hasattr(p, "__dataclass_fields__") else p) for p in parts],
         sort_keys=True,
         default=str,
     )

@@ -43,7 +43,7 @@ def shares(plan: Plan) -> bool:
 PLANNED: Mapping[str, Callable[[Plan], Any]] = {
     "shared": shares,
     "packs": lambda plan: plan.placement.actor.layout.pack_tokens is not None,
-    "kl": lambda plan: plan.placement.reference is not None,
+    "kl": lambda plan: plan.placement.role("reference") is not None,
     "in_reward": lambda plan: plan.workload.algorithm in ("ppo", "reinforce++"),
     "leaves": lambda plan: leaves(plan.placement.actor),
     "alpha": lambda plan: 2 * plan.workload.lora.rank if plan.workload.lora else None,
@@ -76,7 +76,7 @@ class PlanFields:
         if name in self._planned:
             return self._planned[name](self._plan)
         root, _, path = name.partition(".")
-        found: Any = self._plan.workload if root == "workload" else getattr(self._plan.placement, root)
+        found: Any = self._plan.workload if root == "workload" else getattr(self._plan.placement.keyed, root)
         if found is not None and root in ROLES and path not in ROLES[root]:
             if path in ("nodes", "each"):
                 return nodes_of(self._plan, self._plan.placement.pool(found.pool).gpus)[path == "each"]

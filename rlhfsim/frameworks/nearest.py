@@ -34,7 +34,7 @@ def without_reward(plan: Plan) -> Plan:
     return replace(
         plan,
         workload=replace(plan.workload, reward=Reward(model=None, rules=Rules())),
-        placement=replace(placement, reward=None, pools=pools),
+        placement=replace(placement.having(reward=None), pools=pools),
     )
 
 

@@ -14,7 +14,7 @@ from rlhfsim.frameworks.configuration.described import Lengths, placement_of, wo
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement
 from rlhfsim.specs.workload.roles import TRAINED
 
 NEVER_TRAINED = ("recompute", "offload_optimizer", "offload_fraction", "vp", "pack_tokens", "micro_batch")
@@ -80,7 +80,7 @@ def _read(plan: Plan, name: str, values: Mapping[str, Any], launch: str) -> Plac
 
 
 def _of_role(
-    role: str, own: RolePlacement | RolloutPlacement, other: RolePlacement | RolloutPlacement
+    role: str, own: AnyRolePlacement, other: AnyRolePlacement
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     ours, theirs = _used(role, own), _used(role, other)
     for field, value in ours.items():
@@ -88,7 +88,7 @@ def _of_role(
             yield field, (value, theirs[field])
 
 
-def _used(role: str, placed: RolePlacement | RolloutPlacement) -> dict[str, Any]:
+def _used(role: str, placed: AnyRolePlacement) -> dict[str, Any]:
     """Fields that a role uses, with what follows of others filled in."""
     layout: Layout | RolloutLayout = placed.layout
     said = {f.name: getattr(layout, f.name) for f in fields(layout) if f.init and f.name not in ELSEWHERE}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement, Schedule, model_cut
+from rlhfsim.specs.placement.placement import AnyRolePlacement, RolePlacement, Schedule, model_cut
 from rlhfsim.specs.workload.workload import Workload
 
 Between = Literal["stays", "optimizer leaves", "leaves"]
@@ -156,7 +156,7 @@ def between(role: RolePlacement) -> Between:
     return "optimizer leaves" if role.offload_between else "stays"
 
 
-def value_of(aspect: Aspect, placed: RolePlacement | RolloutPlacement, backend: Backend) -> object:
+def value_of(aspect: Aspect, placed: AnyRolePlacement, backend: Backend) -> object:
     """What must be equal where one key says an aspect for several roles."""
     assert isinstance(placed, RolePlacement)
     layout = placed.layout

@@ -91,7 +91,7 @@ def role_in_plan(
         workload,
         backend=placement.backend,
         profile=profile,
-        beside_actor=role == "reference" and placed.pool == placement.actor.pool,
+        beside_actor=role == "reference" and placement.together("actor", role),
         software=software,
         engine=engine,
     )
@@ -190,10 +190,10 @@ def pool_bytes(
         workload.lora,
         profile,
         framework=cluster.framework,
-        shared=placement.rollout is not None and placement.rollout.pool == placement.actor.pool,
+        shared=placement.together("actor", "rollout"),
     )
     host += sync.host if placement.actor.pool == pool else 0.0
-    reference = placement.reference
+    reference = placement.role("reference")
     swapped = "reference" in roles and reference is not None and reference.residency == "swapped"
     swap_host = max(part.states.host for part in roles["reference"]) if swapped else 0.0
     return PoolBytes(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.search.options import AnyRolePlacement
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement, Schedule
 from rlhfsim.specs.workload.roles import TRAINED
 
 
@@ -68,7 +67,7 @@ def cut(role: AnyRolePlacement) -> tuple[int, ...]:
 
 def zero_stages(placement: Placement) -> frozenset[int]:
     """ZeRO stages of the trained roles; where nothing is trained no states are sharded."""
-    roles = (getattr(placement, name) for name in TRAINED)
+    roles = (placement.role(name) for name in TRAINED)
     return frozenset(role.layout.zero for role in roles if role is not None)
 
 

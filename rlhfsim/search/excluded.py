@@ -21,14 +21,14 @@ from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
 from rlhfsim.search.merging import PoolTable, pool_table
-from rlhfsim.search.options import ALONE, AnyRolePlacement, OptionTable, PriceKey, broken_limit
+from rlhfsim.search.options import ALONE, OptionTable, PriceKey, broken_limit
 from rlhfsim.search.pools import Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, partitions, roles_of, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement
 from rlhfsim.specs.workload.roles import ENDS, ROLES
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import Dimension, format

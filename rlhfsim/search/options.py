@@ -25,11 +25,10 @@ from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import BOTH, End
 from rlhfsim.specs.workload.roles import TRAINED
 
-AnyRolePlacement = RolePlacement | RolloutPlacement
 Variants = Callable[[Layout], tuple[RolePlacement, ...]]
 """Layout -> what a role may do between its calls."""
 ALONE = "alone"
@@ -84,7 +83,7 @@ class OptionTable:
     """Options of the space, those that do not fit included."""
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    options: tuple[RolePlacement | RolloutPlacement, ...]
+    options: tuple[AnyRolePlacement, ...]
     times: OptionTimes
     bytes: Rows
     """Columns of `memory.components`: (m, stage) of a role (`ROLE`), (m,) of an engine (`ENGINE`)."""

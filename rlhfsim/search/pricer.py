@@ -26,7 +26,6 @@ from rlhfsim.search.fitting_options import fitting_options
 from rlhfsim.search.layout_shapes import CutShapes
 from rlhfsim.search.options import (
     ALONE,
-    AnyRolePlacement,
     OptionTable,
     PriceKey,
     Variants,
@@ -47,6 +46,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import (
+    AnyRolePlacement,
     Placement,
     Residency,
     ResourcePool,
@@ -457,7 +457,7 @@ class Pricer:
     def _with(self, key: PriceKey, role: RolloutPlacement) -> CallSetting:
         setting = self.setting(key)
         schedule = Schedule(double_buffered=key.double_buffered)
-        placed = replace(setting.placement, rollout=role, schedule=schedule)
+        placed = replace(setting.placement.having(rollout=role), schedule=schedule)
         if key.adapters:  # they cost a decode step time of their own
             placed = replace(placed, weight_path=ADAPTERS)
         return replace(setting, placement=placed)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf, prod
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from rlhfsim.search.space import Partition, Skeleton, freeing, roles_of
 from rlhfsim.search.weight_paths import Paths
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolloutPlacement
 from rlhfsim.specs.workload.roles import ENDS
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
@@ -446,7 +445,7 @@ class Subproblems:
     def placement(self, skeleton: Skeleton, pools: Sequence[PoolTable], choice: Ints) -> Placement:
         """The complete plan of one choice."""
         sets = skeleton.pools()
-        roles: dict[str, Any] = {}
+        roles: dict[str, AnyRolePlacement] = {}
         for home, pool, group, row in zip(sets, pools, skeleton.partition.groups, choice, strict=True):
             for role, table, option in zip(group, pool.tables, pool.rows[row], strict=True):
                 roles[role] = replace(table.options[option], pool=home.name)
@@ -455,7 +454,7 @@ class Subproblems:
             weight_path=skeleton.partition.path,
             schedule=skeleton.partition.schedule,
             backend=self.request.backend,
-            **roles,
+            roles=roles,
         )
 
 

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.search.options import AnyRolePlacement, OptionTable, PriceKey, sync_layout
+from rlhfsim.search.options import OptionTable, PriceKey, sync_layout
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.hardware.biases import bias_of
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.placement import AnyRolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.step.timetable import SYNC
 from rlhfsim.weight_sync.endpoints import PoolPair

@@ -343,6 +343,7 @@ def convert(kind: type[T], source: Source, data: Any = None, path: Trail = ()) -
 
 def _taken_as_numbers(given: Any, value: Any, path: Trail) -> Iterator[tuple[Trail, bool]]:
     """Truth values of a document that became numbers."""
+    value = getattr(value, "keyed", value)
     if isinstance(given, bool):
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield path, given

@@ -143,7 +143,7 @@ def check_placement(placement: Placement, workload: Workload, models: Models, cl
 
 def _check_base(placement: Placement) -> None:
     """The frozen base of the actor's adapters gives reference log-probs as it lies, where they share GPUs."""
-    actor, reference = placement.actor, placement.reference
+    actor, reference = placement.actor, placement.role("reference")
     if reference is None or reference.pool != actor.pool:
         return
     # what a framework says of the reference's weights on the host is about a copy that is not there

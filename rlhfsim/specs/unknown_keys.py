@@ -34,6 +34,6 @@ def _at(kind: Any, sections: Sequence[str]) -> list[Any]:
 
 def _dataclasses(kind: Any) -> Iterator[Any]:
     if isinstance(kind, type) and is_dataclass(kind):  # not what Annotated adds, which may be one too
-        yield kind
+        yield getattr(kind, "in_files", lambda: kind)()
     for inner in get_args(kind):
         yield from _dataclasses(inner)

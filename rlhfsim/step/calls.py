@@ -34,7 +34,7 @@ from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.specs.placement.drafts import training_work
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.layout_columns import AnyLayout
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
@@ -81,7 +81,7 @@ class CallSetting:
             return first_to_finish(asked, self.drawn)
         return None if self.drawn is None else self.drawn[: self.workload.num_sequences]
 
-    def device(self, role: RolePlacement | RolloutPlacement) -> Device:
+    def device(self, role: AnyRolePlacement) -> Device:
         """The device of the pool a role sits in."""
         hardware = self.placement.pool(role.pool).hardware
         device = device_on(self.cluster, hardware, self.placement.backend)
@@ -254,8 +254,8 @@ def steps_of(setting: CallSetting, call: Call, generation: Generation | None) ->
         assert generation is not None
         assert setting.placement.rollout is not None
         return _around(setting, call, setting.placement.rollout, generation.cost)
-    role = getattr(setting.placement, call.role)
-    assert isinstance(role, RolePlacement), f"the placement has no role for {call.role}"
+    role = setting.placement.role(call.role)
+    assert role is not None, f"the placement has no role for {call.role}"
     cost = train_cost(setting, call.role, role) if call.kind == "train" else forward_cost(setting, call, role)
     return _around(setting, call, role, cost)
 
@@ -476,9 +476,7 @@ def _with_draft(setting: CallSetting) -> float:
     return 1 + draft_weights(model, drafted) / (BF16 * model.num_params)
 
 
-def _around(
-    setting: CallSetting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost
-) -> list[Step]:
+def _around(setting: CallSetting, call: Call, role: AnyRolePlacement, cost: Cost) -> list[Step]:
     """A call between the moves that bring its role into GPU memory and out again."""
     before, after = offload.moves(
         setting.device(role), setting.models.of(call.role), role, call, setting.workload, setting.placement

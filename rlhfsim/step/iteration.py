@@ -167,7 +167,7 @@ def _decided_by(placement: Placement, call: Call, kv_tokens: float | None) -> tu
         return call.name, placement.actor, placement.rollout
     if call.kind == "generate":
         return call.name, placement.rollout, kv_tokens
-    return call.name, getattr(placement, call.role)
+    return call.name, placement.roles.get(call.role)
 
 
 @lru_cache(maxsize=64)

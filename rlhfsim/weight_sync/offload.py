@@ -23,7 +23,13 @@ from rlhfsim.memory.states import Optimizer, frozen_states, lora_states, shard, 
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import (
+    AnyRolePlacement,
+    Placement,
+    Residency,
+    RolePlacement,
+    RolloutPlacement,
+)
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.roles import TRAINED
@@ -155,7 +161,7 @@ def destroy(device: Device) -> Cost:
 def moves(
     device: Device,
     model: ModelSpec,
-    role: RolePlacement | RolloutPlacement,
+    role: AnyRolePlacement,
     call: Call,
     workload: Workload,
     placement: Placement,

@@ -137,8 +137,13 @@ def value_at(data: Any, path: Keys) -> Any:
         elif isinstance(data, list | tuple) and isinstance(key, int):
             data = data[key] if key < len(data) else None
         else:
-            data = getattr(data, str(key), None)
+            data = getattr(_keyed(data), str(key), None)
     return data
+
+
+def _keyed(data: Any) -> Any:
+    """Typed data with the keys of files."""
+    return getattr(data, "keyed", data)
 
 
 def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
@@ -155,7 +160,7 @@ def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
     if key == EVERY:
         return tuple(put(item, rest, value) for item in data)
     if is_dataclass(data) and not isinstance(data, type):
-        return replace(data, **{str(key): put(getattr(data, str(key)), rest, value)})
+        return replace(data, **{str(key): put(getattr(_keyed(data), str(key)), rest, value)})
     if isinstance(data, list):
         if not isinstance(key, int) or key > len(data):
             raise RlhfsimError(

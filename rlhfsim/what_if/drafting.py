@@ -89,8 +89,7 @@ def _with(plan: Plan, request: Request, drafts: Speculation | None) -> Candidate
     """The plan with another draft or none, all else as it is; None where it does not fit."""
     role = plan.placement.rollout
     assert role is not None
-    placement = replace(
-        plan.placement, rollout=replace(role, layout=replace(role.layout, speculation=drafts))
-    )
+    layout = replace(role.layout, speculation=drafts)
+    placement = plan.placement.having(rollout=replace(role, layout=layout))
     request = replace(request, workload=replace(plan.workload, speculation=drafts))
     return judged(request, models_of(request.workload), placement)

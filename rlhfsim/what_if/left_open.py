@@ -90,12 +90,12 @@ def _with_typed(read: Placement, chosen: Placement, request: Request) -> Placeme
     """A placement as read, with all that the question fixes, be there a key for it or not."""
     roles = {}
     for role in MODELS:
-        now, before = getattr(read, role), getattr(chosen, role)
+        now, before = read.role(role), chosen.role(role)
         if now is not None and before is not None:
             names = {*EXCHANGE, *request.fix.get(role, {})}
             said = {name: getattr(before.layout, name) for name in names}
             roles[role] = replace(now, layout=replace(now.layout, **said))
-    return replace(read, **roles)
+    return read.having(**roles)
 
 
 def _read(

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import value
-from rlhfsim.search.options import AnyRolePlacement, Wish
+from rlhfsim.search.options import Wish
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import AnyRolePlacement
 from rlhfsim.what_if.engine import Prices, Question, answer, variants
 from rlhfsim.what_if.rivals import Rival
 

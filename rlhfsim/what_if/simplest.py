@@ -17,11 +17,11 @@ from itertools import chain, combinations
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
-from rlhfsim.search.options import AnyRolePlacement, Wish
+from rlhfsim.search.options import Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import FP32_SUMS, Request, switched
 from rlhfsim.search.space import Partition
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.roles import FROZEN, GENERATING, MODELS, TRAINED
 from rlhfsim.specs.workload.workload import Workload

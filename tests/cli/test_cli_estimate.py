@@ -279,7 +279,7 @@ def test_what_stands_in_for_the_users_own_values_is_said() -> None:
 
 def test_roles_that_are_placed_alike_share_a_row() -> None:
     plan = estimate_file("verl")
-    alike = replace(plan, placement=replace(plan.placement, reward=plan.placement.reference))
+    alike = replace(plan, placement=replace(plan.placement, reward=plan.placement.role("reference")))
     names = [row[0].text for row in placement_rows(alike).rows]
     assert "reference, reward" in names
     assert {name for row in names for name in row.split(", ")} == set(alike.placement.roles)

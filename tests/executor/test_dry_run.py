@@ -238,8 +238,8 @@ def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
 
 def test_a_pipeline_of_a_model_that_it_does_not_cut_is_refused_before_a_process_starts() -> None:
     staged = plan(simple=False)
-    assert staged.placement.critic is not None
-    assert staged.placement.critic.layout.pp > 1
+    assert staged.placement.role("critic") is not None
+    assert staged.placement.role("critic").layout.pp > 1
     for name in ("mixtral-8x7b", "mistral-7b-v0.1"):
         config = published_config(name)
         assert config is not None

@@ -139,12 +139,14 @@ def test_micro_batches_are_a_number_and_packs_count_all_context_ranks() -> None:
 
 
 def test_a_reference_of_its_own_is_apart() -> None:
-    asked = next(p for p in plans() if p.placement.reference is not None and p.placement.rollout is not None)
+    asked = next(
+        p for p in plans() if p.placement.role("reference") is not None and p.placement.rollout is not None
+    )
     values = export(asked, "areal", frozenset()).written.values
     assert values["ref.scheduling_strategy.target"] == "actor"
     pools = (*asked.placement.pools, replace(asked.placement.pools[-1], name="own"))
-    assert asked.placement.reference is not None
-    reference = replace(asked.placement.reference, pool="own")
+    assert asked.placement.role("reference") is not None
+    reference = replace(asked.placement.role("reference"), pool="own")
     moved = replace(asked, placement=replace(asked.placement, pools=pools, reference=reference))
     assert "ref.scheduling_strategy.type" not in export(moved, "areal", frozenset()).written.values
 

@@ -76,9 +76,9 @@ def taught(**fields: Any) -> Plan:
         {"dp": 8, "zero": 3, "pack_tokens": 4096},
         {"tp": 2, "dp": 4},
     )
-    assert made.placement.reference is not None
+    assert made.placement.role("reference") is not None
     layout = Layout(tp=4, dp=2, zero=3, pack_tokens=8192)
-    return with_placement(made, reference=replace(made.placement.reference, layout=layout))
+    return with_placement(made, reference=replace(made.placement.role("reference"), layout=layout))
 
 
 @pytest.mark.parametrize("backend", BASES)
@@ -139,7 +139,7 @@ def test_the_keys_of_a_plan_of_distillation() -> None:
 
 def test_what_distillation_cannot_be_told_is_named_with_what_is_run() -> None:
     asked = taught(teacher_top=0, epochs=2)
-    assert asked.placement.reference is not None
+    assert asked.placement.role("reference") is not None
     said = {entry.what: entry for entry in export(asked, "nemo-rl", frozenset()).written.unsaid}
     assert {
         "the teacher's log-probs of the tokens drawn alone",

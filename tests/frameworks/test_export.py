@@ -394,10 +394,10 @@ def test_a_rollout_on_the_references_gpus_is_no_launch_of_openrlhf(tmp_path: Pat
     out = tmp_path / "plan.json"
     CliRunner().invoke(cli, ["design", *question.split(), *choice.split(), "--out", str(out)])
     plan = read_plan(out)
-    assert plan.placement.reference is not None
+    assert plan.placement.role("reference") is not None
     assert plan.placement.rollout is not None
-    assert plan.placement.reference.pool == plan.placement.actor.pool  # design knows
-    moved = replace(plan.placement.reference, pool=plan.placement.rollout.pool)
+    assert plan.placement.role("reference").pool == plan.placement.actor.pool  # design knows
+    moved = replace(plan.placement.role("reference"), pool=plan.placement.rollout.pool)
     shared = replace(plan, placement=replace(plan.placement, reference=moved))
     with pytest.raises(RlhfsimError, match="the rollout shares GPUs with some of the roles"):
         exporter("openrlhf").write(shared)
@@ -540,7 +540,11 @@ def test_preferences_are_written_in_keys_of_nemo_rl_s_dpo_and_read_back(
     again = workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None))
     assert (again.algorithm, again.prompts, again.mini_batches, again.packing) == ("dpo", 128, 1, False)
     placed = placement_of(run, again)
-    assert (placed.actor, placed.reference, placed.rollout) == (role, placement.reference, None)
+    assert (placed.actor, placed.role("reference"), placed.rollout) == (
+        role,
+        placement.role("reference"),
+        None,
+    )
     packed = replace(asked, workload=replace(work, packing=True, mini_batches=2))
     told = {entry.what for entry in export(packed, "nemo-rl", frozenset()).written.unsaid}
     assert told == {"packed micro-batches", "steps of 2 updates"}

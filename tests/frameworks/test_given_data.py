@@ -85,7 +85,7 @@ def test_a_plan_reads_back_as_it_was(name: str, algorithm: Algorithm, tmp_path: 
     )
     placed = placement_of(run, again)
     assert placed.actor == plan.placement.actor
-    assert placed.reference == plan.placement.reference
+    assert placed.role("reference") == plan.placement.role("reference")
     assert placed.rollout is None
     assert run.max_tokens == 1024
 

@@ -78,9 +78,9 @@ def test_a_value_of_several_roles_is_changed_in_all_that_are_placed() -> None:
     assert unsaid.nearest is not None
     roles = unsaid.nearest.placement
     assert roles.reference is not None
-    assert (roles.actor.layout.recompute, roles.reference.layout.recompute) == ("full", "full")
+    assert (roles.actor.layout.recompute, roles.role("reference").layout.recompute) == ("full", "full")
 
 
 def differs(plan: Plan) -> bool:
     """Whether a plan has a reference, and does not recompute everything in training."""
-    return plan.placement.reference is not None and plan.placement.actor.layout.recompute != "full"
+    return plan.placement.role("reference") is not None and plan.placement.actor.layout.recompute != "full"

@@ -54,18 +54,18 @@ def test_it_reads_back_where_the_plan_has_it(apart: int, tmp_path: Path) -> None
     assert f"# rlhfsim: {SERVED_REWARD} = " in written(asked, tmp_path)
     run, placed = read(tmp_path)
     assert run.reward_model == MODEL
-    assert placed.reward is not None
-    assert (placed.reward.layout, placed.reward.residency) == (CUT, "resident")
-    assert placed.reward.pool == placed.actor.pool
-    assert placed.pool(placed.reward.pool).gpus == 8
+    assert placed.role("reward") is not None
+    assert (placed.role("reward").layout, placed.role("reward").residency) == (CUT, "resident")
+    assert placed.role("reward").pool == placed.actor.pool
+    assert placed.pool(placed.role("reward").pool).gpus == 8
     assert len(placed.pools) == 1 + (apart > 0)
 
 
 def test_it_follows_the_gpus_that_somebody_changed(tmp_path: Path) -> None:
     written(scored(), tmp_path)
     _, placed = read(tmp_path, actor_num_nodes="2")
-    assert placed.reward is not None
-    assert placed.reward.layout == replace(CUT, dp=8)
+    assert placed.role("reward") is not None
+    assert placed.role("reward").layout == replace(CUT, dp=8)
 
 
 def test_the_export_names_it_and_a_comment_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_export_names_it_and_a_comment_that_cannot_be_is_refused(tmp_path: P
     [said] = [u for u in export(asked, "slime", frozenset()).written.unsaid if "reward model" in u.what]
     assert said.of == ()
     assert said.nearest is not None
-    assert said.nearest.placement.reward is None
+    assert said.nearest.placement.role("reward") is None
     text = written(asked, tmp_path).replace(f'{SERVED_REWARD} = {{"model"', f'{SERVED_REWARD} = {{"name"')
     (tmp_path / "launch.sh").write_text(text)
     with pytest.raises(RlhfsimError, match="name"):

@@ -328,8 +328,8 @@ def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_re
     )
     plan = rlhfsim.design(question, explain=False).chosen
     assert plan is not None
-    assert plan.placement.reference is not None
-    assert plan.placement.reference.residency == "swapped"
+    assert plan.placement.role("reference") is not None
+    assert plan.placement.role("reference").residency == "swapped"
     ours = replace(plan.placement, backend="fsdp2")
     lacks = framework(OWN).lacks(ours, plan.workload, plan.topology, one_node=True)
     assert "reference-swapped-in-place-of-the-actor-not-run" in {x.code for x in lacks}

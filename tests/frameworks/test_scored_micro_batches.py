@@ -66,7 +66,7 @@ def test_micro_batches_of_log_probs_are_read(case: str) -> None:
     configuration = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.configuration").CONFIGURATION
     run = configuration.run(FrameworkSettings(said, case), {})
     placement = placement_of(run, workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None)))
-    actor, reference = placement.actor.layout, placement.reference
+    actor, reference = placement.actor.layout, placement.role("reference")
     assert reference is not None
     assert (
         actor.micro_batch,

@@ -59,7 +59,7 @@ def read(more: str) -> Any:
 @pytest.mark.parametrize("backend", ["megatron", "fsdp2"])
 def test_beside_the_actor_it_is_whole_copies_that_sleep(backend: Any) -> None:
     plan = designed(backend, forbid=frozenset({"split", "standalone"}))
-    reward = plan.placement.reward
+    reward = plan.placement.role("reward")
     assert reward is not None
     layout = reward.layout
     assert (layout.pp, layout.cp, layout.ep, layout.zero, reward.residency) == (1, 1, 1, 0, "offloaded")
@@ -74,21 +74,21 @@ def test_a_rollout_on_gpus_of_its_own_asks_for_a_reward_model_on_its_own() -> No
     """`separate_async` asserts `enable_resource_pool`."""
     plan = designed("fsdp2", 8, architecture="async", allow=frozenset({"async"}), max_staleness=1)
     placement = plan.placement
-    assert placement.reward is not None
+    assert placement.role("reward") is not None
     assert placement.rollout is not None
-    assert len({placement.reward.pool, placement.actor.pool, placement.rollout.pool}) == 3
+    assert len({placement.role("reward").pool, placement.actor.pool, placement.rollout.pool}) == 3
     keys = keys_of(plan)
     gpus = keys[f"{PREFIX}.nnodes"] * keys[f"{PREFIX}.n_gpus_per_node"]
     assert keys[f"{PREFIX}.enable_resource_pool"] is True
-    assert gpus == placement.pool(placement.reward.pool).gpus
-    beside = replace(placement, reward=replace(placement.reward, pool=placement.actor.pool))
+    assert gpus == placement.pool(placement.role("reward").pool).gpus
+    beside = replace(placement, reward=replace(placement.role("reward"), pool=placement.actor.pool))
     with pytest.raises(RlhfsimError, match="refuses a reward model on the actor's GPUs"):
         export(replace(plan, placement=beside), "verl", frozenset())
 
 
 def test_the_engine_gets_no_more_memory_than_the_plan_leaves() -> None:
     plan = designed("megatron", forbid=frozenset({"split", "standalone"}))
-    assert plan.placement.reward is not None
+    assert plan.placement.role("reward") is not None
     usual = keys_of(plan)[f"{PREFIX}.rollout.gpu_memory_utilization"]
     full = [
         replace(e, bytes=0.7 * plan.prediction.capacity_bytes)

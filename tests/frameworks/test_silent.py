@@ -84,8 +84,8 @@ def test_a_schedule_that_the_entry_point_says_is_not_named() -> None:
 
 
 def test_a_reward_model_that_no_key_says_has_its_cost() -> None:
-    scored = next(plan for plan in drawn_plans("nemo-rl", 40, 1) if plan.placement.reward is not None)
+    scored = next(plan for plan in drawn_plans("nemo-rl", 40, 1) if plan.placement.role("reward") is not None)
     [named] = [u for u in in_keys(scored, "nemo-rl").unsaid if u.what == "a reward model"]
     assert named.nearest is not None
     assert not named.nearest.workload.has_reward_model
-    assert named.nearest.placement.reward is None
+    assert named.nearest.placement.role("reward") is None

@@ -281,7 +281,7 @@ def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
         work.samples,
         work.mini_batches,
     )
-    assert (found.algorithm, found.kl) == (work.algorithm, placement.reference is not None)
+    assert (found.algorithm, found.kl) == (work.algorithm, placement.role("reference") is not None)
     assert (found.layout, found.rollout) == (placement.actor.layout, placement.rollout.layout)
     assert found.weight_path == placement.weight_path
     assert found.sleep == placement.rollout.sleep

@@ -42,7 +42,7 @@ def test_an_export_writes_each_of_them_and_ends_at_once_without_what_it_demands(
     plan = next(plans(name, 1))
     exported = export(plan, name, frozenset())
     text, launch = "\n".join(exported.files.values()), exported.files["launch.sh"]
-    critic = plan.placement.critic is not None
+    critic = plan.placement.role("critic") is not None
     for row in training_keys(name):
         if not row.key or row.when:
             continue

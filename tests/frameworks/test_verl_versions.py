@@ -196,7 +196,7 @@ def test_roles_of_a_process_share_megatrons_groups(tmp_path: Path) -> None:
     )
     assert found.exit_code == 0, found.output
     placed = read_plan(out).placement
-    roles = (placed.actor, placed.critic, placed.reference)
+    roles = (placed.actor, placed.role("critic"), placed.role("reference"))
     assert len({tuple(getattr(role.layout, name) for name in GROUPS) for role in roles if role}) == 1
     assert all(role is not None for role in roles)
 
@@ -204,7 +204,7 @@ def test_roles_of_a_process_share_megatrons_groups(tmp_path: Path) -> None:
 def test_groups_of_its_own_for_a_role_are_said_not_to_be_run() -> None:
     megatron = {"tp": 4, "pp": 4, "zero": 1}
     asked = plan(workload("grpo"), "megatron", megatron, {"tp": 4, "dp": 4})
-    reference = asked.placement.reference
+    reference = asked.placement.role("reference")
     assert reference is not None
     assert not any("process" in each.instead for each in EXPORT.write(asked).unsaid)
     apart = replace(reference, layout=replace(reference.layout, pp=1, dp=4))
@@ -212,14 +212,14 @@ def test_groups_of_its_own_for_a_role_are_said_not_to_be_run() -> None:
     [said] = [each for each in EXPORT.write(typed).unsaid if "process" in each.instead]
     assert said.what == "pp 1 for the reference, not the actor's"
     assert said.nearest is not None
-    assert said.nearest.placement.reference is not None
-    assert said.nearest.placement.reference.layout.pp == 4
+    assert said.nearest.placement.role("reference") is not None
+    assert said.nearest.placement.role("reference").layout.pp == 4
 
 
 def test_virtual_stages_of_the_actor_are_those_of_the_groups_whoever_is_first() -> None:
     megatron = {"tp": 4, "pp": 2, "vp": 2, "zero": 1}
     asked = plan(workload("grpo"), "megatron", megatron, {"tp": 4, "dp": 2})
-    reference = asked.placement.reference
+    reference = asked.placement.role("reference")
     assert reference is not None
     scoring = replace(reference, layout=replace(reference.layout, vp=1))
     written = EXPORT.write(replace(asked, placement=replace(asked.placement, reference=scoring)))

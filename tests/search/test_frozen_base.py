@@ -22,7 +22,7 @@ ASKED = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=WORK)
 
 def cuts(placement: Placement) -> list[object]:
     """How actor and reference are cut."""
-    both = (placement.actor, placement.reference)
+    both = (placement.actor, placement.role("reference"))
     return [model_cut(role.layout, placement.backend) for role in both if role is not None]
 
 
@@ -34,8 +34,8 @@ def found(request: Request) -> Placement:
 
 def test_a_reference_that_shares_the_actors_gpus_is_cut_as_the_actor_is() -> None:
     placement = found(ASKED)
-    assert placement.reference is not None
-    assert placement.reference.pool == placement.actor.pool
+    assert placement.role("reference") is not None
+    assert placement.role("reference").pool == placement.actor.pool
     one, other = cuts(placement)
     assert one == other
 
@@ -56,7 +56,7 @@ def test_where_lora_is_a_choice_prices_of_roles_it_leaves_alone_know_the_rule() 
 
 def test_a_written_plan_that_cuts_the_base_twice_is_refused() -> None:
     placement, models = found(ASKED), models_of(WORK)
-    reference = placement.reference
+    reference = placement.role("reference")
     assert reference is not None
     check_placement(placement, WORK, models, ASKED.cluster)
     other = replace(reference, layout=replace(reference.layout, tp=4, dp=2, zero=0))

@@ -156,11 +156,11 @@ def test_host_memory_that_does_not_suffice_is_refused() -> None:
 def test_the_weights_of_the_actor_lie_on_the_host_while_a_swapped_reference_runs() -> None:
     setting = setting_of(str(shipped("scenarios") / "recipes" / "nemo-rl-qwen2.5-7b-32.yaml"))
     placed = setting.placement
-    assert placed.reference is not None
+    assert placed.role("reference") is not None
     placed = replace(
         placed,
         actor=replace(placed.actor, residency="resident", offload_between=True),
-        reference=replace(placed.reference, residency="swapped"),
+        reference=replace(placed.role("reference"), residency="swapped"),
     )
     setting = replace(setting, placement=placed)
     found = simulate(setting, ledger_of(setting).kv_tokens, record="trace")

@@ -101,7 +101,7 @@ def seconds(case: Case, keys: Mapping[str, object], phase: str) -> float:
 
 def test_the_first_run_fits_as_it_did_for_its_reference_is_cut_like_its_policy(told: Diagnosis) -> None:
     assert told.judged.fits
-    reference = told.judged.plan.placement.reference
+    reference = told.judged.plan.placement.role("reference")
     assert reference is not None
     assert reference.layout.tp == 4
     [named] = [f for f in told.findings if "share Megatron's groups" in f.what]

@@ -81,7 +81,7 @@ def test_no_plan_as_simple_is_faster() -> None:
         roles = {
             name: replace(role, layout=replace(role.layout, micro_batch=micro, recompute=recompute))
             for name, micro in (("actor", actor), ("critic", critic))
-            for role in [getattr(plan.placement, name)]
+            for role in [plan.placement.role(name)]
         }
         other = judged(REQUEST, models_of(WORK), replace(plan.placement, **roles))
         assert other is None or risk(other) > SAFE or other.seconds >= plan.seconds * (1 - 1e-9)
@@ -90,8 +90,8 @@ def test_no_plan_as_simple_is_faster() -> None:
 def test_what_the_question_fixes_stays_however_complex_it_is() -> None:
     piped = replace(REQUEST, fix={"critic": {"pp": 4}})
     plan = recommended(piped)
-    assert plan.placement.critic is not None
-    assert plan.placement.critic.layout.pp == 4
+    assert plan.placement.role("critic") is not None
+    assert plan.placement.role("critic").layout.pp == 4
 
 
 def test_targets_leave_less_room() -> None:

@@ -82,7 +82,7 @@ def _why(plan: Plan, run: Observation, phase: str, seconds: float) -> Iterator[s
             gpus = layout.tp * layout.pp * layout.dp
             yield f"{work.num_sequences * run.response_tokens / seconds / gpus:,.0f} tokens/s a GPU"
     elif kind in FLOP and length:
-        where = placement.actor if role == "actor" else getattr(placement, role, None) or placement.actor
+        where = placement.role(role) or placement.actor
         if (mfu := _mfu(plan, role, kind, length * work.num_sequences, seconds)) is not None:
             yield f"MFU {mfu:.0%}"
         yield _micro_batches(where.layout, kind, length)

@@ -35,7 +35,7 @@ def write(plan: Plan) -> Written:
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The configuration, and the script that names what it leaves open."""
     head = title_of(plan, "AReaL 1.0.4")
-    critic = ' critic.optimizer.lr="${CRITIC_LR}"' if plan.placement.critic is not None else ""
+    critic = ' critic.optimizer.lr="${CRITIC_LR}"' if plan.placement.role("critic") is not None else ""
     body = "\n".join(
         [
             'exec python3 "${SCRIPT}" --config config.yaml actor.path="${MODEL}" \\',

@@ -221,7 +221,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 def _offloads(plan: Plan) -> bool:
-    return shares(plan) or any(map(leaves, (plan.placement.actor, plan.placement.reference)))
+    return shares(plan) or any(map(leaves, (plan.placement.actor, plan.placement.role("reference"))))
 
 
 def _lagging(plan: Plan) -> str:
@@ -232,7 +232,7 @@ def _lagging(plan: Plan) -> str:
 def _cluster(plan: Plan) -> tuple[int, int]:
     """Nodes, and GPUs of each, of all pools but the reward model's."""
     placement = plan.placement
-    used = {role.pool for role in placement.roles.values() if role is not placement.reward}
+    used = {role.pool for name, role in placement.roles.items() if name != "reward"}
     return nodes_of(plan, sum(placement.pool(name).gpus for name in used))
 
 
@@ -303,9 +303,8 @@ def _beside(plan: Plan, section: str, placed: RolePlacement | None) -> Iterator[
         yield Setting(key="critic.optimizer.type", value="adam")
         yield Setting(key="critic.optimizer.lr", value="???")
     placement = plan.placement
-    with_critic = (
-        placement.critic is not None and section != "critic" and placed.pool == placement.critic.pool
-    )
+    critic = placement.role("critic")
+    with_critic = critic is not None and section != "critic" and placed.pool == critic.pool
     if placed.pool == placement.actor.pool or with_critic:
         target = "actor" if placed.pool == placement.actor.pool else "critic"
         yield Setting(key=f"{section}.scheduling_strategy.type", value="colocation")
@@ -441,8 +440,8 @@ TABLE = Table(
         "batch and lengths": _BATCH,
         "algorithm": _ALGORITHM,
         "training of the policy": _ACTOR,
-        "critic": (lambda plan: _beside(plan, "critic", plan.placement.critic),),
-        "reference": (lambda plan: _beside(plan, "ref", plan.placement.reference),),
+        "critic": (lambda plan: _beside(plan, "critic", plan.placement.role("critic")),),
+        "reference": (lambda plan: _beside(plan, "ref", plan.placement.role("reference")),),
         "rollout": _ROLLOUT,
     },
     _rest,

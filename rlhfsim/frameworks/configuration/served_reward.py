@@ -43,7 +43,7 @@ class ServedReward:
 
 def served_reward(plan: Plan, scripts: str) -> dict[str, Any] | None:
     """The reward model of a plan as JSON; None: it has none, or `scripts`, its launch, name it."""
-    placement, placed, model = plan.placement, plan.placement.reward, plan.workload.reward.model
+    placement, placed, model = plan.placement, plan.placement.role("reward"), plan.workload.reward.model
     if placed is None or model is None or any(name in scripts for name in VARIABLES):
         return None
     usual = Layout()

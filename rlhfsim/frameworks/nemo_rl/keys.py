@@ -252,7 +252,7 @@ def _says_kl(value: float | None) -> Codec:
 
 
 def _has_reference(plan: Plan) -> bool:
-    return plan.placement.reference is not None
+    return plan.placement.role("reference") is not None
 
 
 def _multiplier(plan: Plan) -> float | None:
@@ -435,7 +435,8 @@ def _divisor(plan: Plan) -> int:
 
 
 def _both(plan: Plan) -> list[Layout]:
-    return [role.layout for role in (plan.placement.actor, plan.placement.reference) if role is not None]
+    both = plan.placement.actor, plan.placement.role("reference")
+    return [role.layout for role in both if role is not None]
 
 
 _TEACHER: tuple[Row, ...] = given_that(

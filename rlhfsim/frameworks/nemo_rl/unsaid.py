@@ -186,7 +186,7 @@ def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
 
 def _of_reference(plan: Plan) -> Iterator[Unsaid]:
     placement = plan.placement
-    reference = placement.reference
+    reference = placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         yield Unsaid(
             what=f"the reference's own layout {reference.layout.label}",
@@ -194,7 +194,7 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
             nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
-    shared = placement.rollout is not None and placement.rollout.pool == placement.actor.pool
+    shared = placement.together("actor", "rollout")
     away = placement.actor.residency == "offloaded" and shared
     runs: Residency = "offloaded" if away else "swapped"
     if reference is not None and reference.residency != runs:

@@ -91,7 +91,7 @@ def write(plan: Plan) -> Written:
 
 def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
     yield from instead(plan, layers_whole(), ONE_PASS, *STAYS)
-    reference, actor = plan.placement.reference, plan.placement.actor.layout
+    reference, actor = plan.placement.role("reference"), plan.placement.actor.layout
     if reference is None:
         return
     whole = replace(actor, zero=3 if actor.zero == 3 else 0)

@@ -296,7 +296,7 @@ _TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate"
 
 def scored_together(plan: Plan) -> int:
     """Sequences of a micro-batch that is scored: as the reference's, the critic's or the actor's."""
-    placed = plan.placement.reference or plan.placement.critic or plan.placement.actor
+    placed = plan.placement.role("reference") or plan.placement.role("critic") or plan.placement.actor
     return placed.layout.sequences(scoring=True)
 
 

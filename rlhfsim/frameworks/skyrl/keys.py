@@ -292,7 +292,7 @@ def _shared(plan: Plan) -> str:
 
 
 def _beside(plan: Plan) -> bool:
-    reference = plan.placement.reference
+    reference = plan.placement.role("reference")
     return reference is not None and reference.pool == plan.placement.actor.pool
 
 
@@ -429,7 +429,7 @@ _CRITIC: tuple[Row, ...] = (
     *engine("critic", "trainer.critic"),
     FixedKey(
         "trainer.critic.optimizer_config.offload_after_step",
-        lambda plan: leaves(plan.placement.critic),
+        lambda plan: leaves(plan.placement.role("critic")),
         "critic",
     ),
 )

@@ -83,7 +83,7 @@ ROWS = (
 
 def scored_together(plan: Plan) -> int:
     """Samples of a micro-batch of all scoring passes: as the reference's, the critic's or the actor's."""
-    placed = plan.placement.reference or plan.placement.critic or plan.placement.actor
+    placed = plan.placement.role("reference") or plan.placement.role("critic") or plan.placement.actor
     return placed.layout.sequences(scoring=True)
 
 
@@ -135,11 +135,7 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
         places = (role.layout.offload_optimizer, role.layout.offload_params)
         if placement.backend == "fsdp2" and "cpu" in places:
             return role  # fsdp_config.cpu_offload takes the place of it
-        swapped = not apart or (
-            placement.reference is not None
-            and placement.reference.pool == placement.actor.pool
-            and name in ("actor", "reference")
-        )
+        swapped = not apart or (placement.together("actor", "reference") and name in ("actor", "reference"))
         between = swapped and role.offload_between
         return replace(role, residency="offloaded" if swapped else "resident", offload_between=between)
 

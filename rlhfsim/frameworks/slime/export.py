@@ -154,7 +154,7 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
 
 def _roles(plan: Plan) -> Iterator[Unsaid]:
     placement, actor = plan.placement, plan.placement.actor
-    reference, critic = placement.reference, placement.critic
+    reference, critic = placement.role("reference"), placement.role("critic")
     swapped: Residency = "offloaded" if critic is not None or leaves(actor) else "swapped"
     alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
     if reference is not None and not alike:

@@ -163,7 +163,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             instead="TRL has no limit: filter the data set",
         )
     yield from instead(plan, *ROWS)
-    reference = plan.placement.reference
+    reference = plan.placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         same = replace(reference, layout=plan.placement.actor.layout)
         yield Unsaid(

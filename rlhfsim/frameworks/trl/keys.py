@@ -365,7 +365,7 @@ _ALGORITHM: tuple[Row, ...] = (
         "beta",
         codec=Codec(lambda kl: 0.001 if kl else 0.0, _kl),
         when="rollout",
-        why=lambda plan: "" if plan.placement.reference else "no reference model",
+        why=lambda plan: "" if plan.placement.role("reference") else "no reference model",
     ),
     Key("workload.algorithm", "loss_type", codec=choice(LOSSES), when=_GROUPS, read=False),
     FixedKey("scale_rewards", "none", "workload.algorithm=dr-grpo"),

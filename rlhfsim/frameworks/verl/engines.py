@@ -120,7 +120,8 @@ def pack_limits(plan: Plan, layout: Layout) -> tuple[int, int]:
 
 def _stages(plan: Plan, placed: RolePlacement) -> int:
     """Virtual stages, set up once for all that a process holds."""
-    own = placed.layout.vp if placed is not plan.placement.reference else plan.placement.actor.layout.vp
+    actor, reference = plan.placement.actor, plan.placement.role("reference")
+    own = (actor if placed is reference else placed).layout.vp
     return own if placed.layout.pp > 1 else 1
 
 

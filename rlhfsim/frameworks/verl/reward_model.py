@@ -37,7 +37,7 @@ def reward_settings(plan: Plan) -> Iterator[Setting]:
     Raises:
         RlhfsimError: it shares GPUs with the actor, and the rollout does not.
     """
-    placement, placed = plan.placement, plan.placement.reward
+    placement, placed = plan.placement, plan.placement.role("reward")
     if placed is None:
         return
     apart = placed.pool != placement.actor.pool

@@ -14,17 +14,18 @@ from rlhfsim.specs.workload.workload import Workload
 
 SAME = "same"
 """In a workload: the shape of the policy."""
+NO_MODELS: Mapping[str, ModelSpec] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Models:
     """The shape of the model of every role that the step has; with a head of one value where it gives one."""
 
-    roles: ByRole[ModelSpec]
+    roles: Mapping[str, ModelSpec]
 
-    def __init__(self, roles: Mapping[str, ModelSpec] | None = None, **named: ModelSpec | None) -> None:
+    def __init__(self, roles: Mapping[str, ModelSpec] = NO_MODELS, **named: ModelSpec | None) -> None:
         """`named`: single roles, over those of `roles`; None: the step has no such role."""
-        object.__setattr__(self, "roles", ByRole({**(roles or {}), **named}))
+        object.__setattr__(self, "roles", ByRole({**roles, **named}))
 
     @property
     def actor(self) -> ModelSpec:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import cache
 from itertools import combinations
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
@@ -15,6 +17,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.workload.roles import TABLE, ByRole
 
 Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "lend", "async"]
 RolePlacementLabel = Literal["colocated", "split", "standalone"]
@@ -125,24 +128,45 @@ class Schedule:
         return self.asynchronous and not self.one_step_off
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+AnyRolePlacement = RolePlacement | RolloutPlacement
+NO_ROLES: Mapping[str, AnyRolePlacement] = {}
+SYNCHRONOUS = Schedule()
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Placement:
-    """Resource pools, a placement for every role, the weight path and the schedule."""
+    """Resource pools, a placement for every role, the weight path and the schedule.
+
+    In files every role is a key of its own (`in_files`).
+    """
 
     pools: tuple[ResourcePool, ...]
-    actor: RolePlacement
-    rollout: RolloutPlacement | None = None
-    critic: RolePlacement | None = None
-    reference: RolePlacement | None = None
-    reward: RolePlacement | None = None
-    weight_path: WeightPath = "none"
-    schedule: Schedule = Schedule()
-    backend: Backend = "deepspeed"
-    software: Software | None = None
+    roles: Mapping[str, AnyRolePlacement]
+    """Every occupied role of `specs.workload.roles`; `rollout` is actor.generate."""
+    weight_path: WeightPath
+    schedule: Schedule
+    backend: Backend
+    software: Software | None
     """What the training stack does; None: as its backend and framework usually do."""
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        pools: tuple[ResourcePool, ...],
+        roles: Mapping[str, AnyRolePlacement | None] = NO_ROLES,
+        weight_path: WeightPath = "none",
+        schedule: Schedule = SYNCHRONOUS,
+        backend: Backend = "deepspeed",
+        software: Software | None = None,
+        **named: AnyRolePlacement | None,
+    ) -> None:
+        """`named`: single roles, over those of `roles`; None: the plan has no such role."""
+        values = pools, ByRole({**roles, **named}), weight_path, schedule, backend, software
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
         """Check that pools have names of their own and that every role names one and fits in it."""
         names = [pool.name for pool in self.pools]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -195,7 +219,7 @@ class Placement:
 
     def _check_swapped(self) -> None:
         """Check that what is swapped is a reference whose weights fit exactly where the actor's lie."""
-        reference, actor = self.reference, self.actor
+        reference, actor = self.role("reference"), self.actor
         others = {role: placed for role, placed in self.roles.items() if role != "reference"}
         if role := next((name for name, placed in others.items() if placed.residency == "swapped"), None):
             raise RlhfsimError(
@@ -219,11 +243,61 @@ class Placement:
                 help="give both the same degrees and shards",
             )
 
+    @staticmethod
+    @cache
+    def in_files() -> type[Any]:
+        """The dataclass of a placement in files."""
+        hints, usual = get_type_hints(Placement, include_extras=True), Placement.__init__.__kwdefaults__ or {}
+        roles: list[Any] = [
+            (role.name, RolloutPlacement | None if role.generates else RolePlacement | None, None)
+            for role in TABLE
+        ]
+        roles[0] = ("actor", RolePlacement)
+        own: list[Any] = [(name, hints[name], usual[name]) for name in Placement.__slots__[2:]]
+        keys = [("pools", hints["pools"]), *roles, *own]
+        return checked(make_dataclass("Placement", keys, frozen=True, slots=True, kw_only=True))
+
     @property
-    def roles(self) -> dict[str, RolePlacement | RolloutPlacement]:
-        """Every occupied role by name (`rollout` is actor.generate)."""
-        names = ("rollout", "actor", "critic", "reference", "reward")
-        return {name: role for name in names if (role := getattr(self, name)) is not None}
+    def keyed(self) -> Any:
+        """The same as files have it."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name != "roles"}
+        return self.in_files()(**own, **self.roles)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read from and written to the keys of files."""
+        del source
+        keys = handler.generate_schema(cls.in_files())
+        written = core_schema.plain_serializer_function_ser_schema(lambda it: it.keyed, return_schema=keys)
+
+        def read(keyed: Any) -> Placement:
+            return cls(**{field.name: getattr(keyed, field.name) for field in fields(keyed)})
+
+        return core_schema.no_info_after_validator_function(read, keys, serialization=written)
+
+    def role(self, name: str) -> RolePlacement | None:
+        """A trained or scoring role; None where the plan has none."""
+        placed = self.roles.get(name)
+        assert not isinstance(placed, RolloutPlacement), name
+        return placed
+
+    def together(self, *names: str) -> bool:
+        """Whether some roles are all there, in one pool."""
+        return len({self.roles[name].pool if name in self.roles else name for name in names}) == 1
+
+    @property
+    def actor(self) -> RolePlacement:
+        """The policy where it is trained."""
+        return cast(RolePlacement, self.roles["actor"])
+
+    @property
+    def rollout(self) -> RolloutPlacement | None:
+        """The engine of the policy."""
+        return cast(RolloutPlacement | None, self.roles.get("rollout"))
+
+    def having(self, **roles: AnyRolePlacement | None) -> Placement:
+        """The same with some roles in other ways, or without those that are None."""
+        return replace(self, roles=ByRole({**self.roles, **roles}))
 
     def pool(self, name: str) -> ResourcePool:
         """A pool by name."""
@@ -234,7 +308,7 @@ class Placement:
         """The same roles with the engine on the trainer's GPUs, as it is while they are lent."""
         assert self.rollout is not None, "only a rollout is lent to"
         rollout = self.rollout.lent(self.actor.pool, self.pool(self.actor.pool).gpus)
-        return replace(self, rollout=rollout, weight_path="ipc", schedule=Schedule())
+        return replace(self.having(rollout=rollout), weight_path="ipc", schedule=Schedule())
 
     @property
     def architecture(self) -> Architecture:
@@ -265,7 +339,7 @@ class Placement:
 
     @property
     def role_placement(self) -> RolePlacementLabel:
-        """How the four roles share pools: one pool, groups, or each its own."""
+        """How the roles share pools: one pool, groups, or each its own."""
         return role_placement([role.pool for name, role in self.roles.items() if name != "rollout"])
 
 

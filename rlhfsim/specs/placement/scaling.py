@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, ResourcePool, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -61,7 +61,8 @@ WHOLE = (
 
 def replaced(before: tuple[Placement, Workload], now: tuple[Placement, Workload]) -> tuple[Replaced, ...]:
     """Every field that differs between a plan and the small one made of it."""
-    parts = zip(("placement", "workload"), before, now, strict=True)
+    keyed = [(placed.keyed, work) for placed, work in (before, now)]
+    parts = zip(("placement", "workload"), *keyed, strict=True)
     pairs = [pair for name, old, new in parts for pair in _differences(name, old, new)]
     return tuple(
         Replaced(field=name, before=old, now=new, why=WHY.get(name.rsplit(".", 1)[-1], SMALL))
@@ -95,12 +96,12 @@ def scaled_placement(placement: Placement, slots: int, trainers: Collection[Back
         pools.append(ResourcePool(name=pool.name, start=start, gpus=size))
         start += size
     sizes = {pool.name: pool.gpus for pool in pools}
-    roles: dict[str, Any] = {name: _role(role, sizes[role.pool]) for name, role in placement.roles.items()}
+    roles = {name: _role(role, sizes[role.pool]) for name, role in placement.roles.items()}
     backend = placement.backend if placement.backend in trainers else next(iter(trainers))
     path = WEIGHT_PATHS[placement.weight_path].in_place_of or placement.weight_path
     software = placement.software if backend == placement.backend else None
     own: dict[str, Any] = {"backend": backend, "weight_path": path, "software": software}
-    return replace(placement, pools=tuple(pools), **own, **roles)
+    return Placement(pools=tuple(pools), roles=roles, schedule=placement.schedule, **own)
 
 
 def _least(placement: Placement, pool: ResourcePool) -> int:
@@ -111,7 +112,7 @@ def _least(placement: Placement, pool: ResourcePool) -> int:
     return MAX_TP if filled else 1
 
 
-def _role(role: RolePlacement | RolloutPlacement, gpus: int) -> RolePlacement | RolloutPlacement:
+def _role(role: AnyRolePlacement, gpus: int) -> AnyRolePlacement:
     if isinstance(role, RolloutPlacement):
         tp, share = min(role.layout.tp, MAX_TP, gpus), min(0.3, role.layout.memory_utilization)
         return replace(role, layout=RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=share))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Literal, TypeVar
 
 from rlhfsim.specs.workload.workload import Workload
 
@@ -115,29 +115,12 @@ BY_NAME: Mapping[str, Role] = {role.name: role for role in TABLE}
 
 
 class ByRole(dict[str, T]):
-    """What each role has that is there, in the order in which plans list roles; it does not change."""
+    """What each role has that is there, in the order in which plans list roles; hashed, so never changed."""
 
-    __slots__ = ("_hash",)
-    _hash: int
+    def __init__(self, given: Mapping[str, T | None] | Iterable[tuple[str, T | None]]) -> None:
+        """None: there is no such role. A name that the table lacks is our own bug."""
+        there = ((name, value) for name, value in dict(given).items() if value is not None)
+        super().__init__(sorted(there, key=lambda item: PLACED.index(item[0])))
 
-    def __init__(self, given: Mapping[str, T | None] | Iterable[tuple[str, T | None]] = ()) -> None:
-        """None: the step has no such role. A name that the table lacks is our own bug."""
-        named = dict(given)
-        super().__init__({name: value for name in PLACED if (value := named.pop(name, None)) is not None})
-        if any(value is not None for value in named.values()):
-            raise TypeError(f"no such role: {', '.join(named)}")
-
-    def __hash__(self) -> int:  # type: ignore[override]  # it does not change
-        try:
-            return self._hash
-        except AttributeError:
-            self._hash = hash(tuple(self.items()))
-            return self._hash
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self),)
-
-    def _fixed(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("what roles have does not change: make another")
-
-    __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _fixed
+    def __hash__(self) -> int:  # type: ignore[override]  # of a dict there is none
+        return hash(tuple(self.items()))

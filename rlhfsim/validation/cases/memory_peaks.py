@@ -122,8 +122,8 @@ def _start(setting: CallSetting) -> PredictedPeak:
     Three logs of verl differ in it alone: none of it on the GPU, its BF16 weights, or twice as much in FP32.
     """
     placement = setting.placement
-    trained = ["actor", *(["critic"] if placement.critic is not None else [])]
-    reference = placement.reference
+    trained = ["actor", *(["critic"] if placement.role("critic") is not None else [])]
+    reference = placement.role("reference")
     frozen = ["reference"] if reference is not None and reference.residency == "resident" else []
     peaks = []
     for stage in memory.stages(placement.actor.layout):

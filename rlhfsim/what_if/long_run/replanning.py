@@ -204,7 +204,7 @@ def _of_age(placement: Placement, drafts: Speculation | None) -> Placement:
     if role is None or mine is None:
         return placement
     mine = replace(mine, age=drafts.age if drafts else 0)
-    return replace(placement, rollout=replace(role, layout=replace(role.layout, speculation=mine)))
+    return placement.having(rollout=replace(role, layout=replace(role.layout, speculation=mine)))
 
 
 class _Table:

@@ -124,7 +124,7 @@ def _with(placement: Placement, rollout: RolloutPlacement, gpus: int) -> Placeme
     """The placement with its rollout on fewer GPUs."""
     pools = tuple(replace(p, gpus=gpus) if p.name == rollout.pool else p for p in placement.pools)
     layout = replace(rollout.layout, dp=gpus // rollout.layout.replica_gpus)
-    return replace(placement, pools=pools, rollout=replace(rollout, layout=layout))
+    return replace(placement.having(rollout=replace(rollout, layout=layout)), pools=pools)
 
 
 def check(spot: SpotRollouts, node_gpus: int, place: str) -> None:
