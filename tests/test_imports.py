@@ -94,6 +94,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
         "rlhfsim.what_if",
         "executor.settings",
     },
+    "pydantic_core": {"rlhfsim.specs"},
     "yaml": {
         "rlhfsim.specs",
         "rlhfsim.frameworks",

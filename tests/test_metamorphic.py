@@ -167,7 +167,7 @@ def everywhere(change: Callable[[Layout], Layout]) -> Change:
     def changed(q: Question) -> Question:
         p = q.placement
         role = replace(p.actor, layout=change(p.actor.layout))
-        roles = {"actor": role, "reference": role, **({"critic": role} if p.critic else {})}
+        roles = {"actor": role, "reference": role, **({"critic": role} if p.role("critic") else {})}
         return replace(q, placement=replace(p, **roles))
 
     return changed
@@ -179,7 +179,7 @@ def twice_the_gpus(q: Question) -> Question:
     pools = tuple(replace(pool, start=2 * pool.start, gpus=2 * pool.gpus) for pool in p.pools)
     role = replace(p.actor, layout=replace(p.actor.layout, dp=2 * p.actor.layout.dp))
     rollout = replace(p.rollout, layout=replace(p.rollout.layout, dp=2 * p.rollout.layout.dp))
-    roles = {"actor": role, "reference": role, **({"critic": role} if p.critic else {})}
+    roles = {"actor": role, "reference": role, **({"critic": role} if p.role("critic") else {})}
     groups = tuple(replace(g, gpus=2 * g.gpus) for g in q.cluster.node_groups)
     return replace(
         q,

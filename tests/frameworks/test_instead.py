@@ -77,7 +77,7 @@ def test_a_value_of_several_roles_is_changed_in_all_that_are_placed() -> None:
     (unsaid,) = instead(plan, row)
     assert unsaid.nearest is not None
     roles = unsaid.nearest.placement
-    assert roles.reference is not None
+    assert roles.role("reference") is not None
     assert (roles.actor.layout.recompute, roles.role("reference").layout.recompute) == ("full", "full")
 
 

@@ -409,7 +409,7 @@ def test_a_swapped_reference_holds_two_shards_on_the_host_and_no_weights_on_a_gp
     assert {e.component for e in entries} <= {"activations", "logits", "fragmentation", "gathered"}
     shard = model.num_params / 2 * 2  # BF16 over tp 2, the same on every dp rank
     assert found.host_bytes["all"] - without.host_bytes["all"] == pytest.approx(8 * 2 * shard, rel=1e-3)
-    resident = _ledger(replace(plan, reference=replace(plan.reference, residency="resident")), GRPO)
+    resident = _ledger(replace(plan, reference=replace(plan.role("reference"), residency="resident")), GRPO)
     saved = _bytes(resident, "reference.logprob") - _bytes(found, "reference.logprob")
     assert saved > 0.99 * shard  # and its communicators
 
@@ -426,7 +426,7 @@ def test_a_swapped_reference_holds_two_shards_on_the_host_and_no_weights_on_a_gp
 def test_only_a_reference_is_swapped_and_only_where_the_actor_lies(changes, code):
     plan = _swapped()
     with pytest.raises(RlhfsimError) as refused:
-        replace(plan, **{role: replace(getattr(plan, role), **fields) for role, fields in changes.items()})
+        replace(plan, **{role: replace(plan.roles[role], **fields) for role, fields in changes.items()})
     assert refused.value.code == code
 
 

@@ -146,7 +146,7 @@ def test_brute_force_agrees_where_a_larger_teacher_scores(questions: Any, teache
     )
     models = models_of(taught)
     case = questions.case(request, models)
-    assert {plan.reference is not None for _, plan in case.written_out() if plan} == {True}
+    assert {plan.role("reference") is not None for _, plan in case.written_out() if plan} == {True}
     found = Search(request, models).run()
     best = None if found.best is None else questions.value(case, found.best)
     agree(case, questions.values(case), best, found.certificate)
