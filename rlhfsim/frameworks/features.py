@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
+from rlhfsim.specs.workload.roles import TABLE
 from rlhfsim.specs.workload.workload import Workload
 
 APART = "prefill apart from decode"
@@ -109,6 +110,7 @@ def workload_features(workload: Workload) -> Iterator[str]:
         "EAGLE-3 heads trained with the policy": trained == "eagle",
         "router replay": workload.router_replay,
         "largest logits of a teacher": workload.teacher_top > 0,
+        "further roles": any(not role.launched and role.model(workload) is not None for role in TABLE),
         "several teachers": len(workload.references) > 1,
         "LoRA": lora is not None,
         "LoRA on a 4-bit base": lora is not None and lora.base == "nf4",

@@ -68,6 +68,7 @@ ASKED_FOR = frozenset(
         "router replay",
         "largest logits of a teacher",
         "several teachers",
+        "further roles",
         "prefill apart from decode",
     }
 )
@@ -100,6 +101,7 @@ FEATURES: Mapping[str, str] = {
     "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
     "largest logits of a teacher": "leave out workload.teacher_top",
     "several teachers": "name one teacher",
+    "further roles": "leave out its model in the workload, or have it priced alone: --framework any",
     "router replay": "leave out workload.router_replay",
     "FP8 rollout": "set rollout precision to bf16",
     "FP8 KV cache": "set kv_precision to bf16",

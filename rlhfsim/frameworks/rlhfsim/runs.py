@@ -10,6 +10,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 _NOT_RUN = {
     "oversampling",
+    "further roles",
     "speculative decoding",
     "MTP layers trained with the policy",
     "EAGLE-3 heads trained with the policy",

@@ -35,6 +35,8 @@ class Role:
     several: bool = False
     """Models with commas between their names share its samples."""
     head: Head = "causal"
+    launched: bool = False
+    """Frameworks and our executor know it; one of your own is priced and simulated alone."""
     colour: str
     pattern: str
     """Of `present.html.theme`."""
@@ -53,6 +55,7 @@ TABLE = (
         scores=lambda work: work.generates and work.old_logprobs == "recompute" and not work.distils,
         trained=True,
         policy=True,
+        launched=True,
         colour="red",
         pattern="/",
     ),
@@ -61,6 +64,7 @@ TABLE = (
         model=lambda work: work.model if work.generates else None,
         generates=True,
         policy=True,
+        launched=True,
         colour="blue",
         pattern="",
     ),
@@ -70,6 +74,7 @@ TABLE = (
         scoring="value",
         trained=True,
         head="value",
+        launched=True,
         colour="green",
         pattern="x",
     ),
@@ -79,6 +84,7 @@ TABLE = (
         scoring="logprob",
         policy=True,
         several=True,
+        launched=True,
         colour="purple",
         pattern=".",
     ),
@@ -87,6 +93,7 @@ TABLE = (
         model=lambda work: work.reward.model if work.has_reward_model else None,
         scoring="score",
         head="score",
+        launched=True,
         colour="orange",
         pattern="-",
     ),
