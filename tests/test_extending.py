@@ -46,7 +46,8 @@ def run(script: str, folder: Path, code: Path) -> None:
 
 
 def test_the_questions_that_the_house_must_answer_are_all_there() -> None:
-    assert set(EXAMPLES) == {"gpu", "framework", "algorithm", "weight path", "schedule", "kv bytes"}
+    asked = {"gpu", "framework", "algorithm", "role", "tool model", "weight path", "schedule", "kv bytes"}
+    assert set(EXAMPLES) == asked
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -116,6 +116,7 @@ POLICY = _names(lambda role: role.policy)
 ROLES = (*MODELS, *GENERATING)
 PLACED = (*GENERATING, *MODELS)
 """All, in the order in which plans list them."""
+_RANK = {name: rank for rank, name in enumerate(PLACED)}
 ENDS = (*_names(lambda role: role.trained and role.policy), *GENERATING)
 """Roles that the weight sync joins."""
 BY_NAME: Mapping[str, Role] = {role.name: role for role in TABLE}
@@ -127,7 +128,7 @@ class ByRole(dict[str, T]):
     def __init__(self, given: Mapping[str, T | None] | Iterable[tuple[str, T | None]]) -> None:
         """None: there is no such role. A name that the table lacks is our own bug."""
         there = ((name, value) for name, value in dict(given).items() if value is not None)
-        super().__init__(sorted(there, key=lambda item: PLACED.index(item[0])))
+        super().__init__(sorted(there, key=lambda item: _RANK[item[0]]))
 
     def __hash__(self) -> int:  # type: ignore[override]  # of a dict there is none
         return hash(tuple(self.items()))
