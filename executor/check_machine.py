@@ -16,7 +16,6 @@ from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 
@@ -45,7 +44,7 @@ def question(plan: Plan | None, settings: Settings, out: Path) -> MachineQuestio
     kinds = [hardware.profile for hardware in plan.hardware]
     on_gpus = not all(load_profile(kind).vendor == "cpu" for kind in kinds)
     sharing = Counter(place for group in ranks.group_specs(plan, served_by(plan)) for place in group.places)
-    trained = [role for role in plan.placement.roles.values() if isinstance(role, RolePlacement)]
+    trained = plan.placement.trainers.values()
     needs = Needs(
         gpus=max(map(len, ranks.bundles(plan).values())) if on_gpus else None,
         gpu_kind=kinds[0] if len(kinds) == 1 else None,

@@ -83,8 +83,8 @@ def group_specs(plan: Plan, served_by: Mapping[str, str]) -> tuple[GroupSpec, ..
     """The worker groups of a plan; roles in `served_by` run on another role's engine."""
     gpus = {s.role: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
     together: dict[Any, dict[str, RolePlacement]] = {}
-    for role, placed in plan.placement.roles.items():
-        if isinstance(placed, RolePlacement) and role not in served_by:
+    for role, placed in plan.placement.trainers.items():
+        if role not in served_by:
             key = (gpus[role], placed.layout.tp, placed.layout.pp, placed.layout.dp)
             together.setdefault(key, {})[role] = placed
     return tuple(

@@ -24,7 +24,6 @@ from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.config import read_config
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
-from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 TOKENIZER = "tokenizer.json"
@@ -254,12 +253,11 @@ def check_family(job: Job, config: Mapping[str, Any]) -> None:
     """
     model = read_config(Source(job.model, "", config), job.model)
     check_kind(model, framework(OWN), generates=job.plan.workload.generates)
-    for role, placed in job.plan.placement.roles.items():
-        if isinstance(placed, RolePlacement):
-            lacks = framework(OWN).lacks_model(placed.layout, model, config.get("model_type"))
-            if lacks is not None:
-                message = f"{role}: the plan asks for {lacks.what}, which the executor does not run"
-                raise RlhfsimError(lacks.code, message, help=lacks.remedy)
+    for role, placed in job.plan.placement.trainers.items():
+        lacks = framework(OWN).lacks_model(placed.layout, model, config.get("model_type"))
+        if lacks is not None:
+            message = f"{role}: the plan asks for {lacks.what}, which the executor does not run"
+            raise RlhfsimError(lacks.code, message, help=lacks.remedy)
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -133,18 +133,17 @@ def _whole(path: str | None) -> str | None:
 
 def served_by(plan: Plan) -> dict[str, str]:
     """Roles that run on another role's engine: the frozen base of a LoRA policy is its reference."""
-    roles = plan.placement.roles
-    shared = plan.workload.lora is not None and plan.workload.reference == "same"
-    together = "reference" not in roles or roles["reference"].pool == plan.placement.actor.pool
-    return {"reference": "actor"} if shared and plan.workload.has_reference and together else {}
+    placement = plan.placement
+    together = "reference" not in placement.roles or placement.together("actor", "reference")
+    return {"reference": "actor"} if plan.workload.base_is_reference and together else {}
 
 
 def engine_specs(job: Job) -> dict[str, EngineSpec]:
     """How the engine of every trained or scoring role is built."""
     return {
         role: _engine_spec(job, role, placed)
-        for role, placed in job.plan.placement.roles.items()
-        if isinstance(placed, RolePlacement) and role not in served_by(job.plan)
+        for role, placed in job.plan.placement.trainers.items()
+        if role not in served_by(job.plan)
     }
 
 

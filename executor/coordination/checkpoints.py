@@ -29,7 +29,6 @@ from executor.coordination.manifest import problems, sync, write_manifest, write
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import Source, convert, read_text
-from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.roles import TRAINED
 
 logger = logging.getLogger(__name__)
@@ -107,8 +106,8 @@ def identity(plan: Plan, settings_hash: str, contents: Mapping[str, str] | None 
         settings_hash=settings_hash,
         world={
             role: {"ranks": placed.layout.gpus} | {name: getattr(placed.layout, name) for name in DEGREES}
-            for role, placed in plan.placement.roles.items()
-            if isinstance(placed, RolePlacement) and role in TRAINED
+            for role, placed in plan.placement.trainers.items()
+            if role in TRAINED
         },
         inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
         contents=contents or {},

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from executor.resolve import Job
-from rlhfsim.specs.placement.placement import RolePlacement
 
 OPTIMIZER = "optimizer"
 """Only the optimizer states leave; weights stay."""
@@ -51,8 +50,7 @@ class Residency:
 
     def _resting_place(self, role: str) -> str | None:
         """None: it stays in memory."""
-        placed = self._job.plan.placement.roles[role]
-        assert isinstance(placed, RolePlacement)
+        placed = self._job.plan.placement.trainers[role]
         if placed.residency != "resident":
             return placed.residency
         return OPTIMIZER if placed.offload_between else None

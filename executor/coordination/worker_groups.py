@@ -38,7 +38,7 @@ from executor.resolve import Job, engine_specs, environment, rollout_spec, serve
 from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.trace import CPU_POOL
@@ -419,9 +419,7 @@ class WorkerGroups:
         return max(self._layout(role).dp for role in self._groups)
 
     def _layout(self, role: str) -> Layout:
-        placed = self.job.plan.placement.roles[role]
-        assert isinstance(placed, RolePlacement)
-        return placed.layout
+        return self.job.plan.placement.trainers[role].layout
 
     def save(self, folder: Path, *, background: bool = False) -> None:
         """Every trained role's state, a folder each; the rollout engine sleeps meanwhile."""

@@ -274,11 +274,10 @@ def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
             instead="the engine's option by hand (all2all_backend of vLLM, moe-a2a-backend of SGLang)",
             of=("rollout.layout.dispatcher",),
         )
-    trained = {n: x.layout for n, x in plan.placement.roles.items() if isinstance(x, RolePlacement)}
-    trained = {n: layout for n, layout in trained.items() if n in TRAINED}
+    trained = [role.layout for name, role in plan.placement.trainers.items() if name in TRAINED]
     sends = plan.placement.actor.layout.dispatcher
     said = {"dispatcher": f"dispatcher {sends}" if sends else ""}
-    said |= {"overlap_moe": "overlap" if any(layout.ep_overlap for layout in trained.values()) else ""}
+    said |= {"overlap_moe": "overlap" if any(layout.ep_overlap for layout in trained) else ""}
     lacking = [what for name, what in said.items() if what and not any(name in key for key in keys)]
     if lacking:
         yield Unsaid(

@@ -51,9 +51,9 @@ def with_rollout(plan: Plan, rollout: RolloutPlacement, **changes: Any) -> Plan:
 
 def with_roles(plan: Plan, change: Callable[[str, RolePlacement], RolePlacement]) -> Plan:
     """The plan with each trained and scoring role changed."""
-    roles = plan.placement.roles.items()
-    changed = {name: change(name, role) for name, role in roles if isinstance(role, RolePlacement)}
-    return with_placement(plan, **changed)
+    return with_placement(
+        plan, **{name: change(name, role) for name, role in plan.placement.trainers.items()}
+    )
 
 
 def with_layouts(plan: Plan, *names: str, **changes: Any) -> Plan:
@@ -67,9 +67,7 @@ def with_layouts(plan: Plan, *names: str, **changes: Any) -> Plan:
 
 def like_actor(plan: Plan, name: str, **changes: Any) -> Plan | None:
     """The plan in which a role has the actor's layout; None where its other fields forbid that."""
-    given = plan.placement.roles[name]
-    assert isinstance(given, RolePlacement)
-    role = replace(given, layout=plan.placement.actor.layout, **changes)
+    role = replace(plan.placement.trainers[name], layout=plan.placement.actor.layout, **changes)
     try:
         return with_placement(plan, **{name: role})
     except RlhfsimError:  # a reference cannot be swapped in place of an actor that is gone

@@ -39,7 +39,7 @@ from rlhfsim.specs.placement.backends import (
 )
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout, ServingEngine
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
 from rlhfsim.specs.workload.roles import TRAINED
@@ -412,10 +412,9 @@ class Runs:
         found = [self.lacks_hardware(vendors), self.lacks_workload(workload, backend)]
         found.append(self.lacks_schedule(placement.schedule))
         found.append(self.lacks_pools(placement.groups, workload, backend))
-        for role, placed in placement.roles.items():
-            if isinstance(placed, RolePlacement):
-                found.append(self.lacks_layout(backend, placed.layout, workload, role))
-                found.append(self._first(residency_features(placed), backend))
+        for role, placed in placement.trainers.items():
+            found.append(self.lacks_layout(backend, placed.layout, workload, role))
+            found.append(self._first(residency_features(placed), backend))
         if placement.rollout is not None:
             found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node, backend=backend))
             found.append(self.lacks_path(placement.weight_path, topology))
@@ -431,10 +430,9 @@ class Runs:
         """How it is known that what a plan uses runs, by feature."""
         used = [*workload_features(workload), *schedule_features(placement.schedule)]
         used += pool_features(placement.groups)
-        for role, placed in placement.roles.items():
-            if isinstance(placed, RolePlacement):
-                lora = role == "actor" and workload.lora is not None
-                used += [*layout_features(placed.layout, adapters=lora), *residency_features(placed)]
+        for role, placed in placement.trainers.items():
+            lora = role == "actor" and workload.lora is not None
+            used += [*layout_features(placed.layout, adapters=lora), *residency_features(placed)]
         found = {name: self.features[name] for name in used if name in self.features}
         found[BACKENDS[placement.backend].title] = self.known_trainers[placement.backend]
         if placement.rollout is not None:

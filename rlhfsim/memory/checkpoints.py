@@ -14,7 +14,7 @@ from rlhfsim.memory.states import BF16
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 
@@ -24,9 +24,8 @@ def copied_bytes(
 ) -> float:
     """Bytes of the copies on the fullest node: those of its ranks, and each role's copy for users."""
     total = 0.0
-    for role in TRAINED:
-        placed = placement.roles.get(role)
-        if not isinstance(placed, RolePlacement):
+    for role, placed in placement.trainers.items():
+        if role not in TRAINED:
             continue
         held = role_in_plan(models, placement, workload, profile, role, "first").states
         each = held.weights + held.optimizer + held.host

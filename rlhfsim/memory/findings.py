@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import MIB, format
@@ -53,8 +53,7 @@ def logits_findings(memory: Ledger, placement: Placement, workload: Workload) ->
     if not held:
         return
     size, phase, role = max(held, key=lambda item: item[0])
-    placed, batch = placement.roles[role], batch_lengths(workload)
-    assert isinstance(placed, RolePlacement)
+    placed, batch = placement.trainers[role], batch_lengths(workload)
     tokens = batch.tokens(placed.layout, scoring=not phase.name.endswith("train")) / placed.layout.cp
     yield Finding(
         what=f"the logits of a micro-batch take {format(size, 'byte')} of {format(phase.capacity, 'byte')} a "

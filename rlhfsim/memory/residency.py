@@ -37,7 +37,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
@@ -83,8 +83,7 @@ def role_in_plan(
     engine: str = "",
 ) -> RoleBytes:
     """What a role of a plan holds on a GPU of `stage`."""
-    placed = placement.roles[role]
-    assert isinstance(placed, RolePlacement)
+    placed = placement.trainers[role]
     memory = role_memory(
         models,
         role,
@@ -111,8 +110,8 @@ def engine_in_plan(models: Models, placement: Placement, workload: Workload, pro
 
 def _stages(placement: Placement, pool: str) -> tuple[Stage, ...]:
     """Pipeline stages to look at in a pool; one where nobody has a pipeline."""
-    trainers = [p for p in placement.roles.values() if p.pool == pool and isinstance(p, RolePlacement)]
-    return ("first", "last") if any(p.layout.pp > 1 for p in trainers) else ("only",)
+    piped = any(p.layout.pp > 1 for p in placement.trainers.values() if p.pool == pool)
+    return ("first", "last") if piped else ("only",)
 
 
 def sync_bytes(
@@ -235,8 +234,7 @@ def plan_moments(placement: Placement, workload: Workload) -> Iterator[Moment]:
     """The moments of one step of a plan, in the order of the dataflow."""
 
     def moves(role: str, *, trains: bool) -> bool:
-        placed = placement.roles[role]
-        assert isinstance(placed, RolePlacement)
+        placed = placement.trainers[role]
         return placed.residency != "resident" or (placed.offload_between and trains)
 
     pools = tuple(p.name for p in placement.pools)

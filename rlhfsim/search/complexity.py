@@ -50,7 +50,7 @@ def asks_more(best: Placement, simple: Placement) -> Iterator[str]:
 
 
 def _cuts(placement: Placement) -> frozenset[tuple[int, ...]]:
-    return frozenset(cut(role) for name, role in placement.roles.items() if name != "rollout")
+    return frozenset(map(cut, placement.trainers.values()))
 
 
 def overlaps(schedule: Schedule) -> int:
@@ -67,8 +67,7 @@ def cut(role: AnyRolePlacement) -> tuple[int, ...]:
 
 def zero_stages(placement: Placement) -> frozenset[int]:
     """ZeRO stages of the trained roles; where nothing is trained no states are sharded."""
-    roles = (placement.role(name) for name in TRAINED)
-    return frozenset(role.layout.zero for role in roles if role is not None)
+    return frozenset(role.layout.zero for name, role in placement.trainers.items() if name in TRAINED)
 
 
 def piped(role: AnyRolePlacement) -> bool:

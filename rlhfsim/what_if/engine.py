@@ -25,7 +25,7 @@ from rlhfsim.search.role_fields import FIXABLE_ROLES
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.roles import GENERATING, MODELS, POLICY, TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import model_error
@@ -237,8 +237,7 @@ def search_of(question: Question, prices: Prices | None = None) -> Search:
 def _has_work(request: Request, placement: Placement) -> bool:
     """Whether every rank has a micro-batch, as `search.layouts` asks."""
     sequences = request.workload.num_sequences // request.workload.mini_batches
-    roles = [s for s in placement.roles.values() if isinstance(s, RolePlacement)]
-    return all(s.layout.dp * s.layout.micro_batch <= sequences for s in roles)
+    return all(s.layout.dp * s.layout.micro_batch <= sequences for s in placement.trainers.values())
 
 
 def first_of_each(families: Iterable[Iterable[A]], ask: Callable[[A], T | None]) -> tuple[T, ...]:

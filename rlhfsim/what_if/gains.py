@@ -15,7 +15,7 @@ from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.space import pools_of
 from rlhfsim.simulation.asynchronous.run import WAIT
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import ASIDE_WORK, Change, Prices, Question, search_of
 from rlhfsim.what_if.lent_trainer import lent
 from rlhfsim.what_if.verdict import put_to, refusal
@@ -175,7 +175,7 @@ def _change(name: str, like: Placement) -> Change:
 
 def _offloads(placement: Placement) -> bool:
     """Whether a plan moves anything trained or scored to the host."""
-    roles = [s for s in placement.roles.values() if isinstance(s, RolePlacement)]
     return any(
-        s.residency != "resident" or s.offload_between or s.layout.offload_optimizer != "none" for s in roles
+        s.residency != "resident" or s.offload_between or s.layout.offload_optimizer != "none"
+        for s in placement.trainers.values()
     )

@@ -217,8 +217,7 @@ def _fits(question: Question) -> bool | None:
 
 def _edits(placement: Placement) -> Iterator[Change]:
     """Gentle first: memory share, micro-batch, recompute, moving states out, ZeRO, Adam on the host."""
-    roles = {n: s for n, s in placement.roles.items() if isinstance(s, RolePlacement)}
-    rollout = placement.rollout
+    roles, rollout = placement.trainers, placement.rollout
     if rollout is not None:
         for share in SHARES:
             if share < rollout.layout.memory_utilization:

@@ -9,7 +9,6 @@ from rlhfsim.frameworks.instead import Instead, instead, layers_whole, served_re
 from rlhfsim.frameworks.nearest import with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
-from rlhfsim.specs.placement.placement import RolePlacement
 
 ROWS = (
     layers_whole("critic"),
@@ -80,9 +79,9 @@ def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
 
 def _of_scoring(plan: Plan, name: str) -> Iterator[Unsaid]:
     """A batch is scored in as many micro-batches as an update trains in (`mb_spec.n_mbs`)."""
-    placed = plan.placement.roles.get(name)
+    placed = plan.placement.role(name)
     scores = name == "critic" or plan.workload.old_logprobs == "recompute"
-    if not isinstance(placed, RolePlacement) or placed.layout.pack_tokens or not scores:
+    if placed is None or placed.layout.pack_tokens or not scores:
         return
     size, together = (
         placed.layout.sequences(scoring=True),

@@ -109,12 +109,7 @@ def _hosted(role: str) -> str:
 
 
 def _of(role: str) -> Callable[[Plan], RolePlacement]:
-    def placed(plan: Plan) -> RolePlacement:
-        found = plan.placement.roles[role]
-        assert isinstance(found, RolePlacement)
-        return found
-
-    return placed
+    return lambda plan: plan.placement.trainers[role]
 
 
 CHUNKED: Mapping[Backend, Head] = {
@@ -166,8 +161,8 @@ def splits(role: str) -> Callable[[Plan], bool]:
     packs (algorithms/distillation.py, line 270)."""
 
     def cuts(plan: Plan) -> bool:
-        found = plan.placement.roles.get(role)
-        if not isinstance(found, RolePlacement) or refuses_split(plan, found):
+        found = plan.placement.role(role)
+        if found is None or refuses_split(plan, found):
             return False
         return found.layout.sequence_parallel and found.layout.tp > 1
 
@@ -290,8 +285,8 @@ def packs(role: str, *, scoring: bool) -> Callable[[Plan], int | None]:
     """Tokens of a pack on all ranks of a sequence."""
 
     def tokens(plan: Plan) -> int | None:
-        placed = plan.placement.roles.get(role)
-        if not isinstance(placed, RolePlacement) or not placed.layout.pack_tokens:
+        placed = plan.placement.role(role)
+        if placed is None or not placed.layout.pack_tokens:
             return None
         return placed.layout.pack(scoring=scoring)
 

@@ -154,8 +154,7 @@ def refuses_split(plan: Plan, role: RolePlacement) -> bool:
 
 def _of_split(plan: Plan) -> Iterator[Unsaid]:
     for name in ("actor", "reference"):
-        role = plan.placement.roles[name]
-        assert isinstance(role, RolePlacement)
+        role = plan.placement.trainers[name]
         if role.layout.tp > 1 and role.layout.sequence_parallel and refuses_split(plan, role):
             yield Unsaid(
                 what=f"sequence parallelism of the {name} in packed micro-batches",
@@ -210,8 +209,8 @@ def _of_packs(plan: Plan) -> Iterator[Unsaid]:
     longest, placement = longest_prompt(plan) + longest_response(plan), plan.placement
     like = ("actor", "critic") if plan.workload.distils else ("actor", "critic", "reference")
     for name, roles in (("actor", like), ("reference", ("reference",))):
-        placed = placement.roles.get(name)
-        if not isinstance(placed, RolePlacement) or (name == "reference" and not plan.workload.distils):
+        placed = placement.role(name)
+        if placed is None or (name == "reference" and not plan.workload.distils):
             continue
         layout, scored = placed.layout, name == "reference" or not alike(plan)
         if not plan.workload.packing or layout.pack_tokens is not None:

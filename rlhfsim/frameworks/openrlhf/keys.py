@@ -101,7 +101,7 @@ def names(*keys: str) -> tuple[str, ...]:
 
 def trained(plan: Plan) -> list[tuple[str, RolePlacement]]:
     """Roles that train or score."""
-    return [(name, role) for name, role in plan.placement.roles.items() if isinstance(role, RolePlacement)]
+    return list(plan.placement.trainers.items())
 
 
 def _sharing(plan: Plan) -> Iterator[Setting]:

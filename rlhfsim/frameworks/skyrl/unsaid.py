@@ -143,8 +143,8 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
     for kept in (True, False):
         changed = [
             name
-            for name, role in nearest.placement.roles.items()
-            if isinstance(role, RolePlacement) and role != placement.roles[name]
+            for name, role in nearest.placement.trainers.items()
+            if role != placement.roles[name]
             if (role.residency == "offloaded") == kept
         ]
         if changed and kept:

@@ -127,9 +127,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             nearest=with_schedule(plan, staleness=1, partial_rollout=True, streaming=False),
             of=("schedule",),
         )
-    for role, placed in placement.roles.items():
-        if not isinstance(placed, RolePlacement):
-            continue
+    for role, placed in placement.trainers.items():
         if role == "reward":
             yield from reward_unsaid(plan, placed)
             continue

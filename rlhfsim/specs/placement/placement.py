@@ -277,13 +277,17 @@ class Placement:
 
     def role(self, name: str) -> RolePlacement | None:
         """A trained or scoring role; None where the plan has none."""
-        placed = self.roles.get(name)
-        assert not isinstance(placed, RolloutPlacement), name
-        return placed
+        return self.trainers.get(name)
+
+    @property
+    def trainers(self) -> dict[str, RolePlacement]:
+        """Every trained or scoring role by name: all but the rollout."""
+        return {name: role for name, role in self.roles.items() if isinstance(role, RolePlacement)}
 
     def together(self, *names: str) -> bool:
         """Whether some roles are all there, in one pool."""
-        return len({self.roles[name].pool if name in self.roles else name for name in names}) == 1
+        homes = [self.roles[name].pool for name in names if name in self.roles]
+        return len(homes) == len(names) and len(set(homes)) == 1
 
     @property
     def actor(self) -> RolePlacement:
@@ -323,10 +327,7 @@ class Placement:
 
     @property
     def _frees_memory(self) -> bool:
-        between = any(
-            isinstance(s, RolePlacement) and (s.offload_between or s.residency != "resident")
-            for s in self.roles.values()
-        )
+        between = any(s.offload_between or s.residency != "resident" for s in self.trainers.values())
         return between or (
             self.rollout is not None and (self.rollout.sleep > 0 or self.rollout.residency != "resident")
         )
@@ -340,7 +341,7 @@ class Placement:
     @property
     def role_placement(self) -> RolePlacementLabel:
         """How the roles share pools: one pool, groups, or each its own."""
-        return role_placement([role.pool for name, role in self.roles.items() if name != "rollout"])
+        return role_placement([role.pool for role in self.trainers.values()])
 
 
 def weights_cut(layout: Layout, backend: Backend) -> tuple[object, ...]:

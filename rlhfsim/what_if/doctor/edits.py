@@ -41,7 +41,7 @@ def edits(specs: RunSpecs) -> Iterator[Edit]:
     placement = specs.placement
     if placement.rollout is not None:
         yield from _rollout(specs, placement.rollout)
-    roles = {n: s for n, s in placement.roles.items() if isinstance(s, RolePlacement)}
+    roles = placement.trainers
     trained: Roles = {n: s for n, s in roles.items() if n in TRAINED}
     yield from _micro_batch(specs, roles)
     if not specs.workload.packing:
