@@ -36,8 +36,7 @@ def leaves(placed: RolePlacement | None) -> bool:
 
 def shares(plan: Plan) -> bool:
     """Whether the rollout has the GPUs that train."""
-    rollout = plan.placement.rollout
-    return rollout is not None and rollout.pool == plan.placement.actor.pool
+    return plan.placement.together("actor", "rollout")
 
 
 PLANNED: Mapping[str, Callable[[Plan], Any]] = {

@@ -292,8 +292,7 @@ def _shared(plan: Plan) -> str:
 
 
 def _beside(plan: Plan) -> bool:
-    reference = plan.placement.role("reference")
-    return reference is not None and reference.pool == plan.placement.actor.pool
+    return plan.placement.together("actor", "reference")
 
 
 def _most(plan: Plan) -> int | None:

@@ -17,7 +17,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
-from rlhfsim.specs.workload.roles import TABLE, ByRole
+from rlhfsim.specs.workload.roles import NAMES, TABLE, ByRole
 
 Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "lend", "async"]
 RolePlacementLabel = Literal["colocated", "split", "standalone"]
@@ -248,13 +248,10 @@ class Placement:
     def in_files() -> type[Any]:
         """The dataclass of a placement in files."""
         hints, usual = get_type_hints(Placement, include_extras=True), Placement.__init__.__kwdefaults__ or {}
-        roles: list[Any] = [
-            (role.name, RolloutPlacement | None if role.generates else RolePlacement | None, None)
-            for role in TABLE
-        ]
-        roles[0] = ("actor", RolePlacement)
-        own: list[Any] = [(name, hints[name], usual[name]) for name in Placement.__slots__[2:]]
-        keys = [("pools", hints["pools"]), *roles, *own]
+        kinds = {role.name: (RolloutPlacement if role.generates else RolePlacement) | None for role in TABLE}
+        keys: list[Any] = [("pools", hints["pools"]), *((name, kind, None) for name, kind in kinds.items())]
+        keys[1 + NAMES.index("actor")] = ("actor", RolePlacement)
+        keys += [(name, hints[name], usual[name]) for name in Placement.__slots__[2:]]
         return checked(make_dataclass("Placement", keys, frozen=True, slots=True, kw_only=True))
 
     @property
