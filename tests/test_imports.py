@@ -94,7 +94,6 @@ THIRD_PARTY = {  # library -> the only places that may import it
         "rlhfsim.what_if",
         "executor.settings",
     },
-    "pydantic_core": {"rlhfsim.specs"},
     "yaml": {
         "rlhfsim.specs",
         "rlhfsim.frameworks",

@@ -8,8 +8,7 @@ from functools import cache
 from itertools import combinations
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from pydantic import Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, PlainSerializer
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
@@ -261,16 +260,16 @@ class Placement:
         return self.in_files()(**own, **self.roles)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Read from and written to the keys of files."""
         del source
-        keys = handler.generate_schema(cls.in_files())
-        written = core_schema.plain_serializer_function_ser_schema(lambda it: it.keyed, return_schema=keys)
+        keys = cls.in_files()
 
         def read(keyed: Any) -> Placement:
             return cls(**{field.name: getattr(keyed, field.name) for field in fields(keyed)})
 
-        return core_schema.no_info_after_validator_function(read, keys, serialization=written)
+        written = PlainSerializer(lambda placement: placement.keyed, return_type=keys)
+        return handler.generate_schema(Annotated[keys, AfterValidator(read), written])
 
     def role(self, name: str) -> RolePlacement | None:
         """A trained or scoring role; None where the plan has none."""
