@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 import rlhfsim
-from rlhfsim.present.terminal.design import show_first
-from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.present.answers.design import page
+from rlhfsim.present.answers.design_details import Extras
+from rlhfsim.present.terminal.first_screen import show
 from rlhfsim.what_if.risk.choice import chances
 
 PICTURE = Path(__file__).parent / "img" / "design.svg"
@@ -30,7 +31,7 @@ def drawn() -> str:
     workload = rlhfsim.Workload(model="70b")
     answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
-    show_first(console, answer, Extras(side=chances(answer, (), None)), "plan.json")
+    show(console, page(answer, Extras(side=chances(answer, (), None))))
     return console.export_svg(title=COMMAND, unique_id="design")
 
 

@@ -41,10 +41,11 @@ from rlhfsim.cli.planned import asked
 from rlhfsim.cli.search_progress import shown
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
+from rlhfsim.present.answers.design import page
+from rlhfsim.present.answers.design_details import Extras
+from rlhfsim.present.answers.plan_blocks import wants
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.design import design_dict, show
-from rlhfsim.present.terminal.design_details import Extras
-from rlhfsim.present.terminal.first_screen import wants
+from rlhfsim.present.terminal.first_screen import show
 from rlhfsim.search import clock
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
@@ -159,11 +160,8 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     )
     if (plan := answer.told) is not None:
         write_plan(given["out"], replace(plan, run=extras.run))
-    emit(
-        given["as_json"],
-        lambda: design_dict(answer, extras),
-        lambda: show(console(), answer, extras, str(given["out"]), given["detail"]),
-    )
+    content = page(answer, extras, str(given["out"]), given["detail"])
+    emit(given["as_json"], lambda: content.as_data, lambda: show(console(), content))
     if clock.was_asked() and answer.chosen is not None:
         ctx.exit(ANSWERED_EARLY)
     ctx.exit(0 if answer.chosen is not None and (known is None or known.meets) else 1)

@@ -17,11 +17,11 @@ from rlhfsim.cli.params import (
     OneOf,
     Words,
     bad_option,
-    emit,
     flag,
     json_option,
     on_command_line,
     option,
+    reply,
     typed,
 )
 from rlhfsim.errors import Place, RlhfsimError
@@ -30,7 +30,7 @@ from rlhfsim.frameworks.configuration.forms import scalars
 from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
 from rlhfsim.outputs import write_new
-from rlhfsim.present.terminal import doctor as view
+from rlhfsim.present.answers.doctor import page
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
@@ -119,7 +119,7 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
         if given["strict"]:
             check_keys(answer)
         repaired = _written_fix(answer, configs) if given["fix"] else None
-    emit(given["as_json"], lambda: view.as_data(answer, repaired), lambda: view.report(answer, repaired))
+    reply(given, page(answer, repaired))
     ctx.exit(0 if answer.judged.fits and not any(f.stops for f in answer.findings) else 1)
 
 

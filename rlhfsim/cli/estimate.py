@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from rlhfsim.cli.constraints import SURE, SURELY, priced_targets, promise_options, target_options, targets_of
-from rlhfsim.cli.params import Output, detail_option, emit, option, together, writer
+from rlhfsim.cli.params import Output, detail_option, option, reply, together, writer
 from rlhfsim.cli.planned import plan_options, planned, run_of
 from rlhfsim.plan import AskedRun, write_plan
-from rlhfsim.present.terminal import estimate as view
+from rlhfsim.present.answers.estimate import page
 from rlhfsim.search.requirements import CONFIDENCE, Requirement, requirements_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
 from rlhfsim.what_if.risk.run import outlook
@@ -57,7 +57,7 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
         answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    emit(given["as_json"], lambda: view.as_data(answer, known), lambda: view.report(answer, given["detail"]))
+    reply(given, page(answer, known, given["detail"]))
     ctx.exit(0 if answer.fits and (known is None or known.meets) else 1)
 
 

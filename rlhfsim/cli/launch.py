@@ -19,11 +19,11 @@ from rlhfsim.cli.params import (
     Whole,
     Words,
     bad_option,
-    emit,
     flag,
     json_option,
     on_command_line,
     option,
+    reply,
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.run_settings import settings_of
@@ -33,9 +33,10 @@ from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.answers import check_machine as machine_view
-from rlhfsim.present.terminal import launch as launch_view
+from rlhfsim.present.answers import launch as launch_view
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.page import parts
+from rlhfsim.present.terminal.launch import Screen
+from rlhfsim.present.terminal.page import blocks, parts
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import parse_json, read_text
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 CORE = "cpu_core"
 """Profile of a slot on a machine without GPUs."""
-SCHEMA = "rlhfsim.launch/1"
 EDITED = (
     "note: this plan was edited after it was priced; time limits follow the old prediction: "
     "rlhfsim estimate FILE --out NEW"
@@ -204,10 +204,9 @@ def launched(
     from rlhfsim.cli.replan import Replan, profile_line
 
     screen = console(stderr=as_json)
-    listener = launch_view.Screen(screen)
-    for line in launch_view.before(plan, dry_run=options.dry_run, notes=notes):
-        screen.print(line)
-    for line in launch_view.replaced_lines(changes):
+    listener = Screen(screen)
+    about = launch_view.before(plan, dry_run=options.dry_run, told=notes, changes=changes)
+    for line in blocks([*about], screen.width):
         screen.print(line)
     if scale:
         make_tiny(options.out)
@@ -229,9 +228,9 @@ def launched(
         report |= {"calibrated_profile": str(written) if written else None}
         screen.print(profile_line(written))
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, **report}, indent=2))
+        click.echo(json.dumps({"schema": launch_view.SCHEMA, **report}, indent=2))
         return None
-    for line in launch_view.after(plan, report):
+    for line in ("", *blocks([*launch_view.after(report)], screen.width)):
         screen.print(line)
     if not options.dry_run:
         from rlhfsim.present.chrome_trace import chrome_path, write_chrome
@@ -279,8 +278,7 @@ def check_described(
         )
     checked = check(plan, settings, cluster)
     peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-    report = launch_view.described(checked.cluster, checked.lines, peaks)
-    emit(as_json, lambda: {"schema": SCHEMA, **report}, lambda: launch_view.described_lines(report))
+    reply({"as_json": as_json}, launch_view.described_page(checked.cluster, checked.lines, peaks))
 
 
 def described_cluster(text: str) -> Cluster:

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import emit
+from rlhfsim.cli.params import reply
 from rlhfsim.cli.planned import plan_options, planned
-from rlhfsim.present.terminal import ledger as view
+from rlhfsim.present.answers.memory import page
 
 EPILOG = """\b
 Examples:
@@ -31,5 +31,5 @@ def memory(ctx: click.Context, /, **given: Any) -> None:
     Exit codes: 0 it fits, 1 it does not fit, 2 bad input.
     """
     answer = planned(ctx, given)
-    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
+    reply(given, page(answer))
     ctx.exit(0 if answer.fits else 1)

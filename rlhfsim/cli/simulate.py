@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,24 +15,20 @@ from rlhfsim.cli.params import (
     ParamType,
     Whole,
     bad_option,
-    emit,
     flag,
     json_option,
     on_command_line,
     option,
+    reply,
     writer,
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.search_progress import counted
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import is_replaceable
-from rlhfsim.present import plain
+from rlhfsim.present.answers.simulate import page
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal import simulate as simulate_view
-from rlhfsim.present.terminal.console import Part, console, labelled, styled
-from rlhfsim.present.terminal.estimate import remedy_text
-from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
+from rlhfsim.simulation.summary import FaultOptions, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
 from rlhfsim.what_if.planned import fitting_change
@@ -165,11 +159,7 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
         write_trace(written, answer.trace)
         if is_replaceable(written):
             write_chrome(chrome_path(written), answer.trace)
-    emit(
-        given["as_json"],
-        lambda: plain.simulation(answer, notes, help, written),
-        lambda: _report(answer, notes, help, written),
-    )
+    reply(given, page(answer, notes, help, written))
     ctx.exit(0 if answer.rejected_by is None else 1)
 
 
@@ -206,18 +196,3 @@ def options_of(given: dict[str, Any]) -> SimulationOptions:
         straggler=given["straggler"],
         faults=faults,
     )
-
-
-def _report(answer: Simulation, notes: Sequence[str], help: str | None, trace: Path | None) -> Iterator[Part]:
-    """Verdict when it does not fit, or the run; then where the traces lie."""
-    yield from (styled(f"note: {note}", style="yellow") for note in notes)
-    if answer.rejected_by is not None:
-        yield view.header(answer.plan)
-        yield styled(f"does not fit: {answer.rejected_by}", style="bold red")
-        yield styled(remedy_text(help), style="bold")
-        return
-    yield from simulate_view.report(answer, console().width)
-    if trace is not None:
-        yield ""
-        shown = f"open {chrome_path(trace)} at https://ui.perfetto.dev"
-        yield labelled({"trace": str(trace), "to see it": shown})

@@ -95,12 +95,12 @@ def node(group: EqualNodes) -> Component:
 def table(values: TypedTable) -> Component:
     """A table that scrolls by itself."""
     data = written(values)
-    head = html.Tr([html.Th(str(title).removeprefix(">"), scope="col") for title in data.head])
+    head = html.Tr([html.Th(title, scope="col") for title in data.titles])
     rows = [
         html.Tr([_cell(cell.text, cell.value is not None, first=i == 0) for i, cell in enumerate(row)])
         for row in data.rows
     ]
-    parts = [html.Caption(data.caption), html.Thead(head), html.Tbody(rows)]
+    parts = [html.Caption(values.caption), html.Thead(head), html.Tbody(rows)]
     return html.Div(html.Table(parts), className="scroll", tabIndex="0")
 
 

@@ -185,8 +185,7 @@ def _table(known: DeskComparison, question: Question) -> Iterator[Component]:
     listed = rows(known.options)
     shown = written(table(known.options, listed, known.targets, known.steps))
     if listed:
-        numbers = [str(title).startswith(">") for title in shown.head]
-        titles = [str(title).removeprefix(">") for title in shown.head]
+        numbers, titles = [column.kind.number for column in shown.columns], shown.titles
         head = [
             html.Th(title, scope="col", className="n" if number else "")
             for title, number in zip(titles, numbers, strict=True)

@@ -23,9 +23,9 @@ from rlhfsim.frameworks.logs.files import LogFiles
 from rlhfsim.frameworks.logs.imported import Choices
 from rlhfsim.frameworks.logs.records import record_of_json
 from rlhfsim.frameworks.logs.said import said_of
+from rlhfsim.present.answers import doctor as doctor_view
 from rlhfsim.present.answers import watch as watch_view
 from rlhfsim.present.answers.tree import Code
-from rlhfsim.present.terminal import doctor as doctor_view
 from rlhfsim.present.terminal.console import as_text
 from rlhfsim.present.terminal.page import parts
 from rlhfsim.what_if.doctor.case import Case
@@ -94,7 +94,7 @@ def _of_script(text: str, gpu: str, *, files: bool) -> PastedAnswer:
         raise RlhfsimError("no-gpu", "nothing says what it is to run on", help="name the kind of GPU above")
     answer = diagnose(Case(configuration=configuration, settings=settings, gpu=gpu))
     title = f"A configuration of {configuration.title}"
-    return PastedAnswer(title=title, good=answer.judged.fits, text=as_text(doctor_view.report(answer)))
+    return PastedAnswer(title=title, good=answer.judged.fits, text=as_text(parts(doctor_view.page(answer))))
 
 
 def _check_no_model(values: Mapping[str, Any]) -> None:

@@ -1,12 +1,11 @@
-"""A table as data: titled columns over items, and notes; the terminal and the page render it."""
+"""Cells of tables, how columns share a width, and numbers as figures and JSON hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -31,87 +30,9 @@ class Cell:
     """One cell of a table."""
 
     text: Any
-    """A string; in a terminal also a bar."""
+    """A string, or what is drawn of a value."""
     value: float | None = None
     """The number behind the text, in the unit of the column, as a figure draws it; None: no number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableData:
-    """Rows under titled columns."""
-
-    caption: str = ""
-    head: tuple[Any, ...]
-    """Titles; `>` before one sets the column to the right in a terminal."""
-    rows: tuple[tuple[Cell, ...], ...]
-    open: bool = True
-    """Shown at once; else behind a summary that opens it."""
-    fit: Mapping[Any, Fit]
-    """By title; other columns never break."""
-    styles: tuple[str, ...]
-    """Styles of the rows."""
-    notes: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
-    """Titles of columns for which a narrow terminal may have no room, the first to go first."""
-    kind: Literal["table"] = "table"
-
-    @property
-    def numbers(self) -> set[float]:
-        """Every number in it."""
-        return {cell.value for row in self.rows for cell in row if cell.value is not None}
-
-    def without(self, title: str) -> TableData:
-        """The table without a column."""
-        kept = [i for i, known in enumerate(self.head) if known != title]
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows)
-
-
-def table(
-    caption: str,
-    items: Iterable[T],
-    *columns: tuple[Any, Callable[[T], Any]],
-    style: Callable[[T], str] = lambda item: "",
-    fit: Mapping[Any, Fit] | None = None,
-    notes: Iterable[str] = (),
-    open: bool = True,
-) -> TableData:
-    """One row an item, one column a title with what it shows of the item: a text, a cell or a bar."""
-    known = tuple(items)
-    rows = ((shown(item) for _, shown in columns) for item in known)
-    styles = [style(item) for item in known]
-    data = grid([title for title, _ in columns], rows, fit=fit, styles=styles, notes=notes)
-    return replace(data, caption=caption, open=open)
-
-
-def grid(
-    titles: Sequence[Any],
-    rows: Iterable[Iterable[Any]],
-    *,
-    fit: Mapping[Any, Fit] | None = None,
-    styles: Sequence[str] = (),
-    notes: Iterable[str] = (),
-    spare: Sequence[str] = (),
-) -> TableData:
-    """Rows of texts, cells or bars under titles; without styles all rows are plain."""
-    cells = tuple(tuple(_cell(shown) for shown in row) for row in rows)
-    return TableData(
-        head=tuple(titles),
-        rows=cells,
-        fit=fit or {},
-        styles=tuple(styles) or ("",) * len(cells),
-        notes=tuple(notes),
-        spare=tuple(spare),
-    )
-
-
-def _cell(shown: Any) -> Cell:
-    return shown if isinstance(shown, Cell) else Cell(text=shown)
-
-
-def number(value: float | None, spec: str = "g", none: str = "unknown") -> Cell:
-    """A cell with a number in a format; `none` without one."""
-    return Cell(text=none) if value is None else worth(value, format(value, spec))
 
 
 def worth(value: float, text: str) -> Cell:

@@ -15,7 +15,7 @@ from rlhfsim.api import estimate_file
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
-from rlhfsim.present.terminal.plan import placement_rows
+from rlhfsim.present.answers.roles import roles
 from rlhfsim.specs.scenario import system_names
 
 SMALL = [
@@ -280,6 +280,6 @@ def test_what_stands_in_for_the_users_own_values_is_said() -> None:
 def test_roles_that_are_placed_alike_share_a_row() -> None:
     plan = estimate_file("verl")
     alike = replace(plan, placement=replace(plan.placement, reward=plan.placement.role("reference")))
-    names = [row[0].text for row in placement_rows(alike).rows]
+    names = [row[0] for row in roles(alike).rows]
     assert "reference, reward" in names
     assert {name for row in names for name in row.split(", ")} == set(alike.placement.roles)

@@ -16,8 +16,8 @@ from rlhfsim.cli.design import design
 from rlhfsim.cli.launch import launch
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import PlannedHardware, read_plan
-from rlhfsim.present.terminal.choices import front_dict
-from rlhfsim.present.terminal.design import _nodes
+from rlhfsim.present.answers.choices import front_table
+from rlhfsim.present.answers.design import _nodes
 from rlhfsim.present.terminal.first_screen import MOST
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
@@ -461,7 +461,7 @@ def test_the_front_in_json_holds_whole_plans() -> None:
         cluster=rlhfsim.parse_cluster(1, "h100"),
         workload=Workload(model="qwen2.5-0.5b", algorithm="dpo", prompts=16),
     )
-    points = front_dict(front(request))
+    points = front_table(front(request)).records
     assert points
     for point in points:
         assert point["plan"]["step_s"] == point["step_s"]

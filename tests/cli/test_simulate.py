@@ -18,8 +18,8 @@ from rlhfsim.cli.search_progress import counted
 from rlhfsim.cli.simulate import simulate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
+from rlhfsim.present.answers.simulate import link_text
 from rlhfsim.present.terminal.bars import merged, spark
-from rlhfsim.present.terminal.simulate import link_text
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import busy_share, read_trace
 

@@ -74,7 +74,7 @@ def test_without_a_home_the_store_of_designs_must_be_named(monkeypatch: pytest.M
     assert "--cache" in str(error.value.help)
 
 
-@pytest.mark.parametrize("module", ["rlhfsim.cli.main", "rlhfsim.present.plain"])
+@pytest.mark.parametrize("module", ["rlhfsim.cli.main", "rlhfsim.present.answers.simulate"])
 def test_an_interrupt_while_modules_are_imported_is_one_line(module: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", STOPPED, "simulate", module], capture_output=True, text=True

@@ -22,7 +22,9 @@ from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import write_plan
-from rlhfsim.present.terminal import launch as launch_view
+from rlhfsim.present.answers import launch as launch_view
+from rlhfsim.present.answers.tree import TypedTable
+from rlhfsim.present.terminal.launch import _cell
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import Span, Trace
 
@@ -108,7 +110,9 @@ def test_fsdp2_stays_fsdp2_and_megatron_is_replaced_aloud(tmp_path: Path) -> Non
         "now": "deepspeed",
         "why": change.why,
     } in shown
-    assert list(launch_view.replaced_lines(changes))
+    about = launch_view.before(slime, dry_run=True, told=(), changes=changes)
+    [table] = (b for b in about if isinstance(b, TypedTable) and b.columns[0].title == "field")
+    assert len(table.rows) == len(changes)
 
 
 def test_measured_phases_take_the_busiest_group_of_each_step() -> None:
@@ -147,9 +151,9 @@ def test_phases_that_only_one_side_knows_stay(tmp_path: Path) -> None:
 
 
 def test_small_values_are_not_shown_as_zero() -> None:
-    assert launch_view._cell(3.2e-7, 3).strip() == "3.2e-07"
-    assert launch_view._cell(0.0, 2).strip() == "0.00"
-    assert launch_view._cell(None, 2).strip() == "-"
+    assert _cell(3.2e-7, 3).strip() == "3.2e-07"
+    assert _cell(0.0, 2).strip() == "0.00"
+    assert _cell(None, 2).strip() == "-"
 
 
 def test_a_shrunk_system_with_a_reward_model_is_scored_by_a_drawn_head(

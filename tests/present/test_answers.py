@@ -9,11 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhfsim.present.answers.kinds import BYTES, COUNT, FIGURE, NAMES, PROBABILITY, SECONDS
+from rlhfsim.present.answers.cells import Bar, Spark, Stretch, Word
+from rlhfsim.present.answers.kinds import BAR, BYTES, COUNT, FIGURE, NAMES, PROBABILITY, SECONDS
 from rlhfsim.present.answers.tree import (
     Changed,
     Column,
+    FactList,
     Figure,
+    Legend,
+    Note,
     Page,
     Tile,
     answer,
@@ -24,6 +28,7 @@ from rlhfsim.present.answers.tree import (
 from rlhfsim.present.answers.written import written
 from rlhfsim.present.html.page import html
 from rlhfsim.present.html.plots import spec
+from rlhfsim.present.tables import NEVER, REST
 from rlhfsim.present.terminal.console import as_text
 from rlhfsim.present.terminal.page import parts
 
@@ -122,9 +127,9 @@ def test_a_page_has_the_same_texts_and_the_numbers_behind_them() -> None:
 
 def test_a_spare_column_without_a_value_is_left_out() -> None:
     empty = table_of("", [("a", None)], Column("what", 0), Column("note", 1, spare=1))
-    assert written(empty).head == ("what",)
+    assert written(empty).titles == ("what",)
     kept = table_of("", [("a", "b")], Column("what", 0), Column("note", 1, spare=1))
-    assert written(kept).head == ("what", "note")
+    assert written(kept).titles == ("what", "note")
 
 
 def test_rows_beyond_the_most_are_counted() -> None:
@@ -148,6 +153,62 @@ def test_a_figure_is_drawn_for_pages_alone() -> None:
     assert 'id="f-plot"' in html(page)
 
 
+HELD = Bar([Stretch(6.0, "weights"), Stretch(3.0, "KV cache")], 10.0, limit=8.0)
+DRAWN = answer(
+    "s/1",
+    Note("It does not fit.", "bad"),
+    FactList({"next": "rlhfsim memory plan.json --gpus 64", "more": "--detail all"}, whole=True),
+    table_of(
+        "Held by a GPU",
+        [("train", HELD, 9.0, Word("HBM", "hbm")), ("sum", None, 9.0, "")],
+        Column("phase", 0, fit=NEVER),
+        Column("8 GB", 1, BAR, fit=REST),
+        Column("GB of the fullest GPU", 2, COUNT, narrow="GB"),
+        Column("bound by", 3, narrow=""),
+        summed=True,
+    ),
+    Legend(("weights", "KV cache"), over=True),
+    table_of("Targets", [("step<9s", Word("met", "good"))], Column("", 0), Column("", 1), look="plain"),
+    Note("Below all.", apart=True),
+)
+
+
+def test_bars_are_drawn_in_a_terminal_against_their_limit() -> None:
+    lines = as_text(parts(DRAWN)).splitlines()
+    head = next(line for line in lines if line.startswith("phase"))
+    row = next(line for line in lines if line.startswith("train"))
+    limit = head.index("8 GB") + len("8 GB")
+    assert row.index("X") == limit, "beyond the limit"
+    assert row.index("\u2588") == head.index("0"), "from zero on"
+    assert "\u2592" in row[:limit]
+    assert lines[lines.index(row) + 2].startswith("sum"), "the sum is set apart"
+    assert "XX beyond the GPU" in "".join(lines)
+
+
+def test_facts_that_are_copied_stay_in_one_line_and_notes_stand_apart() -> None:
+    lines = as_text(parts(DRAWN, 40)).splitlines()
+    assert "next      rlhfsim memory plan.json --gpus 64" in lines
+    assert lines[lines.index("Below all.") - 1] == ""
+    assert "  step<9s    met" in lines
+
+
+def test_a_narrow_terminal_has_other_titles_and_leaves_columns_out() -> None:
+    wide, narrow = (as_text(parts(DRAWN, width)) for width in (100, 80))
+    assert "GB of the fullest GPU" in wide
+    assert "HBM" in wide
+    assert "GB of the fullest GPU" not in narrow
+    assert "HBM" not in narrow
+
+
+def test_a_page_says_the_same_without_drawing() -> None:
+    page = html(DRAWN)
+    assert '<p class="bad">It does not fit.</p>' in page
+    assert "<dt>more</dt>" in page
+    assert "<td>112 %</td>" in page, "a bar as its share of the limit"
+    assert "<td>HBM</td>" in page
+    assert str(Spark([1.0, 3.0, 2.0])) == "1 to 2"
+
+
 # --- how answers are written --------------------------------------------------------------------------
 
 WALKERS = {"kinds.py", "tree.py", "written.py"}
@@ -166,6 +227,12 @@ def test_an_answer_formats_no_number_itself(path: Path) -> None:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("format", "significant")
     }
     assert not formats | calls, f"{path.name}: a kind of present/answers/kinds.py says units and digits"
+
+
+def test_answers_figures_and_pages_do_not_know_the_terminal() -> None:
+    shown = [p for p in (ROOT / "rlhfsim/present").rglob("*.py") if p.parent.name != "terminal"]
+    assert [p.name for p in shown if "present.terminal" in p.read_text()] == []
+    assert len(shown) > len(ANSWERS)
 
 
 def test_few_modules_know_how_a_terminal_draws() -> None:

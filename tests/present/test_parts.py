@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any
 
 import planted_plans
 import pytest
-from rich.console import Console
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
@@ -33,9 +31,9 @@ from rlhfsim.present.figures.whatif import changed
 from rlhfsim.present.html import plots
 from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
+from rlhfsim.present.plan_words import header_rows, trained
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
-from rlhfsim.present.terminal.plan import header, trained
 from rlhfsim.present.words import lengths, pools, signed
 from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
@@ -356,18 +354,14 @@ def test_a_streaming_plan_says_so_on_the_terminal_and_on_its_page(apart: Plan) -
         apart, placement=replace(apart.placement, schedule=replace(apart.placement.schedule, streaming=True))
     )
     for one, said in ((apart, False), (streaming, True)):
-        console = Console(record=True, width=200, file=io.StringIO())
-        console.print(header(one))
-        assert ("finished samples are scored while others" in console.export_text()) is said
+        assert ("finished samples are scored while others" in header_rows(one)["plan"]) is said
         assert ("finished samples are scored while others" in plan_page(one).subtitle) is said
 
 
 def test_words_of_a_placement_say_who_has_which_gpus_and_nothing_against_it(apart: Plan, plan: Plan) -> None:
     """A rollout on GPUs of its own stood beside `all roles in one pool`, which was about the others."""
     for one in (apart, plan):
-        console = Console(record=True, width=300, file=io.StringIO())
-        console.print(header(one))
-        text = console.export_text()
+        text = " ".join(header_rows(one).values())
         alone = len(one.placement.pools) == 1
         assert pools(one) in text
         assert ("all roles" in text) is alone
@@ -417,7 +411,7 @@ def test_a_resource_that_takes_little_stands_in_the_numbers_alone(plan: Plan) ->
     little = replace(first, by_resource_s={**first.by_resource_s, "storage": whole / 1000})
     figure = resources(replace(plan, prediction=replace(plan.prediction, phases=(little, *rest))))
     assert "Disks" not in [trace["name"] for trace in (figure.plot or {})["data"]]
-    assert "disks (s)" in [str(title).removeprefix(">") for title in written(figure.table).head]
+    assert "disks (s)" in written(figure.table).titles
     assert "less than 1 % is in the numbers" in figure.how
 
 

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 import rlhfsim
-from rlhfsim.present.terminal.design import design_dict
-from rlhfsim.present.terminal.design_details import Extras
-from rlhfsim.present.terminal.ranking import UNPROVEN, ranked
+from rlhfsim.present.answers.design import page
+from rlhfsim.present.answers.design_details import Extras
+from rlhfsim.present.answers.ranking import UNPROVEN, ranking
 from rlhfsim.search import branch_and_bound
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
@@ -29,7 +29,7 @@ def unfinished() -> Design:
 def test_a_kind_that_is_not_proven_is_marked(gap: float | None) -> None:
     answer = unfinished()
     answer = replace(answer, gaps=(gap,) * len(answer.runners_up))
-    rows = ranked(answer, 100).rows
+    rows = ranking(answer).rows
     assert len(rows) > 1
     assert sum(UNPROVEN in str(cell) for row in rows for cell in row) == len(answer.runners_up)
 
@@ -38,4 +38,4 @@ def test_gaps_are_numbers_that_json_can_say() -> None:
     answer = unfinished()
     assert not answer.certificate.proven
     assert {type(gap) for gap in (answer.certificate.gap, *answer.gaps)} <= {float, type(None)}
-    assert design_dict(answer, Extras())
+    assert page(answer, Extras()).as_data

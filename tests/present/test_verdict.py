@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget, read_plan, write_plan
+from rlhfsim.present.answers.design import page as design_page
+from rlhfsim.present.answers.design_details import Extras
 from rlhfsim.present.pages.plan import plan_page, tiles
-from rlhfsim.present.terminal.design import show_first
-from rlhfsim.present.terminal.design_details import Extras
+from rlhfsim.present.terminal.first_screen import show
 from rlhfsim.present.verdict import assumed
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, requirement
@@ -63,7 +64,7 @@ def run_of(drawn: np.random.Generator) -> tuple[list[Requirement], int | None]:
 def first_sentences(answer: Design, run: AskedRun | None) -> str:
     """What the first screen says above its title."""
     screen = StringIO()
-    show_first(Console(file=screen, width=100), answer, Extras(run=run), "plan.json")
+    show(Console(file=screen, width=100), design_page(answer, Extras(run=run)))
     return " ".join(screen.getvalue().split(" of qwen2.5-0.5b (0.5b) on ")[0].rsplit("\n", 1)[0].split())
 
 

@@ -92,7 +92,7 @@ def test_a_memory_row_holds_the_memory_of_its_machine() -> None:
 
 @pytest.mark.parametrize("gpu", ["l40s", "rtx_4090", "a10g", "l4", "mi300x", "h100_pcie"])
 def test_nvlink_is_not_named_on_a_card_without_it(gpu: str) -> None:
-    from rlhfsim.present.terminal.plan import _coefficient_words
+    from rlhfsim.present.answers.plan_blocks import _coefficient_words
 
     profile = load_profile(gpu)
     profile = replace(profile) if profile.scale_up.kind != "nvlink" else profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rlhfsim
-from rlhfsim.present.terminal.first_screen import limit_share
+from rlhfsim.present.answers.plan_blocks import limit_share
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (

@@ -15,7 +15,8 @@ from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import configuration_named
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.present.terminal.doctor import report
+from rlhfsim.present.answers.doctor import page
+from rlhfsim.present.answers.tree import Listing
 from rlhfsim.what_if.doctor.case import Case, bare, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
 
@@ -270,8 +271,10 @@ def test_a_switch_that_nobody_gave_is_a_stated_assumption_with_both_risks() -> N
     assert absent.judged.risk - with_it.judged.risk > 0.1
     given = diagnose(case("openrlhf", gpu="a100", gradient_checkpointing=True))
     assert "--gradient_checkpointing" not in {key for change in given.absent for key in change.keys}
-    text = [str(line) for line in report(absent)]
-    assert any("--gradient_checkpointing is not in what you gave: risk above 95 %" in line for line in text)
+    [assumed] = next(s.blocks for s in page(absent).sections if s.key == "assumed")
+    assert isinstance(assumed, Listing)
+    said = "--gradient_checkpointing is not in what you gave: risk above 95 %"
+    assert any(said in line for line in assumed.items)
 
 
 def test_a_policy_in_a_folder_that_is_not_here_is_asked_for_by_name() -> None:

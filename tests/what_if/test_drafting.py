@@ -14,7 +14,7 @@ from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.long_run import long_run_page
 from rlhfsim.present.reproduce import drafting
-from rlhfsim.present.terminal.verdict_lines import drafts
+from rlhfsim.present.verdict_lines import drafts
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group

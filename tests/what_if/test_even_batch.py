@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rlhfsim
-from rlhfsim.present.terminal.verdict_lines import even
+from rlhfsim.present.verdict_lines import even
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import design

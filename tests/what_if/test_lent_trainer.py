@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.verdict_lines import lending
+from rlhfsim.present.verdict_lines import lending
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.specs.hardware.hardware import Cluster

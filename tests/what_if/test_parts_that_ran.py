@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import rlhfsim
-from rlhfsim.present.terminal.verdict_lines import choice
+from rlhfsim.present.verdict_lines import choice
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if import parts_that_ran

@@ -11,8 +11,8 @@ import rlhfsim
 from rlhfsim.api import cluster_of
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.plan import cost_text
-from rlhfsim.present.terminal.ranking import UNPROVEN, ranked
+from rlhfsim.present.answers.ranking import UNPROVEN, ranking
+from rlhfsim.present.plan_words import cost_text
 from rlhfsim.rollout.engine_step import _RESTS_ON
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.request import Request
@@ -201,7 +201,7 @@ def test_the_plan_that_most_likely_meets_what_is_asked_is_chosen_among_equal_wor
         runners_up=(easier, far, sure),
         certificate=Certificate(space=1, infeasible=0, dominated=0, bounded=0, simulated=1),
     )
-    shown = ranked(replace(answer, gaps=(0.01, None, 0.2)), 100)
+    shown = ranking(replace(answer, gaps=(0.01, None, 0.2)))
     assert [UNPROVEN in str(row[1]) for row in shown.rows] == [False, False, True, True]
     due = [requirement(f"step_time<{1.15 * p.step_s}s")]
     assert likeliest(answer, due, None).chosen is sure

@@ -53,7 +53,7 @@ def calibrate_page(fitted: Calibration, out: Path | None) -> Page:
         coefficients(fitted.coefficients),
         unidentified(fitted.unidentified) if fitted.unidentified else None,
         *errors(fitted.errors),
-        Listing(title="", items=told, mark="warn"),
+        Listing(items=told, mark="warn"),
         title=f"{fitted.profile.title}, calibrated on {plural(len(runs), 'run')}",
         tiles=facts({**summary(fitted), **ending(fitted, out)}),
         data=_data(fitted, out),
@@ -164,7 +164,7 @@ def unidentified(rows: Sequence[Unidentified]) -> TypedTable:
 def errors(rows: Sequence[PhaseError]) -> Iterator[Block]:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
-        yield Listing(title="", items=("errors: no phase of these runs is predicted",))
+        yield Listing(items=("errors: no phase of these runs is predicted",))
         return
     phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
     yield table_of(

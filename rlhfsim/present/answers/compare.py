@@ -13,6 +13,7 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.frameworks.rlhfsim.run_folder import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
+from rlhfsim.present.answers.doctor import risk_text, said
 from rlhfsim.present.answers.kinds import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, SECONDS
 from rlhfsim.present.answers.tree import (
     Block,
@@ -36,9 +37,8 @@ from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.pages.plan import heading
+from rlhfsim.present.plan_words import header_rows
 from rlhfsim.present.tables import REST
-from rlhfsim.present.terminal.doctor import risk_text, said
-from rlhfsim.present.terminal.plan import header_rows
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 REWARD = "reward/mean"
@@ -139,7 +139,7 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
         yield section("where", "Where the time went", _where(answer))
         if changes := tuple(_changes(answer, diagnosis)):
             heading = "What to change, each on top of those above it"
-            yield section("keys", heading, Listing(title="", items=changes))
+            yield section("keys", heading, Listing(items=changes))
     if timed:
         yield section(
             "time", "One iteration, predicted and measured", figures_run.timeline(answer), asked=True
@@ -148,7 +148,7 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
     yield section("by-phase", "Phase by phase", figures_run.phases(answer) or none)
     if answer.gap is not None:
         yield section("why", "Where the difference comes from", figures_steps.gap(answer.gap))
-    memory = figures_steps.memory(answer.memory) or Listing(title="", items=("The run recorded no memory",))
+    memory = figures_steps.memory(answer.memory) or Listing(items=("The run recorded no memory",))
     yield section("bytes", "Memory", memory)
     yield section("amounts", "Tokens and bytes", _amounts(answer))
     if timed:
@@ -157,7 +157,7 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
     if found := tuple(learnt(answer.run.folder)):
         yield section("learnt", "What it learnt", *found, asked=True)
     if answer.notes:
-        yield section("notes", "Notes", Listing(title="", items=answer.notes, mark="warn"))
+        yield section("notes", "Notes", Listing(items=answer.notes, mark="warn"))
 
 
 def _where(answer: SideBySide) -> TypedTable:

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhfsim.present.answers.kinds import GROWTH, QUANTITY, ValueKind
-from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, section, table_of
+from rlhfsim.present.answers.tree import SIGNS, Column, Listing, Page, TypedTable, section, table_of
 from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
 from rlhfsim.present.folded import folded, summary
 from rlhfsim.present.tables import Fit
-from rlhfsim.present.terminal.page import SIGNS
 from rlhfsim.present.words import work_parts
 from rlhfsim.what_if.differences import ChangedField, Difference, Leaf, Side, Value
 
@@ -33,7 +32,7 @@ def diff_page(found: Difference) -> Page:
         sections=(
             *(section(title, title, _fields(title, folded(rows))) for title, rows in parts if rows),
             *([section("outcome", "comes out", _outcomes(found))] if found.outcome else []),
-            *([section("notes", "notes", Listing(title="", items=said))] if said else []),
+            *([section("notes", "notes", Listing(items=said))] if said else []),
         ),
         data={
             "before": _side(found.before),

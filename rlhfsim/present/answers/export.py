@@ -31,7 +31,7 @@ def page(found: Exported, out: Path, rejected_by: str | None = None) -> Page:
         mark="bad",
         sections=(
             *settings,
-            section("notes", "", Listing(title="", items=tuple(notes), mark="warn")),
+            section("notes", "", Listing(items=tuple(notes), mark="warn")),
             section("next", "", Code(title="next", text=f"cd {out} && {found.start}")),
         ),
         data={

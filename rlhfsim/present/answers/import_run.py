@@ -10,8 +10,8 @@ from rlhfsim.frameworks.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.kinds import COUNT, FIGURE, LIST, SECONDS
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, TypedTable, facts, section, table_of
+from rlhfsim.present.plan_words import header_rows, task
 from rlhfsim.present.tables import REST, Fit
-from rlhfsim.present.terminal.plan import header_rows, task
 from rlhfsim.present.words import plural
 
 
@@ -33,7 +33,7 @@ def import_page(run: Imported, plan: Plan, path: Path, out: Path) -> Page:
         sections=(
             section("timers", "", _timers(run, plan, medians)),
             *(
-                section(title.split()[0], title, Listing(title="", items=items))
+                section(title.split()[0], title, Listing(items=items))
                 for title, items in told.items()
                 if items
             ),

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rlhfsim.present import words
-from rlhfsim.units import Dimension, format, likely, percent, significant
+from rlhfsim.present.tables import NEVER, REST, Fit
+from rlhfsim.units import GB, Dimension, format, likely, percent, significant
 
 
 class ValueKind(NamedTuple):
@@ -18,6 +19,8 @@ class ValueKind(NamedTuple):
     """Whether its values are numbers: they stand to the right and a page sorts by them."""
     missing: str = "-"
     """Text in place of None."""
+    fit: Fit | None = None
+    """How a column of them shares the width of a terminal; None: texts break, figures never."""
 
     def shown(self, value: Any) -> str:
         """A value for people."""
@@ -33,7 +36,20 @@ def kind_of(unit: Dimension) -> ValueKind:
     return ValueKind(lambda value: format(value, unit))
 
 
+def _ends_in(kind: ValueKind, ends: tuple[float, float]) -> str:
+    return "-".join(map(kind.text, ends))
+
+
+def fixed_to(digits: int) -> ValueKind:
+    """Seconds with so many decimals."""
+    return ValueKind(partial(words.fixed, digits=digits))
+
+
 TEXT = ValueKind(str, number=False, missing="")
+RIGHT = ValueKind(str, missing="")
+"""Texts that stand to the right."""
+NAME, BAR = TEXT._replace(fit=NEVER), TEXT._replace(fit=REST)
+"""Names, which do not break; bars and lines, which take the room that is left."""
 DASH = TEXT.where("-")
 NAMES = ValueKind(lambda names: words.listed(list(names)) or "-", number=False)
 LIST = ValueKind(lambda names: ", ".join(names) or "none", number=False)
@@ -49,9 +65,11 @@ ALIASES = ValueKind(lambda names: ", ".join(sorted(names, key=len)), number=Fals
 COUNT = ValueKind(lambda value: f"{value:,.0f}")
 NODES = ValueKind(lambda value: f"{value:,}" if value else "-")
 SECONDS = ValueKind(lambda value: format(value, "s"))
+SHORT_SECONDS = ValueKind(words.short_seconds)
 DURATION = ValueKind(words.seconds)
 """Seconds as `2 min 54 s`, `3 h 5 min`."""
 BYTES = ValueKind(words.size)
+USD = kind_of("usd")
 RATE = kind_of("byte/s")
 SPEED = kind_of("flop/s")
 PARAMETERS = ValueKind(words.parameters)
@@ -65,6 +83,14 @@ START = ValueKind(lambda value: words.seconds(value) if value else "now")
 ERROR = ValueKind(words.error_text)
 """A share with two digits, or so many times."""
 NUMBER = ValueKind(significant)
+THREE_DIGITS, COARSE = ValueKind("{:.3g}".format), ValueKind("{:.2g}".format)
+DECIMALS = tuple(ValueKind(f"{{:,.{digits}f}}".format) for digits in range(5))
+"""Numbers with so many decimals."""
+DECIMAL_ENDS = tuple(ValueKind(partial(_ends_in, kind), missing="") for kind in DECIMALS)
+"""P10 and P90 with so many decimals each."""
+THOUSANDTHS = ValueKind("{:+.3f}".format)
+GIGABYTES = ValueKind(lambda num_bytes: f"{num_bytes / GB:,.2f}" if num_bytes else "-")
+"""Bytes whose unit is in the title."""
 FIGURE = ValueKind(partial(significant, digits=4))
 """A number whose unit is in the title of its column."""
 DIFFERENCE = ValueKind(lambda value: f"{value:+,.3g}")

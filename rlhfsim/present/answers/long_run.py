@@ -10,6 +10,7 @@ import numpy as np
 from rlhfsim.plan import Prediction, RunTarget
 from rlhfsim.present import words
 from rlhfsim.present.answers.kinds import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
+from rlhfsim.present.answers.odds import asked_data
 from rlhfsim.present.answers.tree import (
     Column,
     Figure,
@@ -24,9 +25,8 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.html import plots, theme
+from rlhfsim.present.plan_words import hardware_text, trained
 from rlhfsim.present.tables import fields
-from rlhfsim.present.terminal.odds import asked_data
-from rlhfsim.present.terminal.plan import hardware_text, trained
 from rlhfsim.search.requirements import shown
 from rlhfsim.verdict import target_text
 from rlhfsim.what_if.long_run.replanning import WORTH, PlannedStretch, RunPlan
@@ -125,13 +125,11 @@ def _misfit(answer: RunPlan) -> str:
 
 def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Iterator[PageSection]:
     if chosen is None:
-        yield section("unfit", "What would fit", Listing(title="", items=_remedies(answer)))
+        yield section("unfit", "What would fit", Listing(items=_remedies(answer)))
         return
     if chosen.verdicts:
         yield section("targets", "Targets", _targets(chosen))
-    yield section(
-        "plans", "One plan or several", Listing(title="", items=tuple(_choice(answer, chosen, fixed)))
-    )
+    yield section("plans", "One plan or several", Listing(items=tuple(_choice(answer, chosen, fixed))))
     yield section("run", "The run", lengths_figure(answer), steps_figure(answer), stretches_table(answer))
     yield section("assumed", "What is assumed", _assumed(answer), appendix=True)
 

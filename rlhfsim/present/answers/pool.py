@@ -128,7 +128,7 @@ def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
     if plan is not None:
         yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
     if answer.pairs:
-        note = Listing(title="", items=(_pairing(answer), *_apart(answer)))
+        note = Listing(items=(_pairing(answer), *_apart(answer)))
         yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
     yield section("options", "What was priced", options_table(answer), appendix=True)
 

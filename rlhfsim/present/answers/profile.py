@@ -42,7 +42,7 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
     return answer(
         SCHEMA,
         table,
-        Listing(title="", items=(*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
+        Listing(items=(*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
         Code(title="next", text=f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),
         title=f"{session.machine.words}; the profile extends {made.base}",
         verdict=f"wrote {out}",

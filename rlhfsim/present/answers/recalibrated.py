@@ -46,7 +46,7 @@ def page(answer: Recalibrated, chosen: Plan) -> Page:
         "",
         moved,
         ranks,
-        Listing(title="", items=answer.warnings, mark="warn"),
+        Listing(items=answer.warnings, mark="warn"),
         subtitle="\n".join(_origin(name, origin) for name, origin in answer.profiles.items()),
         verdict=told,
         data={

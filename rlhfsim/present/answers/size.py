@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlhfsim.present import plan_words
+from rlhfsim.present.answers import odds as odds_view
+from rlhfsim.present.answers.choices import plan_dict
 from rlhfsim.present.answers.kinds import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, kind_of
+from rlhfsim.present.answers.plan_blocks import targets
+from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import (
     Column,
     Listing,
@@ -21,10 +27,6 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.tables import fields
-from rlhfsim.present.terminal import first_screen as first
-from rlhfsim.present.terminal import odds as odds_view
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.choices import plan_dict
 from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -41,9 +43,6 @@ MEANINGS = {
     "skipped": "skipped: its arithmetic alone takes too long",
     "no better": "no cheaper than a size before",
 }
-
-
-TARGETS = (Column("asked for", 0), Column("", 1), Column("reached", 2), Column("how surely", 3))
 
 
 def size_page(found: Sizing, targets: Sequence[Requirement], confidence: float) -> Page:
@@ -65,13 +64,15 @@ def size_page(found: Sizing, targets: Sequence[Requirement], confidence: float) 
 def _sections(found: Sizing) -> Iterator[PageSection]:
     best, plan = found.best, found.best.plan if found.best else None
     if plan is not None:
-        yield section("targets", "targets", table_of("", odds_view.target_texts(plan), *TARGETS))
+        yield section("targets", "targets", replace(targets(plan), look="ruled"))
     tried = _trials(found.trials, style=lambda trial: "bold green" if trial is best else "")
-    yield section("tried", "what was tried", tried, Listing(title="", items=tuple(_notes(found))))
+    yield section("tried", "what was tried", tried, Listing(items=tuple(_notes(found))))
     if plan is not None:
-        rows = first.verdict(plan) | ({"odds": odds_view.summary(plan.run)} if plan.run else {})
-        about = Listing(title="", items=(view.task(plan), view.batch(plan)))
-        yield section("plan", "the plan", about, pairs("", rows.items()), view.placement_rows(plan))
+        rows = plan_words.verdict(plan) | odds_view.told(plan)
+        about = Listing(items=(plan_words.task(plan), plan_words.batch(plan)))
+        yield section(
+            "plan", "the plan", about, pairs("", rows.items()), roles(plan, decoded=False, look="ruled")
+        )
 
 
 def _trials(trials: Sequence[Trial], *more: Column, **named: Any) -> TypedTable:
@@ -142,12 +143,9 @@ def _layout(which: int, trial: Trial) -> str:
 def _data(found: Sizing, targets: Sequence[Requirement], confidence: float) -> dict[str, Any]:
     """What JSON says; schema in docs/plan.md."""
     best = found.best
-    met = best.odds.verdicts if best is not None and best.odds is not None else ()
     return {
         "best": _records(best)[0] if best else None,
-        "requirements": [
-            {"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in met
-        ]
+        "requirements": odds_view.reached(best.odds if best else None)
         or [{"text": t.text, "actual": None, "met": False, "probability": None} for t in targets],
         "confidence": confidence,
         "larger": _trials([found.larger]).records[0] if found.larger else None,

@@ -8,10 +8,13 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from rlhfsim.present.answers.kinds import TEXT, ValueKind
-from rlhfsim.present.tables import Fit, TableData
+from rlhfsim.present.tables import Fit
 from rlhfsim.provenance import installed_version
 
-Mark = Literal["good", "warn", "bad", "plain"]
+SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
+"""Sign of a change -> style in a terminal."""
+Look = Literal["ruled", "bare", "plain"]
+Mark = Literal["good", "warn", "bad", "plain", "strong", "aside", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,13 @@ class Column(NamedTuple):
     key: str = ""
     """Key in JSON; empty: the last name of `of`, or none where that is no name."""
     fit: Fit | None = None
-    """How it shares the width of a terminal; None: texts break, figures never."""
+    """How it shares the width of a terminal; None: as its kind."""
     spare: int = 0
     """Where a narrow terminal has no room the column with the smallest one is left out first; 0: never."""
+    narrow: str | None = None
+    """Its title in a terminal of few columns; None: the same, empty: it is left out there."""
+    narrow_fit: Fit | None = None
+    """Its fit there; None: the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,14 @@ class TypedTable:
     kind: Literal["table"] = "table"
     open: bool = True
     """Shown at once; else behind a summary that opens it."""
+    look: Look = "ruled"
+    """In a terminal: with a rule below its titles, without, or without titles."""
+    apart: bool = True
+    """A terminal leaves a blank line above it."""
+    wide: bool = False
+    """As wide as the terminal, even where no column takes the room that is left."""
+    summed: bool = False
+    """The last row is the sum of those above it."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -149,10 +164,42 @@ class Figure:
 class Listing:
     """Sentences, one under the other."""
 
-    title: str
+    title: str = ""
     items: tuple[str, ...]
     mark: Mark = "plain"
     kind: Literal["listing"] = "listing"
+
+
+class Note(NamedTuple):
+    """A sentence."""
+
+    text: str
+    mark: Mark = "plain"
+    apart: bool = False
+    """A terminal leaves a blank line above it."""
+    whole: bool = False
+    """It stays in one line of any length, to be copied."""
+    kind: Literal["note"] = "note"
+
+
+class FactList(NamedTuple):
+    """Labels with what they say."""
+
+    rows: Mapping[str, str]
+    apart: bool = False
+    """A terminal leaves a blank line above it."""
+    whole: bool = False
+    """Each stays in one line of any length, to be copied."""
+    kind: Literal["facts"] = "facts"
+
+
+class Legend(NamedTuple):
+    """What the looks of bars stand for."""
+
+    looks: tuple[str, ...]
+    over: bool
+    """Whether some bar goes beyond its limit."""
+    kind: Literal["legend"] = "legend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +266,7 @@ class Explorer:
         }
 
 
-Block = Figure | TypedTable | TableData | Listing | Code | Changed | Explorer
+Block = Figure | TypedTable | Note | FactList | Legend | Listing | Code | Changed | Explorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +281,8 @@ class PageSection:
     """For those who check: it stands behind everything else."""
     asked: bool = False
     """A terminal shows it only where `--detail` names its key."""
+    inset: bool = False
+    """A terminal shows its blocks further to the right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ def page(board: Mapping[str, Any]) -> Page:
     targets = [target_cells(target) for target in board.get("targets", ())]
     notes = (f"{kind}: {note}" for kind, figures in board["kinds"].items() for note in _notes(figures))
     shown = _table(("kind", "figure", "target", "reached", ""), targets) if targets else None
-    return answer("", _table(KIND_COLUMNS, kinds), shown, Listing(title="", items=tuple(notes)), data=board)
+    return answer("", _table(KIND_COLUMNS, kinds), shown, Listing(items=tuple(notes)), data=board)
 
 
 def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> TypedTable:

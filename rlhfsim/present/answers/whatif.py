@@ -123,7 +123,7 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         yield section("tornado", "What moves the answer", *tornado, asked=True)
     if result.break_evens:
         crossings = (figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens))
-        outcomes = Listing(title="", items=tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
+        outcomes = Listing(items=tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
         yield section("break-evens", "Break-evens", outcomes, *crossings)
     yield section(
         "changes",
@@ -135,7 +135,7 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         asked=True,
     )
     notes = tuple(words.capital(note) for note in _notes(result))
-    yield section("notes", "Notes", Listing(title="", items=notes), asked=True)
+    yield section("notes", "Notes", Listing(items=notes), asked=True)
     if file:
         yield section(
             "calibration", "How right such predictions were", figures_trust.scatter(), appendix=True

@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhfsim.present.answers.tree import Tile, TypedTable
-from rlhfsim.present.tables import WORDS, Cell, TableData, grid, worth
+from rlhfsim.present.answers.cells import Bar, Spark, Word
+from rlhfsim.present.answers.tree import Column, Tile, TypedTable
+from rlhfsim.present.tables import NEVER, WORDS, Cell, worth
 from rlhfsim.present.words import plural
 
 
-def written(table: TypedTable | TableData) -> TableData:
-    """The rows that people see, with units and digits."""
-    if isinstance(table, TableData):
-        return table
-    seen = [i for i, column in enumerate(table.columns) if column.title is not None and _says(table, i)]
-    columns = [table.columns[i] for i in seen]
-    titles = [f"{'>' * c.kind.number}{c.title}" for c in columns]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableData:
+    """A table as people see it."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    styles: tuple[str, ...]
+    """Styles of the rows in a terminal."""
+    notes: tuple[str, ...]
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Titles of its columns."""
+        return tuple(str(column.title) for column in self.columns)
+
+    @property
+    def numbers(self) -> set[float]:
+        """Every number in it."""
+        return {cell.value for row in self.rows for cell in row if cell.value is not None}
+
+    def without(self, column: Column) -> TableData:
+        """The table without a column."""
+        kept = [i for i, known in enumerate(self.columns) if known is not column]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+
+
+def written(table: TypedTable, *, narrow: bool = False) -> TableData:
+    """The rows that people see, with units and digits; `narrow`: for a terminal of few columns."""
+    columns = [_fitted(column, narrow=narrow) for column in table.columns]
+    seen = [i for i, column in enumerate(columns) if column.title is not None and _says(table, i)]
     left = len(table.rows) - (table.most or len(table.rows))
     more = (f"and {plural(left, 'more row')}, which --json has",) if left > 0 else ()
-    spare = sorted((c.spare, t) for c, t in zip(columns, titles, strict=True) if c.spare)
-    data = grid(
-        titles,
-        ([_cell(table, row, i) for i in seen] for row in table.rows[: table.most]),
-        fit={t: c.fit or WORDS for c, t in zip(columns, titles, strict=True) if c.fit or not c.kind.number},
-        styles=table.styles[: table.most],
+    rows = tuple(tuple(_cell(table, row, i) for i in seen) for row in table.rows[: table.most])
+    return TableData(
+        columns=tuple(columns[i] for i in seen),
+        rows=rows,
+        styles=table.styles[: table.most] or ("",) * len(rows),
         notes=(*table.notes, *more),
-        spare=[title for _, title in spare],
     )
-    return replace(data, caption=table.caption, open=table.open)
+
+
+def _fitted(column: Column, *, narrow: bool) -> Column:
+    """The column with its title and fit; without a title where there is no room for it."""
+    fit = column.fit or column.kind.fit or (NEVER if column.kind.number else WORDS)
+    if not narrow:
+        return column._replace(fit=fit)
+    title = column.title if column.narrow is None else column.narrow or None
+    return column._replace(title=title, fit=column.narrow_fit or fit)
 
 
 def _says(table: TypedTable, i: int) -> bool:
@@ -38,6 +69,8 @@ def _says(table: TypedTable, i: int) -> bool:
 
 def _cell(table: TypedTable, row: tuple[Any, ...], i: int) -> Cell:
     kind, value = table.columns[i].kind, row[i]
+    if isinstance(value, Word | Bar | Spark):
+        return Cell(text=value)
     text, first = kind.shown(value), value[0] if isinstance(value, tuple) and value else value
     return worth(first, text) if kind.number and isinstance(first, int | float) else Cell(text=text)
 

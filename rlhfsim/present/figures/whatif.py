@@ -19,11 +19,11 @@ from rlhfsim.present.answers.kinds import (
     SECONDS,
     kind_of,
 )
+from rlhfsim.present.answers.odds import CERTAIN, TITLES
 from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import NEVER, rounded
-from rlhfsim.present.terminal.odds import CERTAIN, TITLES
 from rlhfsim.units import DAY, HOUR, Dimension
 from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded

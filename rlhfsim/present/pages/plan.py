@@ -8,6 +8,7 @@ from rlhfsim.choice import Choice
 from rlhfsim.plan import Plan
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
+from rlhfsim.present.answers.odds import quantiles, together
 from rlhfsim.present.answers.tree import (
     Block,
     Listing,
@@ -28,7 +29,6 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
-from rlhfsim.present.terminal.odds import quantiles, together
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.request import STALE
 from rlhfsim.search.requirements import meets_all

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -11,9 +12,38 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from rlhfsim.present.answers.cells import Bar, Spark, Word
+from rlhfsim.present.answers.tree import Legend
+
 MIN_WIDTH = 8
 FULL, DARK, MEDIUM, LIGHT, OVER = "\u2588", "\u2593", "\u2592", "\u2591", "X"
 """Fillings from heavy to light, and what lies beyond a limit."""
+GLYPHS = {"gradients, optimizer": DARK, "KV cache": MEDIUM, "activations, buffers, rest": LIGHT}
+"""Look -> filling; others are full."""
+STYLES = {
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "strong": "bold",
+    "aside": "dim",
+    "key": "cyan",
+    "busy": "green",
+    "lost": "red",
+    "weights": "green",
+    "gradients, optimizer": "blue",
+    "KV cache": "magenta",
+    "activations, buffers, rest": "yellow",
+    "compute": "green",
+    "hbm": "cyan",
+    "nvlink": "blue",
+    "network": "magenta",
+    "wan": "magenta",
+    "bubble": "red",
+    "tail": "red",
+    "overhead": "bright_black",
+    **dict.fromkeys(("pcie", "storage", "host", "environment", "rewards", "controller", "custom"), "yellow"),
+}
+"""Look of a mark, a part of a bar or a resource -> style."""
 _ASCII = {FULL: "#", DARK: "+", MEDIUM: "=", LIGHT: ".", "\u2502": "|"}
 _MARK = "\u2502"
 
@@ -30,71 +60,62 @@ ALIKE = 1e-6
 """Relative spread below which values are alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A stretch of a bar."""
-
-    amount: float
-    """In the unit of the bar's scale."""
-    glyph: str = FULL
-    style: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HorizontalBar:
-    """Stretches side by side from `offset` on; cells beyond `limit` show an X."""
-
-    stretches: Sequence[Stretch]
-    scale: float
-    """Amount that the full width stands for."""
-    offset: float = 0.0
-    limit: float | None = None
+class CellWide:
+    """What fills its cell."""
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """As wide as the cell allows."""
         return Measurement(MIN_WIDTH, options.max_width)
 
+
+@dataclass(frozen=True, slots=True)
+class HorizontalBar(CellWide):
+    """A bar as block characters; cells beyond its limit show an X."""
+
+    bar: Bar
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One line of exactly the cell's width."""
         width = options.max_width
-        edge = width if self.limit is None else self._column(self.limit, width)
+        limit = self.bar.limit
+        edge = width if limit is None else self._column(limit, width)
         cells = self._cells(width)
-        if self.limit is not None and edge < width and cells[edge][0] == " ":
+        if limit is not None and edge < width and cells[edge][0] == " ":
             cells[edge] = (_MARK, "dim")
         for i, (glyph, style) in enumerate(cells):
-            over = self.limit is not None and i >= edge and glyph not in (" ", _MARK)
+            over = limit is not None and i >= edge and glyph not in (" ", _MARK)
             shown, colour = (OVER, "bold red") if over else (plain(glyph, options.encoding), style)
             yield Segment(shown, Style.parse(colour))
         yield Segment.line()
 
     def _column(self, amount: float, width: int) -> int:
-        return round(width * min(1.0, amount / self.scale)) if self.scale > 0 else 0
+        scale = self.bar.scale
+        return round(width * min(1.0, amount / scale)) if scale > 0 else 0
 
     def _cells(self, width: int) -> list[tuple[str, str]]:
         """Glyph and style of each column; a bar that is not empty has one column at least."""
         cells = [(" ", "")] * width
-        at = self.offset
-        for stretch in self.stretches:
-            first, last = self._column(at, width), self._column(at + stretch.amount, width)
-            cells[first:last] = [(stretch.glyph, stretch.style)] * (last - first)
-            at += stretch.amount
-        if at > self.offset and all(glyph == " " for glyph, _ in cells):
-            largest = max(self.stretches, key=lambda p: p.amount)
-            cells[min(width - 1, self._column(self.offset, width))] = (largest.glyph, largest.style)
+        at = self.bar.start
+        for amount, look in self.bar.stretches:
+            first, last = self._column(at, width), self._column(at + amount, width)
+            cells[first:last] = [self._filling(look)] * (last - first)
+            at += amount
+        if at > self.bar.start and all(glyph == " " for glyph, _ in cells):
+            largest = max(self.bar.stretches, key=lambda p: p.amount)
+            cells[min(width - 1, self._column(self.bar.start, width))] = self._filling(largest.look)
         return cells
+
+    def _filling(self, look: str) -> tuple[str, str]:
+        return LIGHT if self.bar.faint else GLYPHS.get(look, FULL), STYLES.get(look, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(CellWide):
     """The header over a column of bars: 0 at the left, a label at a position."""
 
     label: str
     at: float
     scale: float
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as the bars below."""
-        return Measurement(MIN_WIDTH, options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One line of exactly the cell's width."""
@@ -109,18 +130,15 @@ class Axis:
 class BarLegend:
     """What the fillings of bars stand for, in the output's own characters."""
 
-    looks: Mapping[str, tuple[str, str]]
-    """Words -> glyph and colour."""
-    over: bool
-    """Whether some bar goes beyond its GPU."""
+    legend: Legend
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """One line."""
         line = Text(style="dim")
-        for words, (glyph, colour) in self.looks.items():
-            line.append(plain(glyph, options.encoding) * 2, style=colour)
-            line.append(f" {words}  ")
-        if self.over:
+        for look in self.legend.looks:
+            line.append(plain(GLYPHS.get(look, FULL), options.encoding) * 2, style=STYLES.get(look, ""))
+            line.append(f" {look}  ")
+        if self.legend.over:
             line.append("XX beyond the GPU", style="red")
         yield line
 
@@ -155,3 +173,21 @@ def merged(values: Sequence[float], width: int) -> list[float]:
     each = -(-len(values) // width)
     groups = [values[i : i + each] for i in range(0, len(values), each)]
     return [sum(g) / len(g) for g in groups]
+
+
+def drawn_value(value: Any) -> Any:
+    """A text, or what is drawn of a value."""
+    match value:
+        case Word():
+            return Text(value.text, STYLES.get(value.look, ""))
+        case Bar():
+            return HorizontalBar(value)
+        case Spark():
+            return Sparkline(value.values)
+    return value
+
+
+def title_over(title: str, values: Sequence[Any]) -> str | Axis:
+    """The title of a column; over bars it stands where their limit is."""
+    bar = next((value for value in values if isinstance(value, Bar)), None)
+    return Axis(label=title, at=bar.limit or bar.scale, scale=bar.scale) if bar else title

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.errors import shown
-from rlhfsim.present.tables import NEVER, REST, TableData
-from rlhfsim.present.terminal.bars import Axis
-from rlhfsim.present.words import RESOURCES
+from rlhfsim.present.answers.written import TableData
+from rlhfsim.present.tables import NEVER
+from rlhfsim.present.terminal.bars import drawn_value, title_over
 
 WIDTH = 100
 """Columns that no output exceeds."""
@@ -31,24 +31,6 @@ CUT_TO = 12
 """Columns that a text keeps at least which may be cut."""
 NARROW = 90
 """Below this many columns tables leave out what the bars show."""
-COLOURS = {
-    "compute": "green",
-    "hbm": "cyan",
-    "nvlink": "blue",
-    "network": "magenta",
-    "wan": "magenta",
-    "pcie": "yellow",
-    "storage": "yellow",
-    "host": "yellow",
-    "environment": "yellow",
-    "rewards": "yellow",
-    "controller": "yellow",
-    "custom": "yellow",
-    "bubble": "red",
-    "tail": "red",
-    "overhead": "bright_black",
-}
-"""Colours of resources."""
 
 Part = RenderableType
 """What a view is made of: a line, a table, a bar, or several of them."""
@@ -63,11 +45,6 @@ def styled(text: str = "", style: str = "", **more: Any) -> Text:
 def one_line(label: str, text: str) -> Text:
     """A label and a text that does not wrap."""
     return Text.assemble((f"{label:{LABEL + 2}}", "cyan"), text, no_wrap=True)
-
-
-def stacked(*parts: Part) -> Group:
-    """Parts one below the other."""
-    return Group(*parts)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -102,28 +79,37 @@ def as_text(parts: Iterable[RenderableType]) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def new_table(width: int | None = WIDTH) -> Table:
+def new_table(width: int | None = WIDTH, *, ruled: bool = True) -> Table:
     """A table without edges, as every command shows it; without a width as wide as its content."""
     return Table(
-        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+        box=SIMPLE if ruled else None,
+        width=width,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
     )
 
 
-def drawn(data: TableData, width: int | None = WIDTH) -> Group:
-    """A table with its notes below; where no column has a title, without a head."""
-    table = new_table(width)
-    table.show_header = any(data.head)
-    return Group(filled(table, data), *(Text(note, style="dim") for note in data.notes))
+def drawn(data: TableData, width: int | None = WIDTH, *, ruled: bool = True, summed: bool = False) -> Group:
+    """A table with its notes below; where no column has a title, without a head.
+
+    `summed`: the last row is set apart.
+    """
+    table = filled(new_table(width, ruled=ruled), data)
+    table.show_header = any(data.titles)
+    if summed:
+        table.rows[-2].end_section = True
+    return Group(table, *(Text(note, style="dim") for note in data.notes))
 
 
 def filled(table: Table, data: TableData) -> Table:
     """The table with columns and rows of the data."""
-    for title in data.head:
-        right = isinstance(title, str) and title.startswith(">")
-        fit = data.fit.get(title, REST if isinstance(title, Axis) else NEVER)
+    for i, column in enumerate(data.columns):
+        fit = column.fit or NEVER
         table.add_column(
-            title[1:] if right else title,
-            justify="right" if right else "left",
+            title_over(column.title or "", [row[i].text for row in data.rows]),
+            justify="right" if column.kind.number else "left",
             no_wrap=fit.overflow in ("never", "cut"),
             overflow="fold" if fit.overflow == "fold" else "ellipsis",
             ratio=fit.ratio,
@@ -131,16 +117,17 @@ def filled(table: Table, data: TableData) -> Table:
             max_width=fit.max_width,
         )
     for row, style in zip(data.rows, data.styles, strict=True):
-        table.add_row(*(cell.text for cell in row), style=style)
+        table.add_row(*(drawn_value(cell.text) for cell in row), style=style)
     return table
 
 
 def within(data: TableData, width: int) -> TableData:
     """The table without the spare columns for which there is no room: no figure is cut for them."""
-    for title in data.spare:
+    spare = sorted((c.spare, str(c.title), c) for c in data.columns if c.spare)
+    for *_, column in spare:
         if _needed(data) <= width:
             break
-        data = data.without(title)
+        data = data.without(column)
     return data
 
 
@@ -148,27 +135,25 @@ def narrowed(data: TableData, width: int) -> TableData:
     """The table with a word a line in titles longer than their texts, where it has no room for all."""
     if _needed(data, whole=True) <= width:
         return data
-    titles = {
-        t: t.replace(" ", "\n") for i, t in enumerate(data.head) if len(t) > _longest(data, i, whole=True)
-    }
-    return replace(
-        data,
-        head=tuple(titles.get(title, title) for title in data.head),
-        fit={titles.get(title, title): fit for title, fit in data.fit.items()},
-        spare=tuple(titles.get(title, title) for title in data.spare),
+    columns = tuple(
+        column._replace(title=title.replace(" ", "\n"))
+        if len(title) > _longest(data, i, whole=True) - column.kind.number
+        else column
+        for i, (column, title) in enumerate(zip(data.columns, data.titles, strict=True))
     )
+    return replace(data, columns=columns)
 
 
 def _needed(data: TableData, *, whole: bool = False) -> int:
     """Columns of a terminal that a table takes, with two between its columns; `whole`: no text breaks."""
-    titles = (str(title).removeprefix(">").split("\n") for title in data.head)
-    texts = (_longest(data, i, whole=whole) for i in range(len(data.head)))
-    return sum(max(text, *map(len, title)) + GAP for title, text in zip(titles, texts, strict=True)) - GAP
+    texts = (_longest(data, i, whole=whole) for i in range(len(data.columns)))
+    widths = (max(text, *map(len, title.split("\n"))) for title, text in zip(data.titles, texts, strict=True))
+    return sum(width + GAP for width in widths) - GAP
 
 
 def _longest(data: TableData, i: int, *, whole: bool) -> int:
     """Characters of the longest text of a column, as far as it may not break or be cut."""
-    overflow = data.fit.get(data.head[i], NEVER).overflow
+    overflow = (data.columns[i].fit or NEVER).overflow
     texts = [str(row[i].text) for row in data.rows]
     if overflow == "words" and not whole:
         texts = [word for text in texts for word in text.split()]
@@ -186,11 +171,12 @@ def labelled(rows: Mapping[str, str]) -> Table:
     return grid
 
 
-def plain_grid(rows: Iterable[Iterable[RenderableType]], gap: int = 2) -> Table:
-    """Rows without titles."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, gap))
-    for row in rows:
-        table.add_row(*row)
+def plain_grid(data: TableData) -> Table:
+    """Rows without titles, further to the right."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    for row in data.rows:
+        first, *rest = (cell.text for cell in row)
+        table.add_row(f"  {first}", *map(drawn_value, rest))
     return table
 
 
@@ -199,18 +185,6 @@ def indented(part: RenderableType) -> Padding:
     return Padding(part, (0, 0, 0, 2))
 
 
-def resource_text(resource: str) -> Text:
-    """The resource as a word in its colour."""
-    word = RESOURCES[resource].word if resource in RESOURCES else resource
-    return Text(word, style=COLOURS.get(resource, ""))
-
-
 def height(console: Console, parts: Sequence[Part]) -> int:
     """Lines that the parts take one below the other."""
     return sum(len(console.render_lines(part, pad=False)) for part in parts)
-
-
-def tight(data: TableData, width: int | None) -> Table:
-    """A table without rules."""
-    table = Table(box=None, width=width, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    return filled(table, data)

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from rlhfsim.present.answers.tree import Block, Changed, Code, Figure, Listing, Page, TypedTable
+from rlhfsim.present.answers.tree import (
+    SIGNS,
+    Block,
+    Changed,
+    Code,
+    FactList,
+    Figure,
+    Legend,
+    Listing,
+    Note,
+    Page,
+    PageSection,
+    TypedTable,
+)
 from rlhfsim.present.answers.written import tile_texts, written
-from rlhfsim.present.tables import TableData
-from rlhfsim.present.terminal.console import WIDTH, Part, drawn, labelled, narrowed, styled, within
+from rlhfsim.present.terminal.bars import STYLES, BarLegend
+from rlhfsim.present.terminal.console import (
+    NARROW,
+    WIDTH,
+    Part,
+    drawn,
+    indented,
+    labelled,
+    narrowed,
+    one_line,
+    plain_grid,
+    styled,
+    within,
+)
 from rlhfsim.present.words import listed
 
-SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
-STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
+WHOLE = {"no_wrap": True, "overflow": "fold"}
+"""How a text stays in one line."""
 
 
 def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Iterator[Part]:
     """The page without its figures, whose numbers are in its tables; what `detail` names too."""
-    for text, style in ((page.title, "bold"), (page.subtitle, ""), (page.verdict, STYLES[page.mark])):
+    for text, style in ((page.title, "bold"), (page.subtitle, ""), (page.verdict, STYLES.get(page.mark, ""))):
         if text:
             yield styled(text, style=style)
     if page.tiles:
@@ -29,39 +54,65 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
             continue
         if section.heading:
             yield styled(f"\n{section.heading}", style="bold")
-        above = False
-        for block in section.blocks:
-            drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in section.blocks)))
-            if above and isinstance(block, TypedTable | TableData):
-                yield ""
-            yield from drawn
-            above |= bool(drawn)
+        yield from section_blocks(section, width)
     if left_out:
         shown = listed([section.heading.lower() for section in left_out])
         yield styled(f"\n--detail all also shows: {shown}", style="dim")
 
 
+def section_blocks(section: PageSection, width: int) -> Iterator[Part]:
+    """What stands below the heading of a section."""
+    parts = blocks(section.blocks, width)
+    return map(indented, parts) if section.inset else parts
+
+
+def blocks(items: Sequence[Block], width: int = WIDTH) -> Iterator[Part]:
+    """Blocks one below the other, with blank lines between those that stand apart."""
+    above = False
+    for block in items:
+        drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in items)))
+        if above and _apart(block):
+            yield ""
+        yield from drawn
+        above |= bool(drawn)
+
+
+def _apart(block: Block) -> bool:
+    return isinstance(block, TypedTable | Note | FactList) and block.apart
+
+
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
     """One block; of figures the table, where nothing else says its numbers."""
-    if isinstance(block, TypedTable | TableData):
-        yield drawn_table(block, width)
-    elif isinstance(block, Figure) and figures:
-        yield styled(block.title)
-        yield drawn_table(block.table, width)
-    elif isinstance(block, Listing):
-        yield from (styled(f"- {item}") for item in block.items)
-    elif isinstance(block, Code):
-        yield styled(f"{block.title}: {block.text}", no_wrap=True)
-    elif isinstance(block, Changed):
-        sign = "!" if any(sign == "!" for sign, _ in block.lines) else "~"
-        yield styled(f"\n{sign} {block.title}", style="bold")
-        yield from (
-            styled(f"  {mark or ' '} {line}", style=SIGNS.get(mark, "")) for mark, line in block.lines
-        )
+    match block:
+        case TypedTable():
+            yield drawn_table(block, width)
+        case Figure() if figures:
+            yield styled(block.title)
+            yield drawn_table(block.table, width)
+        case Note():
+            yield styled(block.text, STYLES.get(block.mark, ""), **(WHOLE if block.whole else {}))
+        case FactList():
+            lines = (one_line(label, text) for label, text in block.rows.items())
+            yield from lines if block.whole else [labelled(block.rows)]
+        case Legend():
+            yield BarLegend(block)
+        case Listing():
+            yield from (styled(f"- {item}") for item in block.items)
+        case Code():
+            yield styled(f"{block.title}: {block.text}", no_wrap=True)
+        case Changed():
+            sign = "!" if any(sign == "!" for sign, _ in block.lines) else "~"
+            yield styled(f"\n{sign} {block.title}", style="bold")
+            yield from (
+                styled(f"  {mark or ' '} {line}", style=SIGNS.get(mark, "")) for mark, line in block.lines
+            )
 
 
-def drawn_table(table: TypedTable | TableData, width: int) -> Part:
+def drawn_table(table: TypedTable, width: int) -> Part:
     """A table with the columns for which there is room."""
-    data = written(table)
-    stretched = any(fit.ratio for fit in data.fit.values())
-    return drawn(within(narrowed(data, width), width), width if stretched else None)
+    data = written(table, narrow=width < NARROW)
+    if table.look == "plain":
+        return plain_grid(data)
+    data = within(narrowed(data, width) if table.look == "ruled" else data, width)
+    stretched = table.wide or any(column.fit and column.fit.ratio for column in data.columns)
+    return drawn(data, width if stretched else None, ruled=table.look == "ruled", summed=table.summed)

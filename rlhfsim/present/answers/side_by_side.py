@@ -8,33 +8,29 @@ from typing import Any
 
 from rlhfsim.frameworks.runs import OWN
 from rlhfsim.plan import Plan
-from rlhfsim.present.tables import TableData, grid
-from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.words import likely, percent
+from rlhfsim.present.answers.choices import plan_dict
+from rlhfsim.present.answers.kinds import NAME, NUMBER, PROBABILITY, STEP, STEP_ENDS
+from rlhfsim.present.answers.tree import Column, TypedTable, table_of
+from rlhfsim.present.words import percent
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.step.measured import compared
-from rlhfsim.units import format, significant
-
-TITLES = ("", "run by", "training", ">step", ">P10-P90", ">USD", ">likely", "its figures")
 
 
-def table(chosen: Plan, other: Plan, chances: tuple[float, float]) -> TableData:
+def table(chosen: Plan, other: Plan, chances: tuple[float, float]) -> TypedTable:
     """The chosen plan first, then that of the other side; `chances`: that each fits and meets all targets."""
-    rows = [_row(mark, plan, p) for mark, plan, p in zip("* ", (chosen, other), chances, strict=True)]
-    return grid(TITLES, rows, styles=["bold green", ""])
-
-
-def _row(mark: str, plan: Plan, chance: float) -> tuple[str, ...]:
-    p, name = plan.prediction, plan.framework or ""
-    return (
-        mark.strip(),
-        name,
-        BACKENDS[plan.placement.backend].title,
-        format(p.step_s, "s"),
-        f"{significant(p.low_s)}-{significant(p.high_s)}",
-        "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
-        likely(chance),
-        evidence(name),
+    return table_of(
+        "Next to a framework whose runs were compared",
+        zip("* ", (chosen, other), chances, strict=True),
+        Column("", lambda row: row[0].strip(), NAME),
+        Column("run by", lambda row: row[1].framework, NAME),
+        Column("training", lambda row: BACKENDS[row[1].placement.backend].title, NAME),
+        Column("step", 1, STEP),
+        Column("P10-P90", 1, STEP_ENDS),
+        Column("USD", lambda row: row[1].prediction.usd_per_step, NUMBER.where("unknown")),
+        Column("likely", 2, PROBABILITY),
+        Column("its figures", lambda row: evidence(row[1].framework or ""), NAME),
+        style=lambda row: "bold green" if row[1] is chosen else "",
+        look="bare",
     )
 
 
@@ -46,12 +42,8 @@ def evidence(framework: str) -> str:
     return "run on CPUs, never compared" if framework == OWN else "never compared with a run"
 
 
-def side_by_side_dict(chosen: Plan, other: Plan, chances: tuple[float, float]) -> list[dict[str, Any]]:
-    """The same content."""
-    return list(_dicts(chosen, other, chances))
-
-
-def _dicts(chosen: Plan, other: Plan, chances: tuple[float, float]) -> Iterator[dict[str, Any]]:
+def records(chosen: Plan, other: Plan, chances: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    """The same for machines."""
     for plan, chance in zip((chosen, other), chances, strict=True):
         errors = compared(plan.framework or "")
         yield {

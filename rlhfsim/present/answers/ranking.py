@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import words
-from rlhfsim.present.tables import WORDS, TableData, grid
-from rlhfsim.present.terminal.choices import short_kind
-from rlhfsim.present.terminal.console import NARROW, WIDTH, Part, drawn, styled
+from rlhfsim.present.answers.choices import short_kind
+from rlhfsim.present.answers.kinds import COUNT, FINE_SHARE, NAME, NUMBER, RIGHT, SHARE, STEP, STEP_ENDS
+from rlhfsim.present.answers.tree import Column, Note, TypedTable, table_of
 from rlhfsim.specs.placement.backends import sums_fp32
-from rlhfsim.units import TERA, format, significant
+from rlhfsim.units import TERA
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.rivals import TOLERANCE
 from rlhfsim.what_if.simplest import CLOSE
@@ -17,37 +17,33 @@ UNPROVEN = "? unproven"
 """Beside a plan of whose kind a better one may exist; by how much stands in `--detail proof`."""
 
 
-def ranking(answer: Design, width: int = WIDTH) -> Part:
-    """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
-    return drawn(ranked(answer, width), None)  # no figure is cut
+def ranking(answer: Design) -> TypedTable:
+    """The chosen plan first, then the best, and the best of every other kind."""
+    first = answer.chosen if answer.simpler else answer.best
+    return table_of(
+        "Plans",
+        _listed(answer, short=False),
+        Column("#", 0, RIGHT),
+        Column("plan", 2),
+        Column("actor", lambda row: words.layout_labels(row[1])[0], NAME),
+        Column("rollout", lambda row: words.layout_labels(row[1])[1], NAME),
+        Column("step", 1, STEP),
+        Column("P10-P90", 1, STEP_ENDS, narrow=""),
+        Column("tok/s/GPU", lambda row: row[1].prediction.tokens_per_s_per_gpu, NUMBER, narrow=""),
+        Column("memory", lambda row: _held(row[1].prediction), SHARE),
+        Column("USD", lambda row: row[1].prediction.usd_per_step, NUMBER.where("unknown")),
+        style=lambda row: "bold green" if row[1] is first else "",
+    )
 
 
-def ranked(answer: Design, width: int) -> TableData:
-    """The chosen plan, the best, and the best of every other kind."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    wide = width >= NARROW
-    titles = [
-        ">#",
-        "plan",
-        "actor",
-        "rollout",
-        ">step",
-        *[">P10-P90", ">tok/s/GPU"] * wide,
-        ">memory",
-        ">USD",
-    ]
-    rows: list[tuple[str, ...]] = []
-    for number, plan, name in _listed(answer, short=False):
-        rows.append((number, name, *_row(plan, wide=wide)))
-    styles = ["bold green", *[""] * (len(rows) - 1)] if rows else []
-    return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
+def _held(p: Prediction) -> float:
+    return p.peak_memory_bytes / p.capacity_bytes
 
 
 def unlisted(answer: Design) -> str:
     """The best plan of every kind but the chosen one, each with its step: none is without a word."""
     rest = _listed(answer, short=True)[1:]
-    return "; ".join(f"{name} {format(plan.prediction.step_s, 's')}" for _, plan, name in rest)
+    return "; ".join(f"{name} {STEP.shown(plan)}" for _, plan, name in rest)
 
 
 def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
@@ -82,27 +78,15 @@ def sums_in_fp32(plan: Plan) -> bool:
     return sums_fp32(plan.workload, plan.placement.backend)
 
 
-def _row(plan: Plan, *, wide: bool) -> list[str]:
-    p = plan.prediction
-    return [
-        *words.layout_labels(plan),
-        format(p.step_s, "s"),
-        *[f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu)] * wide,
-        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
-        "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
-    ]
-
-
-def considered(answer: Design) -> Part:
+def considered(answer: Design) -> Note:
     """The certificate in full."""
     c = answer.certificate
     best = "uses less memory" if answer.request.objective == "memory" else "is faster"
     space, unexplored = rounded(c.space), rounded(c.unexplored)
     proof = f"proven: no plan of the space {best}"
     if not c.proven:
-        proof = (
-            f"ended early: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} better"
-        )
+        far = FINE_SHARE.shown(c.gap)
+        proof = f"ended early: {unexplored} plans not looked at, one of them could be up to {far} better"
     if answer.simpler:
         proof += " than plan 1"
     lines = [
@@ -110,7 +94,8 @@ def considered(answer: Design) -> Part:
         f"certificate: {space} complete plans" + f"; {proof}",
         f"  {rounded(c.infeasible)} do not fit, {rounded(c.dominated)} are beaten or equalled in "
         "everything by another,",
-        f"  {rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
+        f"  {rounded(c.bounded)} cannot be better, by their lower bound; "
+        f"{COUNT.shown(c.simulated)} simulated",
     ]
     if c.proven and answer.request.stale:
         lines.append(
@@ -123,7 +108,7 @@ def considered(answer: Design) -> Part:
         )
     if answer.runners_up:
         lines.append(f"plans 2, 3, ... are the best of every other kind{_of_kind(answer)}")
-    return styled("\n".join(lines), style="dim")
+    return Note("\n".join(lines), "aside")
 
 
 def _of_kind(answer: Design) -> str:
@@ -131,7 +116,9 @@ def _of_kind(answer: Design) -> str:
     open_ = [(i, gap) for i, gap in enumerate(answer.gaps, start=2) if _open(gap)]
     if not open_:
         return f", proven to {words.percent(TOLERANCE)}"
-    listed = [f"plan {i}" + ("" if gap is None else f" (up to {gap:.1%} better)") for i, gap in open_]
+    listed = [
+        f"plan {i}" + ("" if gap is None else f" (up to {FINE_SHARE.shown(gap)} better)") for i, gap in open_
+    ]
     return f" that were met; not proven: {', '.join(listed)}"
 
 
@@ -144,7 +131,9 @@ def _recommended(answer: Design) -> str:
     """What the plan with the star is."""
     assert answer.chosen is not None
     assert answer.best is not None
-    mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
+    mine, its = (
+        FINE_SHARE.shown(p.prediction.probability_out_of_memory) for p in (answer.chosen, answer.best)
+    )
     in_bytes = answer.request.objective == "memory"
     held, least = (
         p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
@@ -156,7 +145,7 @@ def _recommended(answer: Design) -> str:
     near = f"the simplest plan within {words.percent(CLOSE)} of {of}"
     return (
         f"* is recommended: {near}, which --fastest writes\n"
-        f"  risk of running out of memory {mine:.1f} %, of plan 1 {its:.1f} %"
+        f"  risk of running out of memory {mine}, of plan 1 {its}"
     )
 
 
@@ -174,7 +163,7 @@ def proof(answer: Design) -> str:
     better = "leaner" if in_bytes else "faster"
     if not c.proven:
         on = "" if answer.request.time_limit else "; goes on with --time-limit 1h"
-        return f"ended early: a plan not looked at could be up to {100 * c.gap:.0f} % {better}{on}"
+        return f"ended early: a plan not looked at could be up to {words.percent(c.gap)} {better}{on}"
     space = rounded(c.space)
     if not answer.simpler:
         return f"proven: of {space} complete plans none is {better}"
@@ -182,7 +171,7 @@ def proof(answer: Design) -> str:
         p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
         for p in (answer.chosen, answer.best)
     )
-    far = f"{100 * (1 - its / mine):.1f} % {better}"
+    far = f"{FINE_SHARE.shown(1 - its / mine)} {better}"
     if mine > (1 + CLOSE) * its:
         return f"proven: none of {space} plans is faster than that of --fastest"
     return f"proven: of {space} plans none is more than {far}; the simplest within {words.percent(CLOSE)}"

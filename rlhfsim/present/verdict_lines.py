@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.plan import Plan
+from rlhfsim.present.answers.ranking import sums_in_fp32
 from rlhfsim.present.reproduce import drafting
-from rlhfsim.present.terminal.ranking import sums_in_fp32
 from rlhfsim.present.words import RESOURCES, gpus, percent, signed
 from rlhfsim.units import format
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck

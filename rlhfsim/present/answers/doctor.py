@@ -1,4 +1,4 @@
-"""What `rlhfsim doctor` shows: fits or not, the step, changes in the framework's keys, what was assumed."""
+"""What `rlhfsim doctor` answers: fits or not, the step, changes in the framework's keys, what was assumed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from rlhfsim import units
 from rlhfsim.frameworks.configuration.keys import Unread
 from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal import first_screen as first
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import Part, console, labelled, styled
+from rlhfsim.present import plan_words
+from rlhfsim.present.answers.kinds import THOUSANDTHS
+from rlhfsim.present.answers.plan_blocks import phases
+from rlhfsim.present.answers.roles import roles
+from rlhfsim.present.answers.tree import Block, FactList, Listing, Note, Page, PageSection, section
+from rlhfsim.present.tables import each
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
@@ -24,49 +27,50 @@ KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
 
 
-def report(answer: Diagnosis, repaired: ChangedFile | None = None) -> Iterator[Part]:
+def page(answer: Diagnosis, repaired: ChangedFile | None = None) -> Page:
     """The verdict, the step by phase, changes, findings, what was assumed, and how a file was changed."""
     base = answer.judged
-    yield styled(verdict(base), style="bold" if base.fits else "bold red")
+    return Page(
+        schema=SCHEMA,
+        verdict=verdict(base),
+        mark="strong" if base.fits else "bad",
+        sections=tuple(_sections(answer, repaired)),
+        data=_data(answer, repaired),
+    )
+
+
+def _verdict(answer: Diagnosis) -> Iterator[Block]:
+    """What stops it, what nobody gave and decides, and what makes it fit."""
     for finding in answer.findings:
         if finding.stops:
-            yield styled(f"stops: {finding.what}; {finding.remedy}", style="bold red")
+            yield Note(f"stops: {finding.what}; {finding.remedy}", "bad")
     yield from _doubted(answer)
     if answer.fixes:
-        yield styled("any one of these makes it fit:", style="bold")
+        yield Note("any one of these makes it fit:", "strong")
         yield from _changes(answer.fixes, None)
     if answer.nearest is not None:
-        yield styled(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
+        yield Note(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
         yield from _changes([answer.nearest], None)
-        yield styled("so it needs more GPUs, GPUs with more memory, or a smaller model", style="bold")
-    yield from _screen(base.plan, console().width)
-    yield from _faster(answer)
-    yield from _told(answer)
-    if repaired is not None:
-        figures = _figures(repaired.judged, answer.judged)
-        yield styled(f"\nwritten to {repaired.path}, read and priced again: {figures}", style="bold")
-        yield styled(repaired.diff.rstrip(), no_wrap=True, overflow="fold")
+        yield Note("so it needs more GPUs, GPUs with more memory, or a smaller model", "strong")
 
 
-def _doubted(answer: Diagnosis) -> Iterator[Part]:
+def _doubted(answer: Diagnosis) -> Iterator[Block]:
     """What nobody gave and decides, next to the verdict, misspelt keys, and how many others it leaves out."""
-    decides = [change for change in answer.absent if change.judged.fits != answer.judged.fits]
-    yield from (
-        styled(f"it rests on a default: {_without(change, answer)}", style="yellow") for change in decides
-    )
+    for change in answer.absent:
+        if change.judged.fits != answer.judged.fits:
+            yield Note(f"it rests on a default: {_without(change, answer)}", "warn")
     matters = [u for u in answer.unread if u.matters]
     absent = [u for u in matters if u.kind == "no such key"]
-    for each in absent[:KEYS_SHOWN]:
-        yield styled(_absent(each, answer), style="bold red")
+    yield from (Note(_absent(each, answer), "bad") for each in absent[:KEYS_SHOWN])
     if len(absent) > KEYS_SHOWN:
-        yield styled(f"{len(absent) - KEYS_SHOWN} more such keys are listed at the end", style="bold red")
+        yield Note(f"{len(absent) - KEYS_SHOWN} more such keys are listed at the end", "bad")
     others = len(matters) - len(absent)
     if others:
         what = (
             "a key that is not read and may change it" if others == 1 else f"{others} keys that are not read"
         )
         may = "" if others == 1 else " and may change it"
-        yield styled(f"the answer does not count {what}{may}: see `not read` below", style="yellow")
+        yield Note(f"the answer does not count {what}{may}: see `not read` below", "warn")
 
 
 def _without(change: KeyChange, answer: Diagnosis) -> str:
@@ -83,22 +87,16 @@ def _absent(each: Unread, answer: Diagnosis) -> str:
     return f"{answer.lacks}{other}: {each.key}={each.value}{near}"
 
 
-def _unread(answer: Diagnosis) -> Iterator[Part]:
+def _unread(answer: Diagnosis) -> Iterator[str]:
     """What the configuration sets and nothing reads: what matters by name, the rest by number."""
-    if not answer.unread:
-        return
-    matters = [u for u in answer.unread if u.matters]
-    yield styled("\nnot read", style="bold")
-    may = [f"{u.key}={u.value}" for u in matters if u.kind == "may change"]
+    may = [f"{u.key}={u.value}" for u in answer.unread if u.matters and u.kind == "may change"]
     if may:
-        yield styled(f"- {plural(len(may), 'key')} may change the answer: {_folded(may)}")
+        yield f"{plural(len(may), 'key')} may change the answer: {_folded(may)}"
     absent = [_absent(u, answer) for u in answer.unread if u.kind == "no such key"]
-    yield from (styled(f"- {line}") for line in absent[:KEYS_LISTED])
+    yield from absent[:KEYS_LISTED]
     rest = len(answer.unread) - len(may) - len(absent) + max(0, len(absent) - KEYS_LISTED)
     if rest:
-        yield styled(
-            f"- {plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
-        )
+        yield f"{plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
 
 
 def _folded(names: Sequence[str]) -> str:
@@ -112,7 +110,8 @@ def verdict(base: Judged) -> str:
     if not base.fits:
         phase = base.memory.breaks_in(LIKELY)
         over = phase.probability_out_of_memory >= LIKELY or not base.memory.rejected_by
-        return f"does not fit: {_needs(phase) if over else base.memory.rejected_by}; {risk}"
+        needs = f"breaks in {phase.name}, which needs {_held(phase)}"
+        return f"does not fit: {needs if over else base.memory.rejected_by}; {risk}"
     return f"fits: {risk}; {moment(base)}; {_host(base)}"
 
 
@@ -123,10 +122,11 @@ def risk_text(judged: Judged) -> str:
     return side + percent(judged.risk)
 
 
-def _needs(phase: LedgerPhase) -> str:
+def _held(phase: LedgerPhase) -> str:
+    """How much of a GPU a phase takes, and what most of it is."""
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return (
-        f"breaks in {phase.name}, which needs {size(phase.bytes)} of {size(phase.capacity)} a GPU, "
+        f"{size(phase.bytes)} of {size(phase.capacity)} a GPU, "
         f"{size(top.bytes)} of it {component_text(top.component)} of {top.role}"
     )
 
@@ -134,11 +134,7 @@ def _needs(phase: LedgerPhase) -> str:
 def moment(judged: Judged) -> str:
     """The moment at which the risk is largest: phase, bytes, the largest component."""
     phase = riskiest(judged.memory)
-    top = max(phase.entries, key=lambda entry: entry.bytes)
-    return (
-        f"fullest in {phase.name}, {size(phase.bytes)} of {size(phase.capacity)} a GPU, {size(top.bytes)} of "
-        f"it {component_text(top.component)} of {top.role}"
-    )
+    return f"fullest in {phase.name}, {_held(phase)}"
 
 
 def _host(judged: Judged) -> str:
@@ -147,39 +143,52 @@ def _host(judged: Judged) -> str:
     return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
 
 
-def _screen(plan: Plan, width: int) -> Iterator[Part]:
+def _plan(plan: Plan) -> Iterator[Block]:
     """The blocks of the first screen of `rlhfsim design`; what is assumed stands in full at the end."""
-    yield ""
-    yield styled(view.task(plan), style="bold")
-    yield styled(view.batch(plan))
-    yield labelled({name: text for name, text in first.verdict(plan).items() if name != "assumed"})
-    yield from ("", first.roles(plan, width), "", first.phases(plan, width))
+    yield Note(plan_words.batch(plan))
+    yield FactList({name: text for name, text in plan_words.verdict(plan).items() if name != "assumed"})
+    yield roles(plan)
+    yield phases(plan)
 
 
-def _faster(answer: Diagnosis) -> Iterator[Part]:
+def _sections(answer: Diagnosis, repaired: ChangedFile | None) -> Iterator[PageSection]:
+    yield section("verdict", "", *_verdict(answer))
+    plan = answer.judged.plan
     start = answer.fixes[0] if answer.fixes else KeyChange(keys={}, judged=answer.judged)
+    none = _unchanged(answer, start)
+    yield section("plan", plan_words.task(plan), *_plan(plan), Note(none, apart=True) if none else None)
     if answer.faster:
         on_top = " and of the first change that makes it fit" if answer.fixes else ""
-        yield ""
-        yield styled(f"what helps most, re-estimated; each on top of those above it{on_top}", style="bold")
-        yield from _changes(answer.faster, start)
-    elif answer.unnamed:
-        yield styled(f"\nno change can be named: {answer.unnamed}")
-    elif start.judged.fits:
-        yield styled("\nno change of a key that was tried saves 2 % of the step")
+        heading = f"what helps most, re-estimated; each on top of those above it{on_top}"
+        yield section("faster", heading, *_changes(answer.faster, start))
+    found = (f.what + (f"; {f.remedy}" if f.remedy else "") for f in answer.findings if not f.stops)
+    for name, told in (("found", found), ("not read", _unread(answer)), ("assumed", _assumed(answer))):
+        if items := tuple(told):
+            yield section(name.replace(" ", "-"), name, Listing(items=items))
+    if repaired is not None:
+        figures = _figures(repaired.judged, answer.judged)
+        heading = f"written to {repaired.path}, read and priced again: {figures}"
+        yield section("fix", heading, Note(repaired.diff.rstrip(), whole=True))
 
 
-def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[Part]:
+def _unchanged(answer: Diagnosis, start: KeyChange) -> str | None:
+    """Why no change is named that makes it faster."""
+    if answer.faster:
+        return None
+    if answer.unnamed:
+        return f"no change can be named: {answer.unnamed}"
+    return "no change of a key that was tried saves 2 % of the step" if start.judged.fits else None
+
+
+def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[Block]:
     """Each with its figures, then its keys, a line each; with a start each stands on those before it."""
     before = start
     for i, change in enumerate(changes, start=1):
-        yield styled(f"  {i}  {_figures(change.judged, before.judged if before else None)}")
+        yield Note(f"  {i}  {_figures(change.judged, before.judged if before else None)}")
         known = before.keys if before else {}
-        yield from (
-            styled(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
-            for key, value in change.keys.items()
-            if key not in known
-        )
+        for key, value in change.keys.items():
+            if key not in known:
+                yield Note(f"       {said(key, value)}", "key", whole=True)
         before = change if before else None
 
 
@@ -192,7 +201,7 @@ def _figures(after: Judged, before: Judged | None) -> str:
         parts = [f"{units.format(before.step_s, 's')} -> {parts[0]} ({share})"]
         was = before.plan.prediction.usd_per_step
         if p.usd_per_step is not None and was is not None:
-            parts.append(f"{p.usd_per_step - was:+.3f} USD")
+            parts.append(f"{THOUSANDTHS.shown(p.usd_per_step - was)} USD")
     return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {risk_text(after)}"])
 
 
@@ -205,35 +214,27 @@ def said(key: str, value: Any) -> str:
     return key if value is True else f"{key} {value}"
 
 
-def _told(answer: Diagnosis) -> Iterator[Part]:
-    soft = [f for f in answer.findings if not f.stops]
-    if soft:
-        yield styled("\nfound", style="bold")
-        yield from (styled(f"- {f.what}" + (f"; {f.remedy}" if f.remedy else "")) for f in soft)
-    yield from _unread(answer)
-    described = answer.judged.described
-    yield styled("\nassumed", style="bold")
-    yield from (styled(f"- {sentence}") for sentence in answer.case.assumed(described))
-    yield from (styled(f"- {_without(change, answer)}") for change in answer.absent)
-    risk, framework = computed(answer.judged.memory), answer.case.configuration.name
-    yield from (styled(f"- {sentence}") for sentence in reasons(risk, framework))
-    defaults = described.settings.assumed
-    if defaults:
+def _assumed(answer: Diagnosis) -> Iterator[str]:
+    """What was not given and what was taken for it."""
+    described, configuration = answer.judged.described, answer.case.configuration
+    yield from answer.case.assumed(described)
+    yield from (_without(change, answer) for change in answer.absent)
+    yield from reasons(computed(answer.judged.memory), configuration.name)
+    if defaults := described.settings.assumed:
         shown = ", ".join(said(k, v) for k, v in defaults.items())
-        yield styled(f"- defaults of {answer.case.configuration.title}: {shown}")
+        yield f"defaults of {configuration.title}: {shown}"
 
 
 # --- JSON -------------------------------------------------------------------------------------------
 
 
-def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str, Any]:
-    """The same content; schema in docs/doctor.md."""
+def _data(answer: Diagnosis, repaired: ChangedFile | None) -> dict[str, Any]:
+    """What JSON says; schema in docs/doctor.md."""
     base = answer.judged
     described = base.described
     phase = base.memory.breaks_in(LIKELY)
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return {
-        "schema": SCHEMA,
         "framework": answer.case.configuration.name,
         "fits": base.fits,
         "probability_out_of_memory": base.risk,
@@ -261,23 +262,9 @@ def as_data(answer: Diagnosis, repaired: ChangedFile | None = None) -> dict[str,
         }
         if repaired
         else None,
-        "findings": [
-            {"what": f.what, "keys": list(f.keys), "remedy": f.remedy, "stops": f.stops}
-            for f in answer.findings
-        ],
+        "findings": each(answer.findings, "what", "keys", "remedy", "stops"),
         "release": answer.case.recorded,
-        "unread": [
-            {
-                "key": u.key,
-                "value": u.value,
-                "kind": u.kind,
-                "matters": u.matters,
-                "nearest": u.nearest,
-                "until": u.until,
-                "since": u.since,
-            }
-            for u in answer.unread
-        ],
+        "unread": each(answer.unread, "key", "value", "kind", "matters", "nearest", "until", "since"),
         "assumed": {
             "lengths": list(answer.case.assumed(described)),
             "defaults": dict(described.settings.assumed),

@@ -2,141 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any
 
 from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import Plan, PlannedHardware
-from rlhfsim.present.answers import recalibrated
+from rlhfsim.present import plan_words
+from rlhfsim.present import verdict_lines as lines
+from rlhfsim.present.answers import recalibrated, side_by_side
+from rlhfsim.present.answers.choices import missing_dict, plan_dict, whynot_dict
+from rlhfsim.present.answers.design_details import Extras, asked, details
+from rlhfsim.present.answers.kinds import COUNT, NAME, NUMBER, PROBABILITY, SECONDS, ValueKind
+from rlhfsim.present.answers.odds import odds_dict, quantiles, summary
+from rlhfsim.present.answers.plan_blocks import TINY, phases, targets
+from rlhfsim.present.answers.ranking import proof, rounded, unlisted
+from rlhfsim.present.answers.roles import roles
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, section, table_of
 from rlhfsim.present.known import known, nearest_short
+from rlhfsim.present.plan_words import energy_text, money_text, speed
 from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import each, fields, grid
-from rlhfsim.present.terminal import first_screen as first
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal import side_by_side
-from rlhfsim.present.terminal import verdict_lines as lines
-from rlhfsim.present.terminal.choices import front_dict, missing_dict, plan_dict, whynot_dict
-from rlhfsim.present.terminal.console import (
-    WIDTH,
-    Display,
-    Part,
-    height,
-    labelled,
-    one_line,
-    put,
-    styled,
-    tight,
-    within,
-)
-from rlhfsim.present.terminal.design_details import Extras, asked, details
-from rlhfsim.present.terminal.odds import odds_dict, quantiles, summary, targets
-from rlhfsim.present.terminal.ranking import proof, rounded, unlisted
-from rlhfsim.present.words import likely, signed
+from rlhfsim.present.tables import NEVER, each, fields
+from rlhfsim.present.words import signed
 from rlhfsim.search.requirements import Verdict
-from rlhfsim.units import format, significant
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain
+from rlhfsim.what_if.missed_targets import Meeting
+from rlhfsim.what_if.remedies import Remedy
 
 SCHEMA = "rlhfsim.design/4"
 LATE = "no change that helps was found in time: give the search more"
-LEANER = ((), ("tight",), ("tight", "bare"), ("tight", "bare", "short"))
-"""How the first screen becomes leaner: without blank lines, meanings of words, and the nearest run."""
+OTHER_WORK = ValueKind(lambda other: "other work" if other else "", number=False)
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
-def show(
-    console: Display, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
-) -> None:
-    """Print the first screen, then what was asked for."""
+def page(answer: Design, extras: Extras, out: str = "plan.json", detail: Collection[str] = ()) -> Page:
+    """The first screen, then what was asked for; `out`: the file of the plan."""
     if answer.chosen is None:
-        _show_nothing(console, answer, late=extras.late)
-        return
-    show_first(console, answer, extras, out, detail)
-    for title, parts in (*asked(answer, extras, console.width), *details(answer, detail, console.width)):
-        console.rule(title, align="left", style="dim")
-        for part in parts:
-            console.print(part)
+        sections = [section("plan", "", *_nothing(answer, late=extras.late))]
+    else:
+        first = section("plan", "", *_first(answer, extras, out, detail))
+        sections = [first, *asked(answer, extras), *details(answer, detail)]
+    return Page(schema=SCHEMA, sections=tuple(sections), data=_data(answer, extras))
 
 
-def show_first(
-    console: Display, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
-) -> None:
-    """The first screen: rivals and what is known of them are cut so that it stays one."""
-    plan, width = answer.chosen, console.width
+def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) -> Iterator[Block]:
+    plan = answer.chosen
     assert plan is not None
-    verdict, following = dict(_verdict(answer, extras)), _next(answer, out, detail)
-    said = styled(sentences(replace(plan, run=extras.run)))
-    head = [said, styled(view.task(plan), style="bold"), styled(view.batch(plan))]
-    goals = [targets(replace(plan, run=extras.run))] if extras.verdicts else []
-    goals += list(_meeting(extras))
-    others = unlisted(answer)
-    rest = [labelled({"others": others})] if others else []
-    says = {
-        short: labelled({k: text for k, text in verdict.items() if not (k == "measured" and short)})
-        for short in (False, True)
-    }
-    sides = list(_side(answer, extras, width))
-    tables = {
-        decoded: [
-            *sides,
-            first.roles(plan, width, decoded=decoded),
-            first.phases(plan, width, decoded=decoded, tiny=first.TINY),
-        ]
-        for decoded in (False, True)
-    }
-    heights: dict[int, int] = {}
-    for leaner in LEANER:
-        blank: list[Part] = [""] * ("tight" not in leaner)
-        below = chain.from_iterable((*blank, x) for x in tables["bare" not in leaner])
-        parts = [*head, says["short" in leaner], *goals, *below, *rest]
-        heights |= {id(x): height(console, [x]) for x in parts if id(x) not in heights}
-        if sum(heights[id(x)] for x in parts) + len(following) <= first.MOST:
-            break
-    for part in parts:
-        console.print(part, highlight=False)
-    for line in following:
-        put(console, line)
+    with_run = replace(plan, run=extras.run)
+    yield Note(sentences(with_run))
+    yield Note(plan_words.task(plan), "strong")
+    yield Note(plan_words.batch(plan))
+    yield FactList(dict(_verdict(answer, extras)))
+    if extras.verdicts:
+        yield targets(with_run)
+    yield from _meeting(extras)
+    if answer.other_side is not None and extras.side is not None:
+        yield side_by_side.table(plan, answer.other_side, extras.side)
+    yield roles(plan)
+    yield phases(plan, tiny=TINY)
+    if others := unlisted(answer):
+        yield FactList({"others": others})
+    yield FactList(_next(answer, out, detail), whole=True)
 
 
-def _side(answer: Design, extras: Extras, width: int) -> Iterator[Part]:
-    if answer.chosen is not None and answer.other_side is not None and extras.side is not None:
-        side = side_by_side.table(answer.chosen, answer.other_side, extras.side)
-        yield tight(within(side, width), None)
-
-
-def _meeting(extras: Extras) -> Iterator[Part]:
+def _meeting(extras: Extras) -> Iterator[Block]:
     """Where a target is missed: what would meet all, each change by itself."""
     if extras.odds is None or extras.odds.meets:
         return
     if not extras.meeting:
         none = "no single change that was tried meets all targets"
-        yield styled(LATE if extras.late else none, style="bold")
+        yield Note(LATE if extras.late else none, "strong")
         return
-    titles = ("what would meet all, each by itself", ">step", ">USD/step", ">likely")
-    rows = (
-        (
-            change.change,
-            format(change.step_s, "s"),
-            "unknown" if change.usd_per_step is None else significant(change.usd_per_step),
-            likely(change.probability),
-        )
-        for change in extras.meeting
+    yield _changes(
+        "what would meet all, each by itself",
+        extras.meeting,
+        Column("likely", "probability", PROBABILITY),
+        name="would_meet",
     )
-    yield tight(grid(titles, rows), None)
+
+
+def _changes(
+    title: str, changes: Sequence[Meeting] | Sequence[Remedy], last: Column, *, name: str
+) -> TypedTable:
+    """Changes with what a step then takes."""
+    return table_of(
+        title,
+        changes,
+        Column(title, "change", NAME),
+        Column("step", "step_s", SECONDS),
+        Column("USD/step", "usd_per_step", NUMBER.where("unknown")),
+        last,
+        name=name,
+        look="bare",
+        apart=False,
+    )
 
 
 def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     plan = answer.chosen
     assert plan is not None
-    rows = first.verdict(plan)
-    if any(_side(answer, extras, WIDTH)):  # which says the step with its P10 and P90
-        yield "cost", f"{view.money_text(plan)}, {view.energy_text(plan)}, {first.speed(plan)}"
+    rows = plan_words.verdict(plan)
+    if answer.other_side is not None and extras.side is not None:  # which says the step, P10 and P90
+        yield "cost", f"{money_text(plan)}, {energy_text(plan)}, {speed(plan)}"
     else:
         yield from ((name, rows[name]) for name in ("step", "cost"))
     if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
@@ -146,7 +118,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
         yield "GPUs", lines.knee(plan, answer.fewer)
     if extras.run and (run := quantiles(extras.run) if extras.verdicts else summary(extras.run)):
         yield "odds", run
-    yield "plan", view.architecture(plan, aged=False)  # who is apart from whom: the table of roles
+    yield "plan", plan_words.architecture(plan, aged=False)  # who is apart from whom: the table of roles
     yield "proof", proof(answer)
     yield from (("choice", text) for text in lines.choice(answer))
     if extras.bottleneck is not None:
@@ -163,7 +135,7 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
         yield "batch", lines.even(answer.even)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = signed(-(other.saved or 0.0))
-        yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
+        yield "faster", f"{other.meaning}: {SECONDS.shown(other.seconds)}, {saved}: {other.option}"
     yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
     if extras.side is None or _unsaid(answer) or "written only" in _known(answer).values():
         yield "run by", _runner(answer)
@@ -214,8 +186,8 @@ def _known(answer: Design) -> Mapping[str, Known]:
     return runs.known(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
 
 
-def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Part]:
-    """Commands that go on from the plan, and what this one has not shown; each in one line, to be copied."""
+def _next(answer: Design, out: str, detail: Collection[str]) -> dict[str, str]:
+    """Commands that go on from the plan, and what this one has not shown."""
     assert answer.chosen is not None
     rows, more = dict[str, str](), [f"rlhfsim simulate {out}"]
     if answer.request.runs is framework(OWN):
@@ -224,8 +196,7 @@ def _next(answer: Design, out: str, detail: frozenset[str]) -> list[Part]:
         rows["next"] = f"rlhfsim export {out} --to {runs.name} --out run"
     more += [] if answer.gains else ["--gains"]
     more += [] if detail else ["--detail time,memory,proof,sure,all"]
-    rows["more"] = "; ".join(more)
-    return [one_line(label, text) for label, text in rows.items()]
+    return {**rows, "more": "; ".join(more)}
 
 
 def _nodes(hardware: Sequence[PlannedHardware]) -> str:
@@ -239,44 +210,38 @@ def _nodes(hardware: Sequence[PlannedHardware]) -> str:
     return "+".join(groups)
 
 
-def _show_nothing(console: Display, answer: Design, *, late: bool) -> None:
-    nothing, request = styled("nothing fits: ", style="bold red"), answer.request
+def _nothing(answer: Design, *, late: bool) -> Iterator[Block]:
+    request = answer.request
     if not answer.certificate.space:
-        console.print(nothing + styled("no layout obeys all that is fixed, bounded and forbidden"))
+        yield Note("nothing fits: no layout obeys all that is fixed, bounded and forbidden", "bad")
     else:
         group, work = request.cluster.node_group, request.workload
-        what = f"{work.title} of {work.model} on {request.cluster.gpus:,} x {group.profile.title}"
-        console.print(nothing + styled(f"{what}; {rounded(answer.certificate.space)} plans, none runs"))
+        what = f"{work.title} of {work.model} on {COUNT.shown(request.cluster.gpus)} x {group.profile.title}"
+        yield Note(f"nothing fits: {what}; {rounded(answer.certificate.space)} plans, none runs", "bad")
     if answer.rejected_by:
         nearest = "the plan that comes nearest does not fit: " if answer.nearest else ""
-        console.print(f"{nearest}{answer.rejected_by}", highlight=False)
+        yield Note(f"{nearest}{answer.rejected_by}")
     if not answer.remedies:
         none = "no single change that was tried helps; try a smaller model"
-        console.print(styled(LATE if late else none, style="bold"))
+        yield Note(LATE if late else none, "strong")
         return
-    console.print(styled("the smallest change that fits: ") + styled(answer.remedies[0].change, style="bold"))
-    titles = ("what would fit, each by itself", ">step", ">USD/step", "")
-    rows = (
-        (
-            remedy.change,
-            format(remedy.step_s, "s"),
-            "unknown" if remedy.usd_per_step is None else significant(remedy.usd_per_step),
-            "other work" if remedy.other_work else "",
-        )
-        for remedy in answer.remedies
+    yield Note(f"the smallest change that fits: {answer.remedies[0].change}", "strong")
+    yield _changes(
+        "what would fit, each by itself",
+        answer.remedies,
+        Column("", "other_work", OTHER_WORK, fit=NEVER),
+        name="remedies",
     )
-    console.print(tight(grid(titles, rows), None))
-    console.print(styled("good plans, not proven to be the best of their change", style="dim"))
+    yield Note("good plans, not proven to be the best of their change", "aside")
 
 
 # --- for machines ---------------------------------------------------------------------------------
 
 
-def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
-    """The same content; schema in docs/plan.md."""
+def _data(answer: Design, extras: Extras) -> dict[str, Any]:
+    """What JSON says next to fronts and changes; schema in docs/plan.md."""
     chosen, best = answer.chosen, answer.best
     return {
-        "schema": SCHEMA,
         "verdict": sentences(replace(chosen, run=extras.run)) if chosen else None,
         "objective": answer.request.objective,
         "framework": answer.request.runs.name if answer.request.runs else ANY,
@@ -295,7 +260,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "odds": odds_dict(extras.odds),
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
-        "pareto": None if extras.front is None else front_dict(extras.front),
+        "pareto": None,
         "calibration": recalibrated.page(extras.recalibrated, best).as_data
         if extras.recalibrated and best
         else None,
@@ -303,21 +268,21 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
         "unsaid": list(_unsaid(answer)),
-        "side_by_side": side_by_side.side_by_side_dict(chosen, answer.other_side, extras.side)
+        "side_by_side": [*side_by_side.records(chosen, answer.other_side, extras.side)]
         if chosen and answer.other_side and extras.side
         else [],
         "learning_gain": gain_dict(answer.learning_gain) if answer.learning_gain else None,
         "bottleneck": fields(extras.bottleneck, "resource", "phase", "seconds", "more", "step_s")
         if extras.bottleneck
         else None,
-        "would_meet": each(extras.meeting, "change", "step_s", "usd_per_step", "probability"),
+        "would_meet": [],
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "even_batch": fields(answer.even, "prompts", "step_s", "gain") if answer.even else None,
         "shortage": answer.shortage,
         "rejected_by": answer.rejected_by,
         "remedy": answer.remedy,
         "missing": missing_dict(answer.missing) if answer.missing else None,
-        "remedies": each(answer.remedies, "change", "step_s", "usd_per_step", "other_work"),
+        "remedies": [],
     }
 
 

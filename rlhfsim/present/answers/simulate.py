@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from rlhfsim import units
-from rlhfsim.present.tables import Fit, grid, table
-from rlhfsim.present.terminal import first_screen as first
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Sparkline, Stretch
-from rlhfsim.present.terminal.console import Part, drawn, labelled, styled
-from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, signed, size
+from rlhfsim.present import plan_words
+from rlhfsim.present.answers import tree
+from rlhfsim.present.answers.cells import Bar, Spark, Stretch, Word
+from rlhfsim.present.answers.kinds import (
+    BAR,
+    BYTES,
+    COUNT,
+    FINE_SHARE,
+    NAME,
+    NODES,
+    RIGHT,
+    SHARE,
+    SHORT_SECONDS,
+    fixed_to,
+)
+from rlhfsim.present.answers.plan_blocks import header, notes, phases, rejection
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, table_of
+from rlhfsim.present.chrome_trace import chrome_path
+from rlhfsim.present.tables import fields
+from rlhfsim.present.words import decimals, percent, plural, short_seconds, signed, size
 from rlhfsim.simulation.summary import PoolRun, Simulation
 
+SCHEMA = "rlhfsim.simulation/1"
 LINKS = {
     "nic": "network cards of {}",
     "nvlink": "fabric inside the nodes of {}",
@@ -31,24 +49,35 @@ WAIT = ".wait"
 """End of the name of what the trainer waits for samples."""
 
 
-def report(answer: Simulation, width: int) -> Iterator[Part]:
-    """Everything that is shown of a run, top to bottom."""
-    yield view.header(answer.plan)
-    yield labelled(summary(answer))
+def page(
+    answer: Simulation, told: Sequence[str] = (), remedy: str | None = None, trace: Path | None = None
+) -> Page:
+    """Everything that is said of a run; `trace`: where it lies."""
+    shown = _run(answer, trace) if answer.rejected_by is None else _rejected(answer, remedy)
+    return tree.answer(SCHEMA, *notes(told), *shown, data=_data(answer, told, remedy, trace))
+
+
+def _rejected(answer: Simulation, remedy: str | None) -> Iterator[Block]:
+    yield from header(answer.plan)
+    yield from rejection(answer.rejected_by, remedy)
+
+
+def _run(answer: Simulation, trace: Path | None) -> Iterator[Block]:
+    yield from header(answer.plan)
+    yield FactList(summary(answer))
     if not answer.alike:
-        yield ""
-        yield steps_table(answer, width)
+        yield _steps(answer)
         if lives_on_stock(answer):
-            yield styled(STOCK, style="dim")
-    yield ""
-    yield first.phases(answer.plan, width, starts=True)
+            yield Note(STOCK, "aside")
+    yield phases(answer.plan, starts=True)
     if note := phase_note(answer):
-        yield styled(note, style="dim")
-    yield ""
-    yield pool_table(answer, width)
+        yield Note(note, "aside")
+    yield _pools(answer)
     if answer.contention:
-        yield ""
-        yield contention_table(answer, width)
+        yield _contention(answer)
+    if trace is not None:
+        shown = f"open {chrome_path(trace)} at https://ui.perfetto.dev"
+        yield FactList({"trace": str(trace), "to see it": shown}, apart=True)
 
 
 def phase_note(answer: Simulation) -> str:
@@ -118,7 +147,7 @@ def memory_text(answer: Simulation) -> str:
     """The fullest pool over the run, or the plan's own peak where the run did not record memory."""
     known = [p for p in answer.pools if p.peak_bytes is not None]
     if not known:
-        return view.memory_text(answer.plan)
+        return plan_words.memory_text(answer.plan)
     pool = max(known, key=lambda p: p.peak_share)
     assert pool.peak_bytes is not None
     where = f" in pool {pool.name}" if len(answer.pools) > 1 else ""
@@ -142,14 +171,14 @@ def samples_text(answer: Simulation) -> str:
     old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"
     if answer.plan.placement.schedule.late != "wait":
         again = " and is generated again" * (answer.plan.placement.schedule.late == "requeue")
-        old += f"; {_percent(answer.rejected)} of the tokens is thrown away as too old{again}"
+        old += f"; {FINE_SHARE.shown(answer.rejected)} of the tokens is thrown away as too old{again}"
     if answer.plan.placement.schedule.lend:
-        old += f"; the trainer's GPUs generate in {_percent(answer.lent)} of the time"
+        old += f"; the trainer's GPUs generate in {FINE_SHARE.shown(answer.lent)} of the time"
     if answer.queue is None:
         return old
     return (
-        f"{old}; {answer.queue.mean:,.0f} more in the queue when the trainer takes a batch, "
-        f"{answer.queue.maximum:,.0f} at most"
+        f"{old}; {COUNT.shown(answer.queue.mean)} more in the queue when the trainer takes a batch, "
+        f"{COUNT.shown(answer.queue.maximum)} at most"
     )
 
 
@@ -162,33 +191,38 @@ def goodput_text(answer: Simulation) -> str:
         if g.interval_s == g.best_interval_s
         else f"best is every {short_seconds(g.best_interval_s)}"
     )
+    formula = FINE_SHARE.shown(g.first_order)
     return (
-        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every "
+        f"{FINE_SHARE.shown(g.simulated)} of the time is progress, with a checkpoint every "
         f"{short_seconds(g.interval_s)} ({best}) and a failure"
-        f" every {short_seconds(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then "
+        f" every {short_seconds(g.mtbf_s)}; first-order formula {formula}; a step then "
         f"takes {short_seconds(answer.mean / g.simulated)}"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
 
 
 # --- steps ------------------------------------------------------------------------------------------
 
 
-def steps_table(answer: Simulation, width: int) -> Part:
+def _steps(answer: Simulation) -> TypedTable:
     """Step times of every replication as a line, with mean and range."""
-    digits = decimals(answer.mean)
-    sparks = "step by step, shortest to longest"
-    rows: list[tuple[object, ...]] = []
-    for i, seconds in enumerate(answer.runs[:MAX_LINES]):
-        times = (fixed(s, digits) for s in (answer.means[i], min(seconds), max(seconds)))
-        rows.append((str(answer.seed + i), *times, Sparkline(seconds)))
-    if (rest := len(answer.runs) - len(rows)) > 0:
-        rows.append(("", "", "", "", styled(f"{rest:,} more replications, see --json", style="dim")))
-    titles = (">seed", ">mean s", ">shortest", ">longest", sparks)
-    return drawn(grid(titles, rows, fit={sparks: Fit(ratio=1)}), width)
+    seconds = fixed_to(decimals(answer.mean))
+    rows: list[tuple[Any, ...]] = [
+        (str(answer.seed + i), answer.means[i], min(steps), max(steps), Spark(steps))
+        for i, steps in enumerate(answer.runs[:MAX_LINES])
+    ]
+    left = len(answer.runs) - len(rows)
+    if left > 0:
+        more = Word(f"{COUNT.shown(left)} more replications, see --json", "aside")
+        rows.append(("", "", "", "", more))
+    return table_of(
+        "Steps",
+        rows,
+        Column("seed", 0, RIGHT),
+        Column("mean s", 1, seconds.where("")),
+        Column("shortest", 2, seconds.where("")),
+        Column("longest", 3, seconds.where("")),
+        Column("step by step, shortest to longest", 4, BAR),
+    )
 
 
 def lives_on_stock(answer: Simulation) -> bool:
@@ -204,51 +238,80 @@ MAX_LINES = 8
 # --- pools and links --------------------------------------------------------------------------------
 
 
-def pool_table(answer: Simulation, width: int) -> Part:
+def _pools(answer: Simulation) -> TypedTable:
     """How busy the GPUs of each pool are, and how full they get."""
     note = "busy: share of the measured time in which the pool's GPUs work"
     if any(pool.peak_bytes is not None for pool in answer.pools):
         note += "; peak: bytes on its fullest GPU, when and in what"
-
-    def row(pool: PoolRun) -> tuple[object, ...]:
-        held = ("", "", "", "")
-        if pool.peak_bytes is not None and pool.peak_s is not None:
-            held = (
-                size(pool.peak_bytes),
-                percent(pool.peak_share),
-                short_seconds(pool.peak_s),
-                pool.peak_in or "",
-            )
-        gpus = f"{pool.gpus:,}" if pool.gpus else "-"
-        return pool.name, gpus, percent(pool.busy), _bar(pool.busy, 1.0, "green"), *held
-
-    axis = Axis(label="100 %", at=1.0, scale=1.0)
-    titles = ("pool", ">GPUs", ">busy", axis, ">peak", ">full", ">first at", "in")
-    return drawn(grid(titles, map(row, answer.pools), notes=(note,)), width)
-
-
-def contention_table(answer: Simulation, width: int) -> Part:
-    """Links that two calls wanted at once, and what that cost."""
-    digits, mean = decimals(answer.mean), answer.mean
-    note = "time that calls lost because another used the link too; the step waits for part of it"
-    return drawn(
-        table(
-            "",
-            answer.contention.items(),
-            ("shared link", lambda item: link_text(item[0])),
-            (">s per step", lambda item: fixed(item[1], digits)),
-            (Axis(label=short_seconds(mean), at=mean, scale=mean), lambda item: _bar(item[1], mean, "red")),
-            notes=(note,),
-        ),
-        width,
+    return table_of(
+        "Pools",
+        answer.pools,
+        Column("pool", "name", NAME),
+        Column("GPUs", "gpus", NODES),
+        Column("busy", kind=SHARE),
+        Column("100 %", lambda pool: Bar([Stretch(pool.busy, "busy")], 1.0), BAR, key=""),
+        Column("peak", "peak_bytes", BYTES.where("")),
+        Column("full", lambda pool: None if pool.peak_bytes is None else pool.peak_share, SHARE.where("")),
+        Column("first at", "peak_s", SHORT_SECONDS.where("")),
+        Column("in", "peak_in", NAME),
+        *tree.hidden("capacity_bytes"),
+        name="pools",
+        notes=(note,),
     )
 
 
-def _bar(amount: float, scale: float, style: str) -> HorizontalBar:
-    return HorizontalBar(stretches=[Stretch(amount=amount, glyph=FULL, style=style)], scale=scale)
+def _contention(answer: Simulation) -> TypedTable:
+    """Links that two calls wanted at once, and what that cost."""
+    mean = answer.mean
+    return table_of(
+        "Shared links",
+        answer.contention.items(),
+        Column("shared link", lambda item: link_text(item[0]), NAME),
+        Column("s per step", 1, fixed_to(decimals(mean)), key="seconds"),
+        Column(short_seconds(mean), lambda item: Bar([Stretch(item[1], "lost")], mean), BAR),
+        Column(None, 0, key="link"),
+        name="contention",
+        notes=("time that calls lost because another used the link too; the step waits for part of it",),
+    )
 
 
 def link_text(link: str) -> str:
     """`nic:train` -> `network cards of train`."""
     kind, _, where = link.partition(":")
     return LINKS[kind].format(where) if kind in LINKS else link
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+
+def _data(answer: Simulation, told: Sequence[str], remedy: str | None, trace: Path | None) -> dict[str, Any]:
+    """What JSON says next to pools and links; schema in docs/plan.md."""
+    verdict = {
+        "fits": answer.rejected_by is None,
+        "rejected_by": answer.rejected_by,
+        "remedy": remedy,
+        "notes": list(told),
+        "plan": answer.plan.to_dict(),
+    }
+    if answer.rejected_by is not None:
+        return verdict
+    return {
+        **verdict,
+        "run": {
+            "steps": len(answer.runs[0]),
+            **fields(answer, "warmup", "seed", "randomness"),
+            "replications": len(answer.runs),
+        },
+        "step": {
+            "mean_s": answer.mean,
+            **{f"p{level}_s": answer.percentile(level) for level in (10, 50, 90)},
+            "estimate_s": answer.estimate.prediction.step_s,
+        },
+        "step_seconds": [list(run) for run in answer.runs],
+        "contention": [],
+        "staleness": {"mean": answer.staleness[0], "max": answer.staleness[1]} if answer.staleness else None,
+        "queue": {"mean": answer.queue.mean, "max": answer.queue.maximum} if answer.queue else None,
+        "goodput": asdict(answer.goodput) if answer.goodput else None,
+        "trace": str(trace) if trace else None,
+        "chrome_trace": str(chrome_path(trace)) if trace else None,
+    }

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.tables import WORDS, each, fields, grid, table
-from rlhfsim.present.terminal.console import Part, drawn, styled
+from rlhfsim.present.answers.kinds import BYTES, DECIMALS, NAME, NUMBER, SECONDS, SHARE, TENTHS
+from rlhfsim.present.answers.tree import Block, Column, Note, TypedTable, table_of
+from rlhfsim.present.tables import WORDS, each, fields
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import Point
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.units import format, significant
 from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
 ROWS = 5
@@ -32,45 +32,41 @@ EXCLUDED = {
 # --- why not ----------------------------------------------------------------------------------------
 
 
-def whynot_text(
+def whynot(
     other: WhyNot, chosen: Plan, name: str = "the chosen plan", asked: Workload | None = None
-) -> Iterator[Part]:
+) -> Iterator[Block]:
     """How much worse the best plan with another choice is than the answer, and why; or what does not fit."""
     if other.plan is None:
-        yield styled(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
+        yield Note(f"nothing fits: {missing_text(other.missing) if other.missing else other.reason}")
         yield from _exclusion(other)
         return
     plan, p = other.plan, other.plan.prediction
     rollout = plan.placement.rollout
     engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""
     subject = "this plan" if other.given else "its best plan"
-    yield styled(f"{subject}: {kind(plan, asked)}; actor {plan.placement.actor.layout.label}{engine}")
+    yield Note(f"{subject}: {kind(plan, asked)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
-        yield styled(f"that is {name}")
+        yield Note(f"that is {name}")
         return
     proof = "" if other.given else f"; {_proof(other)}"
-    yield styled(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
+    yield Note(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
     yield _terms(other.terms, chosen.prediction.step_s, name)
-    yield styled(f"memory: {_peak(plan, ' risk')}; {name} {_peak(chosen)}")
+    yield Note(f"memory: {_peak(plan, ' risk')}; {name} {_peak(chosen)}")
     yield from _exclusion(other)
 
 
-def _exclusion(other: WhyNot) -> Iterator[Part]:
+def _exclusion(other: WhyNot) -> Iterator[Block]:
     """What excluded exactly the plan that was named."""
     if other.exclusion is not None:
-        yield styled(f"{EXCLUDED[other.exclusion.kind]}: {other.exclusion.text}")
+        yield Note(f"{EXCLUDED[other.exclusion.kind]}: {other.exclusion.text}")
 
 
 def _verdict(seconds: float, chosen: float) -> str:
-    gap = seconds - chosen
+    gap, against = seconds - chosen, " against ".join(map(SECONDS.shown, (seconds, chosen)))
     if abs(gap) <= CLEAR * chosen:
-        return f"it takes as long within {CLEAR:.0%}: {format(seconds, 's')} against {format(chosen, 's')}"
+        return f"it takes as long within {percent(CLEAR)}: {against}"
     word = "longer" if gap > 0 else "less"
-    share = f"{abs(gap) / chosen:.0%}".replace("%", " %")
-    return (
-        f"it takes {format(abs(gap), 's')} ({share}) {word}: {format(seconds, 's')} against "
-        f"{format(chosen, 's')}"
-    )
+    return f"it takes {SECONDS.shown(abs(gap))} ({percent(abs(gap) / chosen)}) {word}: {against}"
 
 
 def _proof(other: WhyNot) -> str:
@@ -94,16 +90,23 @@ def missing_text(m: MissingBytes) -> str:
     )
 
 
-def _terms(terms: Sequence[Term], step: float, name: str) -> Part:
+def _terms(terms: Sequence[Term], step: float, name: str) -> TypedTable:
     """The calls that make the difference; what is left stands in the last row."""
     large = [t for t in terms if abs(t.more) > CLEAR * step / 2][:ROWS]
+    rest = [t for t in terms if t not in large]
     rows = [(t.name, t.chosen_s, t.other_s, t.more) for t in large]
-    if rest := [t for t in terms if t not in large]:
+    if rest:
         sums = (sum(t.chosen_s for t in rest), sum(t.other_s for t in rest), sum(t.more for t in rest))
         rows.append(("all else", *sums))
-    titles = ("seconds of the step in", f">{name.removeprefix('the ')}", ">this one", ">difference")
-    cells = ((name, f"{chosen:,.1f}", f"{other:,.1f}", f"{more:+,.1f}") for name, chosen, other, more in rows)
-    return drawn(grid(titles, cells, fit=dict.fromkeys(titles, WORDS)), None)
+    return table_of(
+        "Where the difference is",
+        rows,
+        Column("seconds of the step in", 0),
+        Column(name.removeprefix("the "), 1, DECIMALS[1], fit=WORDS),
+        Column("this one", 2, DECIMALS[1], fit=WORDS),
+        Column("difference", 3, TENTHS, fit=WORDS),
+        apart=False,
+    )
 
 
 def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
@@ -132,41 +135,26 @@ def missing_dict(missing: MissingBytes) -> dict[str, Any]:
 # --- the front --------------------------------------------------------------------------------------
 
 
-def front_table(points: Sequence[Point]) -> Part:
+def front_table(points: Sequence[Point]) -> TypedTable:
     """No plan of these is worse than another one in everything."""
-    return drawn(
-        table(
-            "",
-            points,
-            ("plan", lambda p: short_kind(p.plan)),
-            ("actor", lambda p: layout_labels(p.plan)[0]),
-            ("rollout", lambda p: layout_labels(p.plan)[1]),
-            (">step", lambda p: format(p.seconds, "s")),
-            (">memory", lambda p: size(p.bytes)),
-            (">staleness", lambda p: significant(p.staleness)),
-            (">risk", lambda p: percent(p.risk)),
-        ),
-        None,
+    return table_of(
+        "Plans between which you may choose",
+        points,
+        Column("plan", lambda p: short_kind(p.plan), NAME),
+        Column("actor", lambda p: layout_labels(p.plan)[0], NAME),
+        Column("rollout", lambda p: layout_labels(p.plan)[1], NAME),
+        Column("step", "seconds", SECONDS, "step_s"),
+        Column("memory", "bytes", BYTES, "memory_bytes"),
+        Column("staleness", kind=NUMBER),
+        Column("risk", kind=SHARE, key="probability_out_of_memory"),
+        Column(None, lambda p: plan_dict(p.plan), key="plan"),
+        name="pareto",
     )
 
 
 def short_kind(plan: Plan, asked: Workload | None = None) -> str:
     """Architecture, role placement and the switches that `asked` does not have, for a column."""
     return kind(plan, asked).replace(", roles", ",").replace(" with ", ", ")
-
-
-def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The same for machines."""
-    return [
-        {
-            "step_s": p.seconds,
-            "memory_bytes": p.bytes,
-            "staleness": p.staleness,
-            "probability_out_of_memory": p.risk,
-            "plan": plan_dict(p.plan),
-        }
-        for p in points
-    ]
 
 
 # --- plans -----------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import AskedRun, Plan, RunOdds
+from rlhfsim.present.answers.cells import Word
+from rlhfsim.present.answers.kinds import NUMBER, USD
 from rlhfsim.present.tables import fields
-from rlhfsim.present.terminal.console import Part, plain_grid, styled
 from rlhfsim.present.words import likely, percent
 from rlhfsim.search.requirements import meets_all, shown, verdicts_of
-from rlhfsim.units import DAY, HOUR, format, significant
+from rlhfsim.units import DAY, HOUR
 from rlhfsim.what_if.risk.odds import Odds
 
 CERTAIN = ("oom", "staleness")
@@ -24,19 +25,10 @@ TITLES = {
 """Quantity of a target -> title of its probability."""
 
 
-def targets(plan: Plan) -> Part:
-    """A line for all targets in one, then a line a target."""
-    styles = {"met": "green", "MISSED": "bold red"}
-    return plain_grid(
-        map(styled, (f"  {name}", met, *rest), ("", styles[met], "", ""))
-        for name, met, *rest in target_texts(plan)
-    )
-
-
-def target_texts(plan: Plan) -> Iterator[tuple[str, ...]]:
+def target_texts(plan: Plan) -> Iterator[tuple[str | Word, ...]]:
     """What is asked for, met or not, what the plan reaches, and how surely."""
     verdicts, run = verdicts_of(plan), plan.run
-    words = {True: "met", False: "MISSED"}
+    words = {True: Word("met", "good"), False: Word("MISSED", "bad")}
     if run is not None and run.odds is not None and run.confidence and any(v.drawn for v in verdicts):
         asked, together = f"asked for with {percent(run.confidence)}", _chance(run.odds.together)
         yield "fits and meets all", words[meets_all(plan)], asked, together
@@ -46,6 +38,11 @@ def target_texts(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def _chance(probability: float | None) -> str:
     return "" if probability is None else f"probability {likely(probability)}"
+
+
+def told(plan: Plan) -> dict[str, str]:
+    """The line of a verdict about the run that was asked for; nothing where none was."""
+    return {"odds": summary(plan.run)} if plan.run else {}
 
 
 def summary(run: AskedRun) -> str:
@@ -69,7 +66,7 @@ def quantiles(run: AskedRun) -> str:
         return ""
     low, _, high = run.odds.run_s
     scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
-    time = f"P10-P90 {significant(low / scale)} to {significant(high / scale)} {unit}"
+    time = f"P10-P90 {NUMBER.shown(low / scale)} to {NUMBER.shown(high / scale)} {unit}"
     return f"with failures and restarts {time}{_money(run.odds)}"
 
 
@@ -77,7 +74,7 @@ def _money(odds: RunOdds) -> str:
     if odds.usd is None:
         return ""
     low, _, high = odds.usd
-    return f", {significant(low)} to {format(high, 'usd')} (range of prices)"
+    return f", {NUMBER.shown(low)} to {USD.shown(high)} (range of prices)"
 
 
 def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
@@ -87,6 +84,10 @@ def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
 
 def asked_data(odds: Odds | None) -> dict[str, Any]:
     """`requirements` and `odds` of an answer."""
+    return {"requirements": reached(odds), "odds": odds_dict(odds)}
+
+
+def reached(odds: Odds | None) -> list[dict[str, Any]]:
+    """Every target and what the plan reaches."""
     verdicts = odds.verdicts if odds else ()
-    asked = [{"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts]
-    return {"requirements": asked, "odds": odds_dict(odds)}
+    return [{"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts]

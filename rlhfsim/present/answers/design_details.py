@@ -1,30 +1,37 @@
-"""What `rlhfsim design` shows below its first screen where an option or `--detail` asks for it."""
+"""What `rlhfsim design` answers below its first screen where an option or `--detail` asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
 from rlhfsim.present.answers import recalibrated
+from rlhfsim.present.answers.choices import front_table, whynot
+from rlhfsim.present.answers.kinds import COARSE, SECONDS, kind_of
+from rlhfsim.present.answers.plan_blocks import memory, phases, sureness, wants
+from rlhfsim.present.answers.ranking import considered, ranking
+from rlhfsim.present.answers.tree import (
+    Block,
+    Column,
+    FactList,
+    Note,
+    PageSection,
+    TypedTable,
+    section,
+    table_of,
+)
 from rlhfsim.present.known import known
-from rlhfsim.present.terminal import first_screen as first
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.choices import front_table, whynot_text
-from rlhfsim.present.terminal.console import Part, indented, labelled, plain_grid, styled
-from rlhfsim.present.terminal.first_screen import wants
-from rlhfsim.present.terminal.memory import memory_chart
-from rlhfsim.present.terminal.page import parts
-from rlhfsim.present.terminal.ranking import considered, ranking
 from rlhfsim.present.verdict import layout_words
+from rlhfsim.present.words import signed
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict
-from rlhfsim.units import format
 from rlhfsim.what_if.bottleneck import Bottleneck
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.missed_targets import Meeting
 from rlhfsim.what_if.recalibrated import Recalibrated
 from rlhfsim.what_if.risk.odds import Odds
@@ -61,52 +68,49 @@ class Extras:
         return self.odds.verdicts if self.odds else ()
 
 
-NamedPart = tuple[str, list[Part]]
-"""A title and what stands below it."""
-
-
-def asked(answer: Design, extras: Extras, width: int) -> Iterator[NamedPart]:
+def asked(answer: Design, extras: Extras) -> Iterator[PageSection]:
     """What an option of its own asked for."""
     for other in answer.whynots:
-        yield f"why not {other.choice}", [indented(line) for line in _whynot(other, answer)]
+        name = f"why not {other.choice}"
+        yield section(name, name, *_whynot(other, answer), inset=True)
     if extras.front is not None:
-        yield "plans between which you may choose", [front_table(extras.front)]
+        yield section("pareto", "plans between which you may choose", front_table(extras.front))
     best = answer.best or answer.chosen
     if extras.recalibrated is not None and best is not None:
-        yield "what calibration changed", list(parts(recalibrated.page(extras.recalibrated, best), width))
+        changed = recalibrated.page(extras.recalibrated, best)
+        told = Note(changed.subtitle), Note(changed.verdict)
+        yield section("calibration", "what calibration changed", *told)
+        yield from changed.sections
     if answer.gains:
-        yield "what the choices left out would bring", [_gains(answer)]
+        yield section("gains", "what the choices left out would bring", _gains(answer))
 
 
-def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[NamedPart]:
+def details(answer: Design, detail: Collection[str]) -> Iterator[PageSection]:
     """What `--detail` names."""
     plan = answer.chosen
     assert plan is not None
     if wants(detail, "time"):
-        why = [indented(styled(reason)) for reason in answer.reasons]
-        yield (
-            "time",
-            [first.phases(plan, width, starts=True), indented(styled(layout_words(plan), style="dim"))],
-        )
-        yield "why", [*why]
+        yield section("time", "time", phases(plan, starts=True))
+        yield section("layouts", "", Note(layout_words(plan), "aside"), inset=True)
+        yield section("why", "why", *map(Note, answer.reasons), inset=True)
     if wants(detail, "memory"):
-        yield "memory", [memory_chart(plan, width)]
+        yield section("memory", "memory", *memory(plan))
     if wants(detail, "proof"):
-        break_evens = [_break_even_text(b, answer) for b in answer.break_evens or ()] or [_unflipped(answer)]
-        yield "proof", [ranking(answer, width), considered(answer)]
-        yield "what would change the choice", [indented(styled(text)) for text in break_evens]
+        yield section("proof", "proof", ranking(answer), considered(answer))
+        flips = [_break_even_text(b, answer) for b in answer.break_evens or ()] or [_unflipped(answer)]
+        yield section("break-evens", "what would change the choice", *map(Note, flips), inset=True)
     if wants(detail, "sure"):
-        yield "how sure", [labelled(known(plan)), view.sureness(plan, width)]
+        yield section("sure", "how sure", FactList(known(plan)), sureness(plan))
 
 
-def _whynot(other: WhyNot, answer: Design) -> Iterator[Part]:
+def _whynot(other: WhyNot, answer: Design) -> Iterator[Block]:
     """Compared with the best plan, proven as well."""
     assert answer.best is not None
     assert answer.chosen is not None
     name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
-        yield styled("that is the chosen plan")
-    yield from whynot_text(other, answer.best, name, answer.request.workload)
+        yield Note("that is the chosen plan")
+    yield from whynot(other, answer.best, name, answer.request.workload)
 
 
 def _unflipped(answer: Design) -> str:
@@ -125,19 +129,26 @@ def _unflipped(answer: Design) -> str:
 def _break_even_text(break_even: BreakEven, answer: Design) -> str:
     """`network bandwidth per GPU: at 19.5 GB/s (now 50 GB/s) hybrid takes 195 s, the chosen kind 199 s`."""
     if break_even.value is None or break_even.now is None:
-        point = f"{break_even.change}: at {break_even.factor:.2g} times as much"
+        point = f"{break_even.change}: at {COARSE.shown(break_even.factor)} times as much"
     else:
-        value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
+        value, now = map(kind_of(break_even.unit).shown, (break_even.value, break_even.now))
         point = f"{break_even.change}: at {value} (now {now})"
-    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"), simpler=answer.simpler)
-    return f"{point} {break_even.winner} takes {format(break_even.step_s, 's')}, {chosen}"
+    chosen = findings.chosen_then(break_even.chosen_step_s, SECONDS.shown, simpler=answer.simpler)
+    return f"{point} {break_even.winner} takes {SECONDS.shown(break_even.step_s)}, {chosen}"
 
 
-def _gains(answer: Design) -> Part:
-    rows = []
-    for gain in answer.gains:
-        step = "nothing fits"
-        if gain.seconds is not None:
-            step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
-        rows.append((f"  {gain.option}", step, gain.meaning + (": other work" if gain.other_work else "")))
-    return plain_grid(rows)
+def _gains(answer: Design) -> TypedTable:
+    return table_of(
+        "What the choices left out would bring",
+        answer.gains,
+        Column("option"),
+        Column("step", _gained, key=""),
+        Column("what", lambda gain: gain.meaning + ": other work" * gain.other_work),
+        look="plain",
+    )
+
+
+def _gained(gain: Gain) -> str:
+    if gain.seconds is None:
+        return "nothing fits"
+    return f"{SECONDS.shown(gain.seconds)} ({signed(-(gain.saved or 0.0))})"
