@@ -74,10 +74,10 @@ def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers],
         return _stale(partition, rules, own, pools, sync)
     if partition.schedule.streaming:
         return _streaming(partition, request, own, pools, sync)
-    a = _most([p.a for p in pools])
-    scored = np.maximum(a + _most([p.r for p in pools]), _most([p.u for p in pools]))
+    a = _most([p.until_generated_s for p in pools])
+    scored = np.maximum(a + _most([p.until_scored_s for p in pools]), _most([p.until_ruled_s for p in pools]))
     ends = [
-        np.maximum(scored + own, a + p.f) + p.x if _trains(group) else a + p.f
+        np.maximum(scored + own, a + p.until_free_s) + p.training_s if _trains(group) else a + p.until_free_s
         for group, p in zip(partition.groups, pools, strict=True)
     ]
     return _joined(partition, [*ends], sync, scored + own)
@@ -112,17 +112,17 @@ def _streaming(
     passed = _passed(pieces, head)
     if head:
         passed = [np.maximum(p, at + rules_latency(workload)) for p, at in zip(passed, pieces, strict=True)]
-    scores = [np.maximum(p.r - head, 0.0) for p in pools]
-    scored = np.maximum(_most([_after(passed, r) for r in scores]), pools[rollout].u)
+    scores = [np.maximum(p.until_scored_s - head, 0.0) for p in pools]
+    scored = np.maximum(_most([_after(passed, r) for r in scores]), pools[rollout].until_ruled_s)
     ready = scored + (own if workload.custom.driver_s else own / count)
     ends = []
     for group, p, r in zip(partition.groups, pools, scores, strict=True):
         if not _trains(group):
             ends.append(np.maximum(whole, _after(passed, r)))
         elif streams:
-            ends.append(np.maximum(_after(passed, r + p.x), ready + p.x / count))
+            ends.append(np.maximum(_after(passed, r + p.training_s), ready + p.training_s / count))
         else:
-            ends.append(ready + p.x)
+            ends.append(ready + p.training_s)
     return _joined(partition, ends, sync, ready)
 
 
@@ -142,12 +142,12 @@ def _after(pieces: Sequence[Floats], work: Floats) -> Floats:
 
 
 def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbers], sync: Floats) -> Floats:
-    """Pools run side by side for good; `a` of the rollout's pool is its bound per batch."""
+    """Pools run side by side for good; `until_generated_s` of the rollout is its bound per batch."""
     rollout = partition.pool_of("rollout")
     assert rollout is not None
     batches = partition.pace == "batches"
     learn = _learner(partition, rules, own, pools)
-    generated = pools[rollout].a + (pools[rollout].f if batches else 0.0)
+    generated = pools[rollout].until_generated_s + (pools[rollout].until_free_s if batches else 0.0)
     if partition.schedule.lend:
         actor = partition.pool_of("actor")
         assert actor is not None
@@ -166,10 +166,10 @@ def learner_seconds(partition: Partition, request: Request, pools: Sequence[Numb
 
 
 def _learner(partition: Partition, rules: float, own: float, pools: Sequence[Numbers]) -> Floats:
-    scored = np.maximum(_most([p.r for p in pools]), rules)
+    scored = np.maximum(_most([p.until_scored_s for p in pools]), rules)
     return _most(
         [
-            np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
+            np.maximum(scored + own, p.until_free_s) + p.training_s if _trains(group) else p.until_free_s
             for group, p in zip(partition.groups, pools, strict=True)
             if "rollout" not in group
         ]

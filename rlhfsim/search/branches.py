@@ -87,7 +87,7 @@ class Bounds:
         stale = np.flatnonzero(self._stale & (self.bound <= limit))
         for rows in np.split(stale, range(ROWS, len(stale), ROWS)):
             pools = [pool.numbers(rows) for pool in self.pools]
-            fits = np.logical_and.reduce([np.isfinite(p.f) for p in pools])
+            fits = np.logical_and.reduce([np.isfinite(p.until_free_s) for p in pools])
             bound = objective_bound(self._partition, self._request, pools, np.zeros(len(rows)))
             self.bound[rows] = np.where(fits, bound, inf)
             self.priced[rows] = np.logical_and.reduce([pool.priced(rows) for pool in self.pools])

@@ -93,20 +93,25 @@ class Sums(Columns):
 class Numbers(Columns):
     """What a pool contributes to the step (arrays that broadcast against those of other pools).
 
-    Behind the named columns, where samples stream, when equal shares of them are generated, the last at `a`.
+    Behind the named columns, where samples stream, when equal shares of them are generated, the last at
+    `until_generated_s`.
     """
 
     __slots__ = ()
     FIXED = 8
-    a = column(0)
-    r = column(1)
-    f = column(2)
-    x = column(3)
+    until_generated_s = column(0)
+    until_scored_s = column(1)
+    """From there on, its own forward calls alone."""
+    until_free_s = column(2)
+    """From there on, with what moves out behind them."""
+    training_s = column(3)
+    """With its moves."""
     host = column(4)
     """Bytes of host memory on a node."""
     peak = column(5)
     """Most bytes on a GPU of the pool."""
-    u = column(6)
+    until_ruled_s = column(6)
+    """Until rules have scored all samples."""
     gpus = column(7)
 
     @classmethod
@@ -126,7 +131,7 @@ class Numbers(Columns):
     def delayed(self, seconds: Floats) -> Numbers:
         """With something more at the end."""
         later = Numbers(self.values.copy())
-        later.x[...] += seconds
+        later.training_s[...] += seconds
         return later
 
     def along(self, axis: int, axes: int) -> Numbers:

@@ -82,16 +82,16 @@ def least(
     numbers = Numbers.of(
         pieces=np.zeros(STREAM_CHUNKS),
         gpus=gpus,
-        r=score,
-        f=score,
-        x=sum(role.training for role in others) + sum(floor.training for floor in unpriced),
+        until_scored_s=score,
+        until_free_s=score,
+        training_s=sum(role.training for role in others) + sum(floor.training for floor in unpriced),
         peak=max((t.least.bytes for t in tables), default=0.0),
     )
     for table in tables:
         if table.key.role == "rollout":
-            numbers.a[...] = generating(table, continuous=continuous).min()
+            numbers.until_generated_s[...] = generating(table, continuous=continuous).min()
             if not continuous:
-                numbers.u[...] = ruled(workload, table.pieces, streamed=rules_streamed).min()
+                numbers.until_ruled_s[...] = ruled(workload, table.pieces, streamed=rules_streamed).min()
             numbers.values[Numbers.FIXED :] = table.pieces.min(axis=0)
     return Least(numbers=numbers, tables=tables, unpriced=unpriced)
 

@@ -206,7 +206,11 @@ class _Merge:
         rows = np.concatenate([self.rows, part.rows[:, np.argsort(self.order)]])
         numbers = Numbers(np.concatenate([self.numbers.values, numbers.values]))
         held = np.concatenate([self.held, self.subproblem.held_elsewhere(part.bytes)])
-        tie = numbers.a + numbers.f + numbers.x if self.subproblem.wants_memory else numbers.peak
+        tie = (
+            numbers.until_generated_s + numbers.until_free_s + numbers.training_s
+            if self.subproblem.wants_memory
+            else numbers.peak
+        )
         best = undominated(*compared(self.subproblem, rows, numbers, held), tie)
         self.counts["dominated"] += len(rows) - len(best)
         self.rows, self.numbers, self.held = rows[best], numbers.only(best), held[best]

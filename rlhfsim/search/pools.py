@@ -143,11 +143,11 @@ def numbers_of(subproblem: Subproblem, sums: Sums) -> Numbers:
     return Numbers.of(
         (len(sums),),
         sums.pieces,
-        a=sums.generate,
-        r=begin + sums.score if scores else 0.0,
-        f=begin + sums.score_and_unload,
-        x=sums.train,
-        u=sums.ruled,
+        until_generated_s=sums.generate,
+        until_scored_s=begin + sums.score if scores else 0.0,
+        until_free_s=begin + sums.score_and_unload,
+        training_s=sums.train,
+        until_ruled_s=sums.ruled,
         host=sums.host,
         gpus=subproblem.gpus,
     )
@@ -196,13 +196,23 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers, held: Floats)
 
     `held`: (n, moments, views, 3) of those of a schedule that lends, whose bytes meet those of another pool.
     """
-    times = [numbers.a, numbers.r, numbers.f, numbers.x, numbers.u, *numbers.pieces]
+    times = [
+        numbers.until_generated_s,
+        numbers.until_scored_s,
+        numbers.until_free_s,
+        numbers.training_s,
+        numbers.until_ruled_s,
+        *numbers.pieces,
+    ]
     columns = [numbers.peak] if subproblem.wants_memory else times
     columns += [numbers.host] if subproblem.shares_host or subproblem.lends else []
     columns += [*held.reshape(len(held), prod(held.shape[1:])).T]
     if subproblem.pace == "pieces" and not subproblem.wants_memory:
         streamed = _streamed(subproblem, rows)
-        columns += [*streamed, numbers.r - streamed[0]]  # last: the whole batch, without the last unload
+        columns += [
+            *streamed,
+            numbers.until_scored_s - streamed[0],
+        ]  # last: the whole batch, without the last unload
     placed = list(zip(subproblem.group, subproblem.tables, rows.T, strict=True))
     return np.stack(columns, axis=1), classes_of(
         subproblem, placed, by_layout=subproblem.sync_seconds is None

@@ -233,8 +233,8 @@ class Subproblems:
         return [
             Numbers.of(
                 pieces=pieces * ("rollout" in group and i != index),
-                a=generate * ("rollout" in group and i != index),
-                x=train * ("actor" in group and i != index),
+                until_generated_s=generate * ("rollout" in group and i != index),
+                training_s=train * ("actor" in group and i != index),
                 gpus=1,
             )
             for i, group in enumerate(skeleton.partition.groups)

@@ -40,7 +40,7 @@ PLAN_TYPES = [
     choice.BreakEven,
     choice.Searched,
     choice.RunnerUp,
-    Placement,
+    Placement.in_files(),
     ResourcePool,
     RolePlacement,
     RolloutPlacement,

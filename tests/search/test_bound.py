@@ -114,7 +114,7 @@ def test_the_bound_of_an_asynchronous_plan_is_below_its_simulation(questions: An
 
 
 def numbers(a: float = 0, r: float = 0, f: float = 0, x: float = 0, peak: float = 0) -> Numbers:
-    return Numbers.of(a=a, r=r, f=f, x=x, peak=peak)
+    return Numbers.of(until_generated_s=a, until_scored_s=r, until_free_s=f, training_s=x, peak=peak)
 
 
 def partition(*groups: tuple[str, ...], **schedule: Any) -> Partition:
@@ -172,7 +172,7 @@ def test_the_sync_waits_for_both_ends_and_the_step_for_the_slowest_pool(plain: A
 def test_streamed_samples_are_scored_while_others_generate(plain: Any) -> None:
     streams = partition(("actor", "reference"), ("rollout",), streaming=True)
     pieces = np.arange(1.0, 9.0)  # a piece a second
-    made = Numbers.of(pieces=pieces, a=8.0)
+    made = Numbers.of(pieces=pieces, until_generated_s=8.0)
     # DeepSpeed: 0.25 s to score the last piece, then training
     waits = replace(plain, backend="deepspeed")
     assert step(streams, waits, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.25 + 4)
@@ -191,7 +191,7 @@ def test_rules_wait_for_their_last_piece_and_at_least_a_response(plain: Any) -> 
     assert ruled(work, pieces, streamed=True).tolist() == [64, 76]  # 16 s of work, 4 s of a response
     assert ruled(work, pieces, streamed=False).tolist() == [76, 76]
     one = partition(("actor", "reference", "rollout"))
-    made = Numbers.of(a=60, r=1, f=1, x=5, u=64)
+    made = Numbers.of(until_generated_s=60, until_scored_s=1, until_free_s=1, training_s=5, until_ruled_s=64)
     assert step(one, replace(plain, workload=work), made) == 64 + 5
 
 

@@ -111,7 +111,7 @@ def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
 
 def seconds(numbers: Any) -> Any:
     """A step of one pool: monotone in a, F and X."""
-    return numbers.a + numbers.f + numbers.x
+    return numbers.until_generated_s + numbers.until_free_s + numbers.training_s
 
 
 def by_hand(c: Subproblem) -> list[tuple[float, float]]:
