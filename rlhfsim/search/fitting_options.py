@@ -42,7 +42,7 @@ def fitting_options(
     kinds: Iterable[str],
     doubt: float,
 ) -> Iterator[tuple[tuple[RolePlacement, ...], Rows, Floats]]:
-    """Of each key options that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls.
+    """Options of each key that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls.
 
     The keys are of one role with the same `memory_of`.
     """

@@ -70,7 +70,7 @@ class Stages(NamedTuple):
     middle: Size
     last: Size
     number: Size
-    """Of stages."""
+    """How many stages there are."""
 
     def times(self, layer: Size, embedding: Size, head: Size) -> list[Size]:
         """Seconds of each stage: its layers, the embedding on the first, the head on the last; then 0."""

@@ -76,7 +76,7 @@ AnyLayout: TypeAlias = Layout | Layouts
 
 
 def columns_of(layouts: Iterable[Layout]) -> Layouts:
-    """Of some layouts, at least one."""
+    """The columns of some layouts, at least one."""
     columns = zip(FIELDS, zip(*map(_row_of, layouts), strict=True), strict=True)
     return Layouts(**{name: array_of(name, column) for name, column in columns})
 

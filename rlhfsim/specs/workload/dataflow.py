@@ -16,7 +16,7 @@ class Call:
     """One role doing one kind of work."""
 
     role: str
-    """Of `specs.workload.roles`, or `rules`."""
+    """A name in `specs.workload.roles`, or `rules`."""
     kind: Kind
     needs: tuple[CallName, ...] = ()
     """Calls of this step whose output it reads."""

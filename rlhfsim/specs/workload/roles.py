@@ -39,7 +39,7 @@ class Role:
     """Frameworks and our executor know it; one of your own is priced and simulated alone."""
     colour: str
     pattern: str
-    """Of `present.html.theme`."""
+    """A pattern of `present.html.theme`."""
 
     @property
     def does(self) -> str:
