@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
@@ -47,7 +48,7 @@ def page(answer: Design, extras: Extras, out: str = "plan.json", detail: Collect
     else:
         first = section("plan", "", *_first(answer, extras, out, detail))
         sections = [first, *asked(answer, extras), *details(answer, detail)]
-    return Page(schema=SCHEMA, sections=tuple(sections), data=_data(answer, extras))
+    return Page(schema=SCHEMA, sections=tuple(sections), data=partial(_data, answer, extras))
 
 
 def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) -> Iterator[Block]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from rlhfsim.plan import Plan
 from rlhfsim.present import plan_words
@@ -24,14 +26,18 @@ def page(planned: Planned, odds: Odds | None = None, detail: Collection[str] = (
     """The verdict and the priced plan, with what `detail` names; the plan in JSON as in plan.json."""
     plan = planned.plan
     shown = _plan(plan, planned.far, detail) if plan else ()
-    data = {
+    return answer(SCHEMA, *blocks.verdict(planned), *shown, data=partial(_data, planned, odds))
+
+
+def _data(planned: Planned, odds: Odds | None) -> dict[str, Any]:
+    plan = planned.plan
+    return {
         "verdict": sentences(plan) if plan else None,
         **blocks.verdict_data(planned),
         "notes": [*planned.notes, *planned.far],
         **asked_data(odds),
         "plan": plan.to_dict() if plan else None,
     }
-    return answer(SCHEMA, *blocks.verdict(planned), *shown, data=data)
 
 
 def _plan(plan: Plan, far: Sequence[str], detail: Collection[str]) -> Iterator[Block]:

@@ -14,6 +14,8 @@ from rlhfsim.provenance import installed_version
 SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
 """Sign of a change -> style in a terminal."""
 Look = Literal["ruled", "bare", "plain"]
+Data = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+"""What JSON says, or what makes it where it is asked for."""
 Mark = Literal["good", "warn", "bad", "plain", "strong", "aside", "key"]
 
 
@@ -312,7 +314,7 @@ class Page:
     sections: tuple[PageSection, ...]
     version: str = field(default_factory=lambda: installed_version("rlhfsim"))
     schema: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Data = field(default_factory=dict)
     """What JSON says next to the rows of the tables."""
 
     @property
@@ -320,7 +322,8 @@ class Page:
         """The same content for machines: schema, data, and the rows of every table that has a name."""
         blocks = [b.table if isinstance(b, Figure) else b for s in self.sections for b in s.blocks]
         tables = {b.name: b.records for b in blocks if isinstance(b, TypedTable) and b.name}
-        return {**({"schema": self.schema} if self.schema else {}), **self.data, **tables}
+        data = self.data() if callable(self.data) else self.data
+        return {**({"schema": self.schema} if self.schema else {}), **data, **tables}
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -339,6 +342,6 @@ def section(key: str, heading: str, *blocks: Block | None, **more: Any) -> PageS
     return PageSection(key=key, heading=heading, blocks=there, **more)
 
 
-def answer(schema: str, *blocks: Block | None, data: Mapping[str, Any] | None = None, **more: Any) -> Page:
+def answer(schema: str, *blocks: Block | None, data: Data | None = None, **more: Any) -> Page:
     """An answer of one section."""
     return Page(schema=schema, sections=(section("answer", "", *blocks),), data=data or {}, **more)
