@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import click
-
-from rlhfsim import units
 from rlhfsim.cli.launch import CORE, STACK
+from rlhfsim.cli.params import reply
 from rlhfsim.extras import need
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.console import console, new_table, styled
+from rlhfsim.present.answers import sync as view
+from rlhfsim.present.terminal.console import console, styled
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -23,7 +20,6 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.what_if.estimate import estimate
 
-SCHEMA = "rlhfsim.sync_run/1"
 TRANSPORTS = {
     "broadcast": "process group",
     "ipc": "shared memory, in buckets",
@@ -37,7 +33,8 @@ RANK = 4
 def _title(path: WeightPath, where: Topology) -> str:
     rules = WEIGHT_PATHS[path]
     transport = rules.transports[where]
-    return "adapters only, " * rules.adapters_only + TRANSPORTS[transport]
+    part = "adapters only, " * rules.adapters_only + "changes only, " * rules.changes_only
+    return part + TRANSPORTS[transport]
 
 
 def run(model: str | None, repeats: int, *, as_json: bool) -> None:
@@ -59,29 +56,8 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
         paths = time_paths(
             made, settings, Path(scratch) / "run", repeats, lambda text: screen.print(styled(text, "dim"))
         )
-    if as_json:
-        timed = {"repeats": repeats, "paths": [asdict(p) for p in paths]}
-        click.echo(json.dumps({"schema": SCHEMA, "model": model or "tiny", **timed}, indent=2))
-        return
-    table = new_table()
-    table.add_column("path", no_wrap=True)
-    for name in ("moved", "first s", "median s", "range s", "|dlogp| after"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for p in paths:
-        table.add_row(
-            _title(p.path, made.topology),
-            units.format(p.bytes, "byte"),
-            f"{p.first_s:.3f}",
-            f"{p.median_s:.3f}",
-            f"{p.low_s:.3f}-{p.high_s:.3f}",
-            f"{p.logprob_gap:.1e}",
-        )
-    screen.print(table)
-    screen.print(
-        "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout "
-        "and trainer share this machine",
-        highlight=False,
-    )
+    titles = {str(path.path): _title(path.path, made.topology) for path in paths}
+    reply({"as_json": as_json}, view.run_page(model or "tiny", repeats, paths, titles))
 
 
 def plan(model: str) -> Plan:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rlhfsim.kernels.wan import wan_rate
-from rlhfsim.present.answers.kinds import BYTES, LIST, QUANTITIES, RATE, SECONDS, YES
+from rlhfsim.present.answers.kinds import (
+    BYTES,
+    DECIMAL_ENDS,
+    DECIMALS,
+    LIST,
+    NAME,
+    QUANTITIES,
+    RATE,
+    SECONDS,
+    YES,
+    ValueKind,
+)
 from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
 from rlhfsim.present.regions import link_words, reached
 from rlhfsim.present.tables import Fit
@@ -15,7 +27,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.weight_sync.endpoints import Route
 from rlhfsim.weight_sync.weight_sync import SyncCost
 
-SCHEMA = "rlhfsim.sync/1"
+SCHEMA, RUN_SCHEMA = "rlhfsim.sync/1", "rlhfsim.sync_run/1"
 _PARTIAL = ("none", "lora", "quantised")
 """Paths that do not bring all trained weights over unchanged."""
 _HEAVIEST = 3
@@ -87,6 +99,27 @@ def sync_page(
             "wan": None if link is None else asdict(link) | {"reached": wan_rate(link, route.target).value},
         },
     )
+
+
+def run_page(model: str, repeats: int, paths: Sequence[Any], titles: Mapping[str, str]) -> Page:
+    """Paths that ran, with their `titles`: seconds of the first transfer and of those behind it."""
+    timed = table_of(
+        "",
+        paths,
+        *hidden("path", "bytes", "first_s", "median_s", "low_s", "high_s", "logprob_gap"),
+        Column("path", lambda p: titles[p.path], NAME),
+        Column("moved", lambda p: p.bytes, BYTES),
+        Column("first s", lambda p: p.first_s, DECIMALS[3]),
+        Column("median s", lambda p: p.median_s, DECIMALS[3]),
+        Column("range s", lambda p: (p.low_s, p.high_s), DECIMAL_ENDS[3]),
+        Column("|dlogp| after", lambda p: p.logprob_gap, ValueKind("{:.1e}".format)),
+        name="paths",
+        notes=(
+            "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; "
+            "rollout and trainer share this machine",
+        ),
+    )
+    return answer(RUN_SCHEMA, timed, data={"model": model, "repeats": repeats})
 
 
 def _style(cost: SyncCost) -> str:
