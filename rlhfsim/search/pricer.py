@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
@@ -67,6 +67,8 @@ scored = attrgetter(
     *("shards", "micro_batch", "score_micro_batch", "offload_params"),
 )
 """With `zero` and the packs: what a forward pass reads of a layout."""
+AT_ONCE = 4000
+"""Options that are priced together, so that a search hears within half a second that its time is up."""
 ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)
 
 
@@ -173,7 +175,7 @@ class Pricer:
         missing = sorted(wanted - self._tables.keys())
         pools = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
         largest_first = sorted(pools, key=lambda batch: (-len(batch), -batch[0].gpus))
-        batches = [list(chain(*some)) for some in dealt(largest_first)]
+        batches = dealt(largest_first)
 
         def told(done: int) -> None:
             tell(Progress("pricing layouts", done * len(pools) // len(batches), len(pools), "pool sizes"))
@@ -184,15 +186,29 @@ class Pricer:
         clock.spend(sum(self._tables[key].legal for key in wanted & self._tables.keys()))
         return wanted <= self._tables.keys()
 
-    def _priced(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
-        """As many roles as there is time for, those of one name together."""
-        tables = list[OptionTable]()
-        for name, some in groupby(sorted(keys, key=attrgetter("role")), attrgetter("role")):
-            if name == "rollout":
-                tables += [self._rollout(key) for key in some if not clock.over()]
-            elif not clock.over():
-                tables += self._roles(list(some))
+    def _priced(self, pools: Sequence[Sequence[PriceKey]]) -> list[OptionTable]:
+        """The roles of as many numbers of GPUs as there is time for, those of one name together."""
+        tables, name = list[OptionTable](), attrgetter("role")
+        for piece in self._pieces(pools):
+            for role, group in groupby(sorted(piece, key=name), name):
+                some = list(group)
+                if clock.over():
+                    return tables
+                tables += map(self._rollout, some) if role == "rollout" else self._roles(some)
         return tables
+
+    def _pieces(self, pools: Iterable[Sequence[PriceKey]]) -> Iterator[list[PriceKey]]:
+        """The roles of neighbours with some `AT_ONCE` options: where time is up, all of a number of GPUs are
+        priced or none."""
+        piece, options = list[PriceKey](), 0
+        for keys in pools:
+            piece += keys
+            options += sum(self.legal(key) for key in keys if key.role != "rollout")
+            if options >= AT_ONCE:
+                yield piece
+                piece, options = [], 0
+        if piece:
+            yield piece
 
     def hardware(self, key: PriceKey) -> NodeGroup:
         """The nodes under a pool."""

@@ -23,6 +23,7 @@ from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.floors import floor_of
 from rlhfsim.search.options import PriceKey
+from rlhfsim.search.parallel import serial
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, heard_by
 from rlhfsim.search.request import Request
@@ -164,6 +165,26 @@ def test_log_probs_of_adapters_are_priced_apart_from_those_of_the_reference_with
     )
     assert forwards == backwards
     assert forwards["actor"] > forwards["reference"]
+
+
+def test_where_time_is_up_all_roles_of_a_number_of_gpus_are_priced_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = Workload(model="8b", algorithm="grpo")
+    asked = Request(cluster=parse_cluster(16, "h100"), workload=workload, backend="fsdp2")
+    pricer = Pricer(asked, models_of(workload), SearchCache())
+    roles, asks = ("actor", "reference", "rollout"), []
+    keys = [PriceKey(hardware=0, gpus=gpus, role=role) for gpus in (2, 4, 8, 16) for role in roles]
+
+    def over() -> bool:
+        asks.append(True)
+        return len(asks) > 2 * len(roles)
+
+    monkeypatch.setattr("rlhfsim.search.pricer.AT_ONCE", 1)
+    monkeypatch.setattr("rlhfsim.search.pricer.clock.over", over)
+    with serial():
+        assert not pricer.prepare(keys)
+    assert {key for key in keys if pricer.has(key)} == {key for key in keys if key.gpus in (16, 8)}
 
 
 def test_options_of_a_rollout_that_is_not_priced_are_counted_once(monkeypatch):
