@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 23370,
     "rlhfsim/present": 87450,
     "rlhfsim/rollout": 17050,
-    "rlhfsim/search": 56950,
+    "rlhfsim/search": 57030,
     "rlhfsim/simulation": 25160,
     "rlhfsim/specs": 44400,
     "rlhfsim/step": 15210,
