@@ -11,7 +11,7 @@ from executor.coordination import manifest
 from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.replica import Returned
 from executor.coordination.router import RequestRouter
-from lab.schedules.schedule import ASYNCHRONOUS, schedule
+from lab.schedules.schedule import ASYNCHRONOUS, CASES, schedule, undisturbed
 
 COUNT, COUNT_ASYNCHRONOUS = 50, 24
 _GIVEN_BACK, _WOKEN = RequestRouter._given_back, EngineMemory.for_generation
@@ -27,6 +27,13 @@ def _unsent(memory: EngineMemory, step: int) -> None:
     """As if a sleep had kept the weights."""
     memory._lost = False
     _WOKEN(memory, step)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def measured() -> None:
+    """Undisturbed runs, which say when faults may come, are measured once: before any fault is planted."""
+    for name in (*CASES, *ASYNCHRONOUS):
+        undisturbed(name)
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, 10))
