@@ -15,7 +15,7 @@ BANDS = (  # colour of the layers from the first one named on
     ("errors", "#e8edf2", "contracts"),
     ("kernels/", "#dcebdd", "prices"),
     ("simulation/", "#fbe9c8", "time and choice"),
-    ("frameworks/", "#e5def2", "the loop with real runs"),
+    ("interchange/", "#e5def2", "the loop with real runs"),
     ("what_if/", "#fbdfd3", "questions"),
     ("present/", "#d8e8f5", "people and machines"),
 )

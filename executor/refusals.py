@@ -16,9 +16,9 @@ from executor.ranks import by_node, replica_places, rollouts
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.refusal import check_kind
-from rlhfsim.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.plan import Plan, PlannedModel
+from rlhfsim.specs.frameworks.refusal import check_kind
+from rlhfsim.specs.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.config import read_config

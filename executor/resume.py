@@ -14,8 +14,8 @@ from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.training import library
 from executor.resolve import Job, engine_specs, located, rollout_spec
 from executor.run import Ended
-from rlhfsim.frameworks.rlhfsim.run_folder import inputs_folder
 from rlhfsim.provenance import installed_version
+from rlhfsim.run_folder import inputs_folder
 from rlhfsim.trace import Trace, read_trace, write_trace
 
 

@@ -18,11 +18,11 @@ from executor.run import RunListener
 from executor.settings import Data, RewardRule, Settings
 from rlhfsim.api import design
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.launch import Screen
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml

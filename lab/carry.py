@@ -34,7 +34,7 @@ from rlhfsim.calibration.predict import RunPricer, cluster_with, pricer_of, with
 from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.calibration.profile_writer import region
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.framework import around
+from rlhfsim.interchange.logs.framework import around
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile

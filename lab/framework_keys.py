@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.frameworks.configuration.keys import TABLE
+from rlhfsim.interchange.configuration.keys import TABLE
 
 ROOT = Path(__file__).parents[1]
 LISTS = ROOT / "tests/data/framework_keys"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlhfsim.frameworks.export import export, exporters
+from rlhfsim.interchange.export import export, exporters
 from rlhfsim.plan import Plan
 from tests.frameworks.test_round_trip import differences
 from tests.what_if.test_doctor_of_exports import doctored, plans

@@ -23,9 +23,9 @@ from lab.claims import believed, reason
 from rlhfsim import resources
 from rlhfsim.api import design, estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.scenario import Scenario, load_scenario
 from rlhfsim.units import GB
 from rlhfsim.what_if.differences import changes, chosen

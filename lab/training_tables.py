@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhfsim.frameworks.export import exporters
-from rlhfsim.frameworks.training_keys import training_table
+from rlhfsim.interchange.export import exporters
+from rlhfsim.interchange.training_keys import training_table
 
 DOCS = Path(__file__).parents[1] / "docs/frameworks"
 HEAD = "## What decides training"

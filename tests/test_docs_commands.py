@@ -16,8 +16,8 @@ import pytest
 from fork_server import COMMANDS, serving, written_program
 
 from lab.planted import planted_trace
-from rlhfsim.frameworks.export import Value, exporter
-from rlhfsim.frameworks.logs.framework import framework_names
+from rlhfsim.interchange.export import Value, exporter
+from rlhfsim.interchange.logs.framework import framework_names
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.workload.lengths import LogNormal

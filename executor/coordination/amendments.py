@@ -19,10 +19,10 @@ from executor.coordination.checkpoints import differences
 from executor.coordination.run_folder import RunFiles, plain
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.rlhfsim.run_folder import AMENDMENTS, CHANGEABLE, inputs_folder
 from rlhfsim.outputs import write_atomically
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.provenance import content_hash, installed_version
+from rlhfsim.run_folder import AMENDMENTS, CHANGEABLE, inputs_folder
 from rlhfsim.specs.loading import convert, load, parse_json, read_text
 
 SCHEMA = "rlhfsim.amendment/1"

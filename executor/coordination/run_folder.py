@@ -18,10 +18,10 @@ import yaml
 
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.rlhfsim.run_folder import AMENDMENTS
 from rlhfsim.outputs import sweep, write_atomically
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.provenance import content_hash, installed_version
+from rlhfsim.run_folder import AMENDMENTS
 
 logger = logging.getLogger(__name__)
 LIBRARIES: Mapping[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from typing import Any
 from lab.fits import rlhf, training, verl, weight_sync
 from lab.scoreboard.left_out import FILE
 from lab.scoreboard.rows import DATA
-from rlhfsim.frameworks.costs import with_software
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.quantities import Coefficient

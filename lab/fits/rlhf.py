@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.scoreboard.rows import FIT_FILE, rows_of
-from rlhfsim.frameworks.configuration.described import RunSpecs
+from rlhfsim.interchange.configuration.described import RunSpecs
 from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of

@@ -23,8 +23,8 @@ from scipy.optimize import least_squares
 
 from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.costs import pooled
 from rlhfsim.kernels.device import Device
+from rlhfsim.specs.frameworks.costs import pooled
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.kinds.weight_sync import KIND, SyncCase, case_of, framework_of, kind_of

@@ -31,7 +31,7 @@ from rlhfsim import resources
 from rlhfsim.api import estimate_file
 from rlhfsim.cli.export import predicted, vendors_of
 from rlhfsim.cli.main import cli, main
-from rlhfsim.frameworks.export import export
+from rlhfsim.interchange.export import export
 from rlhfsim.outputs import PREFIX
 from rlhfsim.plan import write_plan
 from rlhfsim.specs.hardware.profiles import load_profile

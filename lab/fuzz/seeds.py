@@ -24,8 +24,8 @@ from rlhfsim import resources
 from rlhfsim.api import estimate_file, whatif
 from rlhfsim.cli.export import predicted, vendors_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import export, exporters
-from rlhfsim.frameworks.logs.framework import framework_named, framework_names
+from rlhfsim.interchange.export import export, exporters
+from rlhfsim.interchange.logs.framework import framework_named, framework_names
 from rlhfsim.plan import Plan, plan_text
 from rlhfsim.specs.hardware.profiles import load_profile, profile_yaml
 from rlhfsim.specs.model.presets import resolve_model

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from lab.scoreboard.rows import rows_of
 from rlhfsim.cli.estimate import estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import RunSpecs
-from rlhfsim.frameworks.runs import frameworks
+from rlhfsim.interchange.configuration.described import RunSpecs
+from rlhfsim.specs.frameworks.runs import frameworks
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, stats
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import specs_of

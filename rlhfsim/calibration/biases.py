@@ -42,8 +42,8 @@ from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, quantile
 from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
 from rlhfsim.calibration.priors import DRIFT, REACH, Prior
-from rlhfsim.frameworks.costs import costs_of
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.biases import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.engine_mode import point_of, pool_of

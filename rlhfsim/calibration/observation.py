@@ -21,7 +21,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.rlhfsim.run_folder import (
+from rlhfsim.interchange.rlhfsim.metrics import read_metrics
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.run_folder import (
     PLAN,
     TRACE,
     Row,
@@ -30,9 +32,7 @@ from rlhfsim.frameworks.rlhfsim.run_folder import (
     inputs_folder,
     mapping,
     read_environment,
-    read_metrics,
 )
-from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.hardware.calibrated import Measurable
 from rlhfsim.specs.workload.measurable import ANSWER, OWN_LOSS, RULES, TURNS, stated
 from rlhfsim.step.rule_rewards import rounds, rules_ahead

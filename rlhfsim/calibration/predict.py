@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.pieces import Pieces
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.costs import costs_of, with_software
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.costs import costs_of, with_software
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of

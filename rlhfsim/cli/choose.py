@@ -12,10 +12,10 @@ from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, option, re
 from rlhfsim.cli.search_progress import counted
 from rlhfsim.cli.size import kinds_of, on_one_gpu
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.present.answers.choose import choose_page
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.what_if.choose import choose as search_choose
 from rlhfsim.what_if.choose import not_run, questions

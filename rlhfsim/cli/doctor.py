@@ -25,10 +25,10 @@ from rlhfsim.cli.params import (
     typed,
 )
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_names
-from rlhfsim.frameworks.configuration.forms import scalars
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
+from rlhfsim.interchange.configuration.configuration import configuration_names
+from rlhfsim.interchange.configuration.forms import scalars
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.settings import NAMED_MODEL
 from rlhfsim.outputs import write_new
 from rlhfsim.present.answers.doctor import page
 from rlhfsim.specs.ranges import Tokens

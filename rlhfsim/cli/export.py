@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from rlhfsim.cli.params import FILE, NewFolder, OneOf, json_option, option, reply, writer
-from rlhfsim.frameworks.cluster_jobs import MANAGERS
-from rlhfsim.frameworks.export import export as exported
-from rlhfsim.frameworks.export import exporters
+from rlhfsim.interchange.cluster_jobs import MANAGERS
+from rlhfsim.interchange.export import export as exported
+from rlhfsim.interchange.export import exporters
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.answers import export as view

@@ -28,16 +28,16 @@ from rlhfsim.cli.params import (
     typed,
     writer,
 )
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL
-from rlhfsim.frameworks.logs.framework import framework_named, framework_names
-from rlhfsim.frameworks.logs.imported import Choices, Imported
-from rlhfsim.frameworks.logs.imported import import_run as read_logs
-from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, trace_of
-from rlhfsim.frameworks.logs.wandb_run import WandbRun
-from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
+from rlhfsim.interchange.configuration.settings import NAMED_MODEL
+from rlhfsim.interchange.logs.framework import framework_named, framework_names
+from rlhfsim.interchange.logs.imported import Choices, Imported
+from rlhfsim.interchange.logs.imported import import_run as read_logs
+from rlhfsim.interchange.logs.run_folder import environment, metrics_of, provenance, trace_of
+from rlhfsim.interchange.logs.wandb_run import WandbRun
 from rlhfsim.outputs import write_folder
 from rlhfsim.plan import Plan, plan_text
 from rlhfsim.present.answers.import_run import import_page
+from rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
 from rlhfsim.specs.ranges import Tokens
 from rlhfsim.trace import dumps
 from rlhfsim.what_if.estimate import estimate

@@ -30,7 +30,7 @@ from rlhfsim.cli.params import (
     typed,
 )
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
+from rlhfsim.specs.frameworks.runs import ANY, OWN, framework, frameworks
 from rlhfsim.specs.hardware.clusters import ClusterText
 from rlhfsim.specs.hardware.hardware import Cluster, Fabric
 from rlhfsim.specs.hardware.prices import MARKETS

@@ -29,14 +29,14 @@ from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
-from rlhfsim.frameworks.rlhfsim.run_folder import CHANGEABLE
-from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.answers import check_machine as machine_view
 from rlhfsim.present.answers import launch as launch_view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.launch import Screen
 from rlhfsim.present.terminal.page import blocks, parts
+from rlhfsim.run_folder import CHANGEABLE
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import parse_json, read_text

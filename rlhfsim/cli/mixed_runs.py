@@ -16,9 +16,9 @@ from pathlib import Path
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_into
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.files import CONFIGS, TEXTS
-from rlhfsim.frameworks.logs.imported import Choices
-from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
+from rlhfsim.interchange.logs.files import CONFIGS, TEXTS
+from rlhfsim.interchange.logs.imported import Choices
+from rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.specs.hardware.hardware import Profile
 
 LOGS = (*TEXTS, ".jsonl")

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from rlhfsim import outputs, units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.frameworks.rlhfsim.run_folder import is_plan_of_a_run
+from rlhfsim.run_folder import is_plan_of_a_run
 from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.ranges import FieldValues, taken, taken_by, whole
 

@@ -27,7 +27,6 @@ from rlhfsim.cli.params import (
     writer,
 )
 from rlhfsim.errors import Place, RlhfsimError, shown
-from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.present import plain, sizes
@@ -38,6 +37,7 @@ from rlhfsim.present.basis import basis, cluster_of, profiles_of
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.points import points_page
+from rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, SUFFIXES, read_whatif

@@ -22,9 +22,9 @@ from rlhfsim.cli.params import (
     reply,
 )
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.present.answers import sync as view
+from rlhfsim.specs.frameworks.runs import frameworks
 from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec

@@ -18,11 +18,11 @@ from rlhfsim.desk.blocks import Component, block
 from rlhfsim.desk.files import MAX_CHARACTERS, decoded
 from rlhfsim.desk.view import status
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.logs.files import LogFiles
-from rlhfsim.frameworks.logs.imported import Choices
-from rlhfsim.frameworks.logs.records import record_of_json
-from rlhfsim.frameworks.logs.said import said_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.logs.files import LogFiles
+from rlhfsim.interchange.logs.imported import Choices
+from rlhfsim.interchange.logs.records import record_of_json
+from rlhfsim.interchange.logs.said import said_of
 from rlhfsim.present.answers import doctor as doctor_view
 from rlhfsim.present.answers import watch as watch_view
 from rlhfsim.present.answers.tree import Code

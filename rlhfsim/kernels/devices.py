@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import fields, replace
 from functools import lru_cache
 
-from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import Cluster, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.hardware.wan import WanLink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.finding import Finding
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlhfsim.frameworks.runs import OWN, engine_of
 from rlhfsim.memory.components import (
     ENGINE,
     NO_SYNC,
@@ -33,6 +32,7 @@ from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_memory, software_of
 from rlhfsim.memory.states import Stage, lora_params
 from rlhfsim.memory.transfer import Arrival, transfer_bytes
+from rlhfsim.specs.frameworks.runs import OWN, engine_of
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models

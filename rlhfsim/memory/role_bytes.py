@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rlhfsim.elementwise import alike, each, numbered
-from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
@@ -26,6 +25,7 @@ from rlhfsim.memory.layer_tensors import RoutedExperts, layer_tensors, one_layer
 from rlhfsim.memory.logits import Size
 from rlhfsim.memory.routes import COPIES, INDEX, step_bytes, teacher_bytes, token_bytes
 from rlhfsim.memory.states import BF16, FP32, Optimizer, Shard, Stage, States
+from rlhfsim.specs.frameworks.runs import frameworks
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models

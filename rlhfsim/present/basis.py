@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import timed
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.prices import at_price
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import PRICED_ENGINE, framework
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import profile_under
 from rlhfsim.present.regions import reached
 from rlhfsim.present.words import listed, plural
 from rlhfsim.rollout.decode import ENGINE_NAMES
+from rlhfsim.specs.frameworks.runs import PRICED_ENGINE, framework
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.context import longest, stretched
 from rlhfsim.specs.model.roles import SAME

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlhfsim.frameworks.says import Same
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.dominance import mixed
 from rlhfsim.search.options import OptionTable
+from rlhfsim.specs.frameworks.says import Same
 
 Placed = tuple[str, OptionTable, Ints]
 """A role, its table, and the row of its option in each combination."""

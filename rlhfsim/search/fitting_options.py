@@ -7,7 +7,6 @@ from itertools import chain
 
 import numpy as np
 
-from rlhfsim.frameworks.runs import engine_of
 from rlhfsim.memory.components import (
     NO_SYNC,
     ROLE,
@@ -26,6 +25,7 @@ from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.layout_shapes import Space, columns_of_shapes
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import engine_of
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import columns_of

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.degrees import divides_heads, powers_of_two, splits_layers
 from rlhfsim.search.layouts import CONTEXTS, interleaves
@@ -17,6 +16,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import EXCHANGE
 from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.search.space import partitions, splits
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import broken_rule

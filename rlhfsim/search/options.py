@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.frameworks.says import value_of
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
+from rlhfsim.specs.frameworks.says import value_of
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import AnyRolePlacement, RolePlacement, RolloutPlacement

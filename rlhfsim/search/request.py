@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
-from rlhfsim.frameworks.says import FROZEN_BASE, Same
 from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed
+from rlhfsim.specs.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
+from rlhfsim.specs.frameworks.says import FROZEN_BASE, Same
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules

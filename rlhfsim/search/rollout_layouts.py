@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from rlhfsim.frameworks.features import APART
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.search.degrees import divides_heads, powers_of_two, splits_layers, values
 from rlhfsim.search.dispatchers import rollout_dispatcher
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.features import APART
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -21,9 +21,9 @@ from typing import Literal
 
 import numpy as np
 
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import STALE, Request
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, Schedule, role_placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath, paths_between

@@ -13,7 +13,6 @@ import numpy as np
 
 from rlhfsim.elementwise import Size
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import engine_of, runs_of
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
@@ -27,6 +26,7 @@ from rlhfsim.rollout.experts import exchange_spread
 from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.schedule import first_to_finish
 from rlhfsim.rollout.steady_state import steady_state
+from rlhfsim.specs.frameworks.runs import engine_of, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models

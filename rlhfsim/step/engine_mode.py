@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from rlhfsim.frameworks.costs import costs_of
+from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.biases import beyond, bias_of
 from rlhfsim.specs.hardware.calibrated import Point
 from rlhfsim.specs.hardware.hardware import Cluster

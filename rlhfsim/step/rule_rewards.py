@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.frameworks.runs import runs_of
 from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.specs.frameworks.runs import runs_of
 from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.workload.measurable import RULES, restated, stated

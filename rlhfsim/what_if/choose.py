@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rlhfsim.frameworks.runs import ANY, Lacks, Runs, framework, frameworks
 from rlhfsim.plan import Plan
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, narrowed
+from rlhfsim.specs.frameworks.runs import ANY, Lacks, Runs, framework, frameworks
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.frameworks.runs import Runs
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import Runs
 
 CUT = ("tp", "pp", "cp", "ep", "etp")
 """Degrees that cut a model, as `--fix` names them."""

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rlhfsim.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.space import pools_of
 from rlhfsim.simulation.asynchronous.run import WAIT
+from rlhfsim.specs.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import ASIDE_WORK, Change, Prices, Question, search_of

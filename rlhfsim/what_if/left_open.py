@@ -12,11 +12,11 @@ from itertools import chain, combinations
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
-from rlhfsim.frameworks.configuration.described import placement_of
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Exporter, Value, exporter, exporters
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.configuration.configuration import configuration_named, configuration_names
+from rlhfsim.interchange.configuration.described import placement_of
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import Exporter, Value, exporter, exporters
+from rlhfsim.interchange.table import bare
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import EXCHANGE

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import LENDS
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import WAIT
+from rlhfsim.specs.frameworks.runs import LENDS
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import check_placement

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlhfsim.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import design, unfit

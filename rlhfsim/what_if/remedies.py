@@ -10,9 +10,9 @@ from math import inf
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY, frameworks
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import ANY, frameworks
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of

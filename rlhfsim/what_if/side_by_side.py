@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import Question, good
 from rlhfsim.what_if.verdict import production, put_to_each_backend

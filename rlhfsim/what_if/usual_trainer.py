@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlhfsim.frameworks.runs import LARGE_TRAINER
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import LARGE_TRAINER
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS

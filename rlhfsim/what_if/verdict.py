@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.refusal import check_runs, not_run
-from rlhfsim.frameworks.runs import ANY, LENDS, OWN, Lacks, Runs, frameworks, runs_of
+from rlhfsim.interchange.refusal import check_runs
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.fixed_layouts import check_layout, pool_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions, roles_of, splits
+from rlhfsim.specs.frameworks.refusal import not_run
+from rlhfsim.specs.frameworks.runs import ANY, LENDS, OWN, Lacks, Runs, frameworks, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend

@@ -14,15 +14,15 @@ from typing import Literal
 from rlhfsim.calibration.watching.causes import Cause, causes
 from rlhfsim.calibration.watching.standing import Baseline, Standing, standing
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.files import find
-from rlhfsim.frameworks.logs.following import LogFollower
-from rlhfsim.frameworks.logs.framework import Framework, framework_named, framework_names
-from rlhfsim.frameworks.logs.imported import Choices, Imported, LoggedStep, run_of, steps_of
-from rlhfsim.frameworks.logs.records import Log
-from rlhfsim.frameworks.logs.said import said_of
-from rlhfsim.frameworks.rlhfsim.metrics import executor_of
-from rlhfsim.frameworks.rlhfsim.run_folder import METRICS, PLAN, inputs_folder
+from rlhfsim.interchange.logs.files import find
+from rlhfsim.interchange.logs.following import LogFollower
+from rlhfsim.interchange.logs.framework import Framework, framework_named, framework_names
+from rlhfsim.interchange.logs.imported import Choices, Imported, LoggedStep, run_of, steps_of
+from rlhfsim.interchange.logs.records import Log
+from rlhfsim.interchange.logs.said import said_of
+from rlhfsim.interchange.rlhfsim.metrics import executor_of
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.run_folder import METRICS, PLAN, inputs_folder
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.what_if.doctor.of_log import baseline_of_log, baseline_of_plan
 

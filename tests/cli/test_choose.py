@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.choose import choose
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import frameworks
+from rlhfsim.specs.frameworks.runs import frameworks
 from rlhfsim.step.measured import compared, model_error
 
 SMALL = [

@@ -8,9 +8,9 @@ import pytest
 
 from rlhfsim.cli.roles import fixed_fields
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.dispatching import in_megatron, in_sglang, in_vllm
-from rlhfsim.frameworks.table import FixedKey, Key, bare
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.dispatching import in_megatron, in_sglang, in_vllm
+from rlhfsim.interchange.table import FixedKey, Key, bare
 from rlhfsim.search.dispatchers import training_dispatcher
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts

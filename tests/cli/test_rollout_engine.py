@@ -9,13 +9,13 @@ import pytest
 from rlhfsim.api import estimate
 from rlhfsim.cli.roles import fixed_fields
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.runs import framework
-from rlhfsim.frameworks.skyrl.configuration import CONFIGURATION as SKYRL
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export
+from rlhfsim.interchange.skyrl.configuration import CONFIGURATION as SKYRL
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout

@@ -11,7 +11,7 @@ from executor.engines.optimizers import adam, learning_rate
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Workload
 

@@ -14,9 +14,9 @@ from executor import dry_run
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import SWITCHES, Request, switched
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout

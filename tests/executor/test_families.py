@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from executor import refusals
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import KINDS
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import KINDS
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import published_config
 from rlhfsim.specs.workload.workload import Workload

@@ -20,11 +20,11 @@ from rlhfsim.calibration.observation import phase_seconds
 from rlhfsim.cli import launch as launch_module
 from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import write_plan
 from rlhfsim.present.answers import launch as launch_view
 from rlhfsim.present.answers.tree import TypedTable
 from rlhfsim.present.terminal.launch import _cell
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import Span, Trace
 

@@ -10,7 +10,7 @@ import pytest
 
 from executor.coordination import cluster
 from executor.coordination.worker import HOST, ProcessIdentity, TracedProcess
-from rlhfsim.frameworks.rlhfsim.listening import LISTENERS
+from rlhfsim.interchange.rlhfsim.listening import LISTENERS
 
 SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text()
 

@@ -23,8 +23,8 @@ from executor.restart_loop import RestartLoop
 from executor.run import Ended
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.rlhfsim.run_folder import inputs_folder
 from rlhfsim.plan import read_plan, write_plan
+from rlhfsim.run_folder import inputs_folder
 from rlhfsim.trace import Trace, write_trace
 
 ITERATIONS, PROMPTS = 5, 8

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.fields import leaves
+from rlhfsim.interchange.export import export
+from rlhfsim.interchange.fields import leaves
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
 

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import exporter
-from rlhfsim.frameworks.refusal import lacks_of
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.export import exporter
+from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.plan import Plan, RoleGpus
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlhfsim.calibration.observation import phase_seconds, step_windows
-from rlhfsim.frameworks.export import Value
-from rlhfsim.frameworks.logs.framework import Framework, framework_named
-from rlhfsim.frameworks.logs.imported import timers
+from rlhfsim.interchange.export import Value
+from rlhfsim.interchange.logs.framework import Framework, framework_named
+from rlhfsim.interchange.logs.imported import timers
 from rlhfsim.plan import Plan
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
 from rlhfsim.trace import Trace

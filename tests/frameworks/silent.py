@@ -11,11 +11,11 @@ import numpy as np
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.served_reward import served_reward
-from rlhfsim.frameworks.export import Written, exporter, in_keys
-from rlhfsim.frameworks.refusal import lacks_of
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.served_reward import served_reward
+from rlhfsim.interchange.export import Written, exporter, in_keys
+from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Environment, Lora

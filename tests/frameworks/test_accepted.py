@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rlhfsim.api import estimate, estimate_file
-from rlhfsim.frameworks.export import Exported, argument, export, override
-from rlhfsim.frameworks.verl.export import hydra
+from rlhfsim.interchange.export import Exported, argument, export, override
+from rlhfsim.interchange.verl.export import hydra
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster

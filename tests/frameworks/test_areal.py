@@ -14,9 +14,9 @@ import yaml
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.areal.allocations import allocation
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import Exported, export
+from rlhfsim.interchange.areal.allocations import allocation
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import Exported, export
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Schedule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.recognise import read_configuration
 
 TEXT = """\
 cluster: {n_nodes: 1, n_gpus_per_node: 8}

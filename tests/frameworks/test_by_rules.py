@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import export
+from rlhfsim.interchange.table import bare
 from tests.frameworks.as_planned import differences, planned
 from tests.frameworks.drawn import drawn_plans, estimated
 
@@ -176,7 +176,7 @@ def test_a_recipe_of_theirs_is_read_as_its_rules_say(name: str, file: str) -> No
     said, by_hand = RECIPES[name, file]
     made = derived(name, said)
     assert {quantity: made[quantity] for quantity in by_hand} == by_hand
-    configuration = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.configuration").CONFIGURATION
+    configuration = import_module(f"rlhfsim.interchange.{name.replace('-', '_')}.configuration").CONFIGURATION
     run = configuration.run(FrameworkSettings({"policy.model_name": "qwen2.5-7b", **said}, file), {})
     work = workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None))
     read = planned(replace(estimated(), workload=work, placement=placement_of(run, work)))

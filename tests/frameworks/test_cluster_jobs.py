@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from rlhfsim.api import estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.cluster_jobs import ACCELERATORS, FILES, MANAGERS, job
-from rlhfsim.frameworks.export import Exported, export, exporter
-from rlhfsim.frameworks.nearest import with_placement
+from rlhfsim.interchange.cluster_jobs import ACCELERATORS, FILES, MANAGERS, job
+from rlhfsim.interchange.export import Exported, export, exporter
+from rlhfsim.interchange.nearest import with_placement
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.specs.hardware.profiles import profile_names
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout

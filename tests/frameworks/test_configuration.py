@@ -10,9 +10,9 @@ import pytest
 
 from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.forms import of_files, of_text
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.shell import commands_of, split, words_of
+from rlhfsim.interchange.configuration.forms import of_files, of_text
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.shell import commands_of, split, words_of
 from rlhfsim.specs.model.presets import resolve_model
 
 VERL = """#!/bin/bash

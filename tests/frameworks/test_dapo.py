@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.api import cluster_of
-from rlhfsim.frameworks.configuration.keys import key_table
-from rlhfsim.frameworks.dapo import KEYS, LACKS, UNFILTERED
-from rlhfsim.frameworks.export import export, exporters
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.configuration.keys import key_table
+from rlhfsim.interchange.dapo import KEYS, LACKS, UNFILTERED
+from rlhfsim.interchange.export import export, exporters
+from rlhfsim.interchange.table import bare
 from rlhfsim.plan import Plan
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload

@@ -16,17 +16,17 @@ from rlhfsim.api import cluster_of, estimate
 from rlhfsim.calibration.observation import phase_seconds, read_run
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.keys import unread
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.nearest import with_placement
-from rlhfsim.frameworks.nemo_rl.keys import TABLE
-from rlhfsim.frameworks.nemo_rl.logs import FRAMEWORK
-from rlhfsim.frameworks.refusal import lacks_of
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.keys import unread
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import export
+from rlhfsim.interchange.nearest import with_placement
+from rlhfsim.interchange.nemo_rl.keys import TABLE
+from rlhfsim.interchange.nemo_rl.logs import FRAMEWORK
+from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout

@@ -18,13 +18,13 @@ from click.testing import CliRunner
 from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Exported, export, exporter, exporters
-from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
-from rlhfsim.frameworks.nemo_rl.keys import TABLE as NEMO_RL
-from rlhfsim.frameworks.verl.keys import TABLE as VERL
+from rlhfsim.interchange.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import Exported, export, exporter, exporters
+from rlhfsim.interchange.nearest import with_placement, with_rollout, with_workload
+from rlhfsim.interchange.nemo_rl.keys import TABLE as NEMO_RL
+from rlhfsim.interchange.verl.keys import TABLE as VERL
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend

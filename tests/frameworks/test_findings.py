@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.configuration import configuration_names
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.configuration import configuration_names
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from tests.frameworks.test_accepted import workload

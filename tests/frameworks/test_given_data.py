@@ -10,11 +10,11 @@ import pytest
 
 from rlhfsim.api import estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout

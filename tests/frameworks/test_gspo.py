@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rlhfsim.api import cluster_of
-from rlhfsim.frameworks.configuration.keys import key_table
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.runs import runs_of
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.configuration.keys import key_table
+from rlhfsim.interchange.export import export
+from rlhfsim.interchange.table import bare
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import runs_of
 from rlhfsim.specs.workload.workload import CLIP_RANGES
 from rlhfsim.what_if.estimate import planned, priced_placement
 from tests.frameworks.test_dapo import plain

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED, SCALED, SCALED_IN_PLACE, UNPADDED
+from rlhfsim.specs.frameworks.verl.heads import (
+    EAGER_PADDED,
+    EAGER_UNPADDED,
+    SCALED,
+    SCALED_IN_PLACE,
+    UNPADDED,
+)
 
 torch = pytest.importorskip("torch")
 LiveBytes = pytest.importorskip("lab.oracle.live_bytes").LiveBytes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.imported import Imported
+from rlhfsim.interchange.logs.imported import Imported
 from tests.frameworks.test_importers import VERL_CONFIG, config, read, verl_console, verl_step
 
 __all__ = ["config"]

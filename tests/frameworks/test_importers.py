@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.logs.framework import framework_named, framework_names
-from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
-from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number, read_trainer_state, total
-from rlhfsim.frameworks.logs.run_folder import trace_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.logs.framework import framework_named, framework_names
+from rlhfsim.interchange.logs.imported import Choices, Imported, import_run
+from rlhfsim.interchange.logs.records import Log, Record, lines, merged, number, read_trainer_state, total
+from rlhfsim.interchange.logs.run_folder import trace_of
 from rlhfsim.specs.workload.lengths import LogNormal
 
 VERL_CONFIG = """

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.areal.unsaid import ROWS as AREAL
-from rlhfsim.frameworks.fields import PlanFields
-from rlhfsim.frameworks.instead import Instead, instead
-from rlhfsim.frameworks.nearest import with_placement, with_workload
-from rlhfsim.frameworks.nemo_rl.unsaid import ROWS as NEMO_RL
-from rlhfsim.frameworks.openrlhf.export import ROWS as OPENRLHF
-from rlhfsim.frameworks.skyrl.unsaid import ROWS as SKYRL
-from rlhfsim.frameworks.slime.export import ROWS as SLIME
-from rlhfsim.frameworks.trl.export import ROWS as TRL
-from rlhfsim.frameworks.verl.export import ROWS as VERL
+from rlhfsim.interchange.areal.unsaid import ROWS as AREAL
+from rlhfsim.interchange.fields import PlanFields
+from rlhfsim.interchange.instead import Instead, instead
+from rlhfsim.interchange.nearest import with_placement, with_workload
+from rlhfsim.interchange.nemo_rl.unsaid import ROWS as NEMO_RL
+from rlhfsim.interchange.openrlhf.export import ROWS as OPENRLHF
+from rlhfsim.interchange.skyrl.unsaid import ROWS as SKYRL
+from rlhfsim.interchange.slime.export import ROWS as SLIME
+from rlhfsim.interchange.trl.export import ROWS as TRL
+from rlhfsim.interchange.verl.export import ROWS as VERL
 from rlhfsim.plan import Plan
 from tests.frameworks.drawn import drawn_plans
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-import rlhfsim.frameworks
-from rlhfsim.frameworks.configuration.keys import key_table
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, FrameworkSettings
-from rlhfsim.frameworks.export import exporters
-from rlhfsim.frameworks.fields import ROLES, PlanFields
-from rlhfsim.frameworks.table import Key, Table, bare, holds
+import rlhfsim.interchange
+from rlhfsim.interchange.configuration.keys import key_table
+from rlhfsim.interchange.configuration.settings import NAMED_MODEL, FrameworkSettings
+from rlhfsim.interchange.export import exporters
+from rlhfsim.interchange.fields import ROLES, PlanFields
+from rlhfsim.interchange.table import Key, Table, bare, holds
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.backends import BACKENDS
 from tests.frameworks.drawn import drawn_plans
 
-FOLDERS = Path(rlhfsim.frameworks.__file__).parent
+FOLDERS = Path(rlhfsim.interchange.__file__).parent
 
 
 NOT_RUN = "trainer.critic.megatron_config."
@@ -28,7 +28,7 @@ NOT_RUN = "trainer.critic.megatron_config."
 
 
 def table_of(name: str) -> Table:
-    found: Table = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.keys").TABLE
+    found: Table = import_module(f"rlhfsim.interchange.{name.replace('-', '_')}.keys").TABLE
     return found
 
 

@@ -17,8 +17,8 @@ from rlhfsim.calibration.observation import read_run
 from rlhfsim.cli.compare import compare
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.framework import framework_named
-from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
+from rlhfsim.interchange.logs.framework import framework_named
+from rlhfsim.interchange.logs.imported import Choices, Imported, import_run
 
 RAY = "\x1b[36m(TaskRunner pid=4242)\x1b[0m "
 CONFIG: Mapping[str, Any] = {

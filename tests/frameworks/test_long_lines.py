@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import rlhfsim.frameworks
+import rlhfsim.interchange
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.framework import framework_named, framework_names
-from rlhfsim.frameworks.logs.imported import Choices, import_run
+from rlhfsim.interchange.logs.framework import framework_named, framework_names
+from rlhfsim.interchange.logs.imported import Choices, import_run
 from rlhfsim.specs import loading
 
 REPEATED = (
@@ -33,7 +33,7 @@ MEGABYTE = 10**6
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     """Every pattern of the modules that read logs and configurations."""
-    names = [m.name for m in pkgutil.walk_packages(rlhfsim.frameworks.__path__, "rlhfsim.frameworks.")]
+    names = [m.name for m in pkgutil.walk_packages(rlhfsim.interchange.__path__, "rlhfsim.interchange.")]
     for module in (*map(importlib.import_module, names), loading):
         for name, value in vars(module).items():
             for found in _inside(value):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.doctor.case import Case

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.openrlhf.heads import DROPPED, HELD, SCALED
+from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.search.options import role_variants
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.openrlhf.heads import DROPPED, HELD, SCALED
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout
 from tests.frameworks.test_accepted import workload

@@ -8,9 +8,9 @@ from pprint import pformat
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.framework import framework_named
-from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
-from rlhfsim.frameworks.logs.records import Log, merged
+from rlhfsim.interchange.logs.framework import framework_named
+from rlhfsim.interchange.logs.imported import Choices, Imported, import_run
+from rlhfsim.interchange.logs.records import Log, merged
 
 RAY = "\x1b[36m(MegatronTrainRayActor pid=38610)\x1b[0m "
 MEGATRON = {

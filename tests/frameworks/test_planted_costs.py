@@ -21,11 +21,11 @@ from lab.planted import Flaws, planted_trace
 from rlhfsim.api import estimate
 from rlhfsim.calibration.observation import phase_seconds, read_run, step_windows
 from rlhfsim.cli.main import cli
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.described import Lengths, setup
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Value, exporter
-from rlhfsim.frameworks.logs.printed import printed_values
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.described import Lengths, setup
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import Value, exporter
+from rlhfsim.interchange.logs.printed import printed_values
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.workload.lengths import stats

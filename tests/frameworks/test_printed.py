@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhfsim.frameworks.logs.printed import printed_command, printed_values
+from rlhfsim.interchange.logs.printed import printed_command, printed_values
 
 PPRINT = """\
 {'actor_rollout_ref': {'actor': {'clip_ratio': 0.2,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.openrlhf.keys import NOT_ON_RAY
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.openrlhf.keys import NOT_ON_RAY
 
 RAY = (
     "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --actor_num_nodes 1 "

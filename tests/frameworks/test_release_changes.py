@@ -9,11 +9,11 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.keys import RecordedKey, key_table
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export, exporter, exporters
-from rlhfsim.frameworks.releases import nearest_release
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.configuration.keys import RecordedKey, key_table
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export, exporter, exporters
+from rlhfsim.interchange.releases import nearest_release
+from rlhfsim.interchange.table import bare
 from rlhfsim.what_if.doctor.case import Case
 from tests.frameworks.test_keys import table_of
 

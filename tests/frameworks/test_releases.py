@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import Exported, export, exporter
+from rlhfsim.interchange.export import Exported, export, exporter
 from rlhfsim.plan import Plan, Prediction, write_plan
 from rlhfsim.specs.workload.sampling import DynamicSampling
 

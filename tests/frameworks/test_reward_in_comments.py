@@ -10,10 +10,10 @@ import pytest
 
 from rlhfsim.api import estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, placement_of, workload_of
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.served_reward import SERVED_REWARD
-from rlhfsim.frameworks.export import export
+from rlhfsim.interchange.configuration.described import Lengths, RunDescription, placement_of, workload_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.served_reward import SERVED_REWARD
+from rlhfsim.interchange.export import export
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlhfsim.api import cluster_of, design, estimate, estimate_file
-from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import AS_READ, export, exporters
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import AS_READ, export, exporters
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 import rlhfsim
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
 from rlhfsim.present.answers.frameworks import SHORT, lines, listing
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions
+from rlhfsim.specs.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import preset, published_type, resolve_model
 from rlhfsim.specs.model.roles import models_of

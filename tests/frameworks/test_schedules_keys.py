@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.export import export
+from rlhfsim.interchange.export import export
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.speculation import Speculation
 from tests.frameworks.test_accepted import plan, workload

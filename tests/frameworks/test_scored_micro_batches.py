@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.described import Lengths, placement_of, workload_of
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.configuration.described import Lengths, placement_of, workload_of
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 VERL = {"actor_rollout_ref.model.path": "qwen2.5-7b", "algorithm.adv_estimator": "grpo"} | {
@@ -63,7 +63,7 @@ SAID: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
 @pytest.mark.parametrize("case", SAID)
 def test_micro_batches_of_log_probs_are_read(case: str) -> None:
     name, said, expected = SAID[case]
-    configuration = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.configuration").CONFIGURATION
+    configuration = import_module(f"rlhfsim.interchange.{name.replace('-', '_')}.configuration").CONFIGURATION
     run = configuration.run(FrameworkSettings(said, case), {})
     placement = placement_of(run, workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None)))
     actor, reference = placement.actor.layout, placement.role("reference")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.layout import Layout

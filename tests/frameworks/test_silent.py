@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.api import estimate_file
-from rlhfsim.frameworks.export import AS_READ, exporters, in_keys
-from rlhfsim.frameworks.refusal import lacks_of
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.export import AS_READ, exporters, in_keys
+from rlhfsim.interchange.refusal import lacks_of
+from rlhfsim.specs.frameworks.runs import framework
 from tests.frameworks.drawn import drawn_plans, estimated
 from tests.frameworks.silent import silent
 

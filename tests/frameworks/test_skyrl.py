@@ -9,10 +9,10 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.keys import unread
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export, exporter
-from rlhfsim.frameworks.nearest import with_placement, with_roles, with_schedule
+from rlhfsim.interchange.configuration.keys import unread
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export, exporter
+from rlhfsim.interchange.nearest import with_placement, with_roles, with_schedule
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import ResourcePool

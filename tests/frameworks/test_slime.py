@@ -12,18 +12,18 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.keys import unread
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.export import Exported, Value, export
-from rlhfsim.frameworks.features import workload_features
-from rlhfsim.frameworks.slime.configuration import CONFIGURATION
-from rlhfsim.frameworks.slime.keys import CHUNKED, ends
-from rlhfsim.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.keys import unread
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.export import Exported, Value, export
+from rlhfsim.interchange.slime.configuration import CONFIGURATION
+from rlhfsim.interchange.slime.keys import CHUNKED, ends
 from rlhfsim.memory.logits import head_peak
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.features import workload_features
+from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.recognise import read_configuration
 
 START = (
     "ray job submit -- python3 train_async.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --loss-type sft_loss "

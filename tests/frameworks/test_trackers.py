@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from rlhfsim.cli import watch as watch_command
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.forms import of_text
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
-from rlhfsim.frameworks.logs.mlflow import MARK
+from rlhfsim.interchange.configuration.forms import of_text
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.logs.imported import Choices, Imported, import_run
+from rlhfsim.interchange.logs.mlflow import MARK
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.what_if.watch import JobWatch, Judgement
 from tests.frameworks.test_importers import VERL_CONFIG, config, read, verl_console, verl_step

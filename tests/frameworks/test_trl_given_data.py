@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.runs import framework
-from rlhfsim.frameworks.trl.heads import LIGER, TILED, WHOLE, head_of
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.trl.heads import head_of
 from rlhfsim.memory.logits import head_peak, logits_bytes
 from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.specs.frameworks.runs import framework
+from rlhfsim.specs.frameworks.trl.heads import LIGER, TILED, WHOLE
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.heads import UNFUSED
 from rlhfsim.specs.placement.layout import Layout

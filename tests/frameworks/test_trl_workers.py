@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.memory.role_bytes import RoleBytes, role_memory, software_of
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import preset

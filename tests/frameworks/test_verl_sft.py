@@ -12,13 +12,13 @@ import yaml
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import export, exporter
-from rlhfsim.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import export, exporter
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import ResourcePool

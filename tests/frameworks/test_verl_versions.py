@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.cli.main import cli
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.verl.configuration import CONFIGURATION
-from rlhfsim.frameworks.verl.export import EXPORT, GROUPS
-from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.verl.configuration import CONFIGURATION
+from rlhfsim.interchange.verl.export import EXPORT, GROUPS
+from rlhfsim.interchange.verl.versions import EAGER, SEQUENCES, UNPADDED, default
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.plan import read_plan
 from rlhfsim.validation.cases.rlhf import with_defaults

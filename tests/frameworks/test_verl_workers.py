@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.api import estimate_file
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import in_keys
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import in_keys
 from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.memory.states import gathered_bytes, shard
 from rlhfsim.specs.hardware.profiles import load_profile

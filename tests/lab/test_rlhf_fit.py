@@ -11,7 +11,7 @@ from lab.fits import rlhf as rlhf_fit
 from lab.fits import verl as verl_fit
 from lab.scoreboard.board import marked
 from lab.scoreboard.rows import FIT_FILE, FIT_LOGS, rows_of
-from rlhfsim.frameworks.costs import with_software
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.validation.outcome import Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.trl_keys import BASE, CLASSES, defaults_of, schema
-from rlhfsim.frameworks.configuration.keys import _plain, key_table
+from rlhfsim.interchange.configuration.keys import _plain, key_table
 
 TEXT = {
     BASE: "class _BaseConfig(TrainingArguments):\n    bf16: bool | None = field(default=None)\n    _hidden = 1\n",

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import pageable_rate
 from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.memory.routes import COPIES, step_bytes, teacher_bytes, token_bytes
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model

@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, engine_components, role_components
 from rlhfsim.memory.framework_sync import _broadcast
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.memory.transfer import Arrival, _arrivals, _front, _packed, buckets_of, modules, transfer_bytes
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -30,9 +30,9 @@ from executor.engines.vllm.engine import VllmEngine
 from executor.resolve import Job, rollout_spec
 from executor.samples import GenerationRequest
 from executor.weight_transfer.packing import ROW_BYTES, GatheredWeights, Named
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of

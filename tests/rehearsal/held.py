@@ -35,11 +35,11 @@ from executor.resolve import Job, engine_specs, served_by
 from executor.samples import Sample
 from executor.tasks import tiny
 from executor.weight_transfer.packing import GatheredWeights
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory import logits, states
 from rlhfsim.memory.ledger import Ledger, LedgerPhase, ledger
 from rlhfsim.memory.transfer import transfer_bytes
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of

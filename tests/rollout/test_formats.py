@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory.kv_cache import kv_bytes_per_token, rollout_weights
 from rlhfsim.rollout.decode import decode_step
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory.kv_cache import draft_weights, kv_bytes_per_token, rollout_weights
 from rlhfsim.rollout.decode import decode_step
@@ -16,6 +15,7 @@ from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY
-from rlhfsim.frameworks.says import value_of
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
@@ -27,6 +25,8 @@ from rlhfsim.search.options import broken_limit, role_variants, rollout_variants
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.search.space import Partition, Skeleton, partitions, splits
+from rlhfsim.specs.frameworks.runs import ANY
+from rlhfsim.specs.frameworks.says import value_of
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import Models, models_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search import rollout_layouts
 from rlhfsim.search.branch_and_bound import Search, SearchResult, _gap
 from rlhfsim.search.dominance import LENT_GAP
 from rlhfsim.search.request import Limit, Request
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search.fixed_layouts import check_layout
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend

@@ -9,7 +9,6 @@ import pytest
 
 from rlhfsim.cli.constraints import limit_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.degrees import splits_layers
 from rlhfsim.search.layout_shapes import ModelCut, Shapes, columns_of_shapes
@@ -18,6 +17,7 @@ from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import OPTIMIZER_SHARES
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import ANY, framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model

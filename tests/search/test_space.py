@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.search.space import (
     MAX_UNITS,
@@ -21,6 +20,7 @@ from rlhfsim.search.space import (
     splits,
     unit,
 )
+from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.forms import of_files
+from rlhfsim.interchange.configuration.forms import of_files
 from rlhfsim.specs.loading import (
     MAX_DEPTH,
     Source,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import host_rate
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model

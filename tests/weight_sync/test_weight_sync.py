@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import gather_rate, network
+from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import Bandwidth, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import rlhfsim
 from rlhfsim.cli.inputs import FRAMEWORKS
-from rlhfsim.frameworks.runs import framework
 from rlhfsim.present.answers.choose import rows, table
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.choose import choose, not_run, questions
 from rlhfsim.what_if.scenarios.workers import local

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.present.answers.doctor import page
 from rlhfsim.present.answers.tree import Listing
 from rlhfsim.what_if.doctor.case import Case, bare, judged

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.edited import edited_script, edited_yaml
-from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.edited import edited_script, edited_yaml
+from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.what_if.doctor.case import Case, judged
 from tests.what_if.test_doctor import ROLL, VERL
 

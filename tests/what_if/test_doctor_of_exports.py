@@ -14,15 +14,15 @@ from click.testing import CliRunner, Result
 from rlhfsim.api import cluster_of
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import AS_READ, export, exporters
-from rlhfsim.frameworks.runs import framework
-from rlhfsim.frameworks.says import value_of
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import AS_READ, export, exporters
 from rlhfsim.memory.ledger import LIKELY
 from rlhfsim.plan import Plan
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.options import role_variants, rollout_variants
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.specs.frameworks.runs import framework
+from rlhfsim.specs.frameworks.says import value_of
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, Schedule
 from rlhfsim.specs.workload.lengths import LogNormal, stats

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.keys import Unread, key_table, nearest, unread
-from rlhfsim.frameworks.configuration.recognise import read_configuration
-from rlhfsim.frameworks.export import exporter, exporters
+from rlhfsim.interchange.configuration.keys import Unread, key_table, nearest, unread
+from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.export import exporter, exporters
 
 ROLL = "actor_rollout_ref.rollout"
 BASE = (

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlhfsim.frameworks.configuration.configuration import configuration_named
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.configuration.configuration import configuration_named
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.what_if.doctor.case import Case, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
 

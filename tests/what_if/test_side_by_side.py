@@ -8,12 +8,12 @@ from math import inf
 import pytest
 
 import rlhfsim
-from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
 from rlhfsim.search import branch_and_bound
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload

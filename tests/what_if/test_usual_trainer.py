@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rlhfsim import Request, design
 from rlhfsim.cli.main import cli
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload

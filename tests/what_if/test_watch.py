@@ -16,10 +16,10 @@ from rlhfsim.calibration.watching.causes import Cause, condition
 from rlhfsim.cli import watch as command
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.framework import framework_named, framework_names
-from rlhfsim.frameworks.logs.imported import Choices
-from rlhfsim.frameworks.rlhfsim.run_folder import METRICS, PLAN
+from rlhfsim.interchange.logs.framework import framework_named, framework_names
+from rlhfsim.interchange.logs.imported import Choices
 from rlhfsim.plan import write_plan
+from rlhfsim.run_folder import METRICS, PLAN
 from rlhfsim.what_if.watch import Event, JobWatch, Judgement, Notice
 from tests.frameworks.log_forms import FORMS
 from tests.frameworks.test_importers import verl_step, write_tensorboard
@@ -137,7 +137,7 @@ def test_a_resumed_run_is_judged_anew_from_the_step_at_which_it_began_again(tmp_
 
 
 def test_no_byte_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlhfsim.frameworks.logs import tail
+    from rlhfsim.interchange.logs import tail
 
     read: list[int] = []
     rest = tail.Tail._rest

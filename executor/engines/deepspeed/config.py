@@ -6,7 +6,7 @@ from typing import Any
 
 from executor.settings import Optimizer, Precision
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.backends import BACKENDS, broken_rule, broken_sums
 from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor.engines.protocols import EngineSpec
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.backends import broken_rule
 
 

@@ -31,7 +31,7 @@ from executor.engines.pipeline.weights import read
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import ScalarHead, TokenHead, draw_head
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.backends import broken_rule
 
 _TIED = "embedding"

@@ -22,7 +22,7 @@ from executor.engines.pipeline.shards import MatrixPart, cuts, shard
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import configuration
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.workload.roles import Head
 
 FAMILIES = tuple(framework(OWN).pipeline_types or ())

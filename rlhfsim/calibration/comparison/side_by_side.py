@@ -9,8 +9,8 @@ from rlhfsim.calibration.comparison.gap import Gap, gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint, torch_counts
 from rlhfsim.calibration.comparison.phases import Comparison, check_plan, compare
 from rlhfsim.calibration.observation import Observation, read_run
-from rlhfsim.frameworks.rlhfsim.run_folder import TRACE
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.run_folder import TRACE
 from rlhfsim.trace import Trace, read_trace
 
 

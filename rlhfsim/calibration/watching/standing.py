@@ -17,8 +17,8 @@ from statistics import median
 from rlhfsim.calibration.comparison.memory import NOT_ALLOCATED, NOT_TORCH, POOL, ROLLOUT
 from rlhfsim.calibration.comparison.phases import STEP, PhaseComparison, row, rows
 from rlhfsim.calibration.watching.trend import Trend, trend
-from rlhfsim.frameworks.logs.framework import Framework
-from rlhfsim.frameworks.logs.imported import LoggedStep, first, timers
+from rlhfsim.interchange.logs.framework import Framework
+from rlhfsim.interchange.logs.imported import LoggedStep, first, timers
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.units import GIB
 

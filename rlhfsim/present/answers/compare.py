@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhfsim.calibration.comparison.limits import phase_times
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.frameworks.rlhfsim.run_folder import read_metrics
+from rlhfsim.interchange.rlhfsim.metrics import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.answers.doctor import risk_text, said

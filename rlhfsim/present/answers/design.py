@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from rlhfsim.frameworks.export import exporters, is_written, unsaid_of
-from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
+from rlhfsim.interchange.export import exporters, is_written, unsaid_of
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present import plan_words
 from rlhfsim.present import verdict_lines as lines
@@ -27,6 +26,7 @@ from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import NEVER, each, fields
 from rlhfsim.present.words import signed
 from rlhfsim.search.requirements import Verdict
+from rlhfsim.specs.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim import units
-from rlhfsim.frameworks.configuration.keys import Unread
+from rlhfsim.interchange.configuration.keys import Unread
 from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present import plan_words

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhfsim.frameworks.export import Exported
-from rlhfsim.frameworks.runs import framework
+from rlhfsim.interchange.export import Exported
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, section, table_of
 from rlhfsim.present.tables import each
+from rlhfsim.specs.frameworks.runs import framework
 
 
 def page(found: Exported, out: Path, rejected_by: str | None = None) -> Page:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
-from rlhfsim.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.present.answers.tree import Column, Page, answer, table_of
 from rlhfsim.present.tables import REST
 from rlhfsim.present.words import count
+from rlhfsim.specs.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Algorithm, Workload

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from rlhfsim.frameworks.logs.imported import Imported
-from rlhfsim.frameworks.logs.run_folder import provenance, step_seconds
+from rlhfsim.interchange.logs.imported import Imported
+from rlhfsim.interchange.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.kinds import COUNT, FIGURE, LIST, SECONDS
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, TypedTable, facts, section, table_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhfsim.calibration.comparison.phases import rows, warm
-from rlhfsim.frameworks.rlhfsim.listening import listening
+from rlhfsim.interchange.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.cells import Spark
 from rlhfsim.present.answers.kinds import (

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.memory.checkpoints import beside, copied_bytes
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present import plan_words
@@ -17,6 +16,7 @@ from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, Ty
 from rlhfsim.present.basis import capacity_of, profile_under
 from rlhfsim.present.tables import added, each
 from rlhfsim.present.words import component_text, percent, size
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 from rlhfsim.what_if.planned import Planned

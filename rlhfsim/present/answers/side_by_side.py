@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from rlhfsim.frameworks.runs import OWN
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.choices import plan_dict
 from rlhfsim.present.answers.kinds import NAME, NUMBER, PROBABILITY, STEP, STEP_ENDS
 from rlhfsim.present.answers.tree import Column, TypedTable, table_of
 from rlhfsim.present.words import percent
+from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.step.measured import compared
 

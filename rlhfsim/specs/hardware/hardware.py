@@ -221,7 +221,7 @@ class Cluster:
     oversubscription: float = 1.0
     """Factor by which the fabric between nodes is thinner than the sum of the NICs (>= 1)."""
     framework: str | None = None
-    """Whose software runs on it and is priced (`rlhfsim.frameworks.costs`); None: pooled over all."""
+    """Whose software runs on it and is priced (`rlhfsim.specs.frameworks.costs`); None: pooled over all."""
 
     def __post_init__(self) -> None:
         """Check what the types cannot."""

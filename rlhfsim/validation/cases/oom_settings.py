@@ -6,8 +6,8 @@ import hashlib
 import shlex
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, FrameworkSettings, scalar
+from rlhfsim.interchange.configuration.configuration import configuration_named, configuration_names
+from rlhfsim.interchange.configuration.settings import NAMED_MODEL, FrameworkSettings, scalar
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row

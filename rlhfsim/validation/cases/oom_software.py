@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.frameworks.verl.heads import SCALED_IN_PLACE, UNPADDED, head_of
+from rlhfsim.specs.frameworks.verl.heads import SCALED_IN_PLACE, UNPADDED, head_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.software import Software, default_software

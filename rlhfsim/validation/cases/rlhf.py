@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, get_args
 
-from rlhfsim.frameworks.configuration.described import (
+from rlhfsim.interchange.configuration.described import (
     Lengths,
     RoleDescription,
     RunDescription,
@@ -24,10 +24,10 @@ from rlhfsim.frameworks.configuration.described import (
     training_layout,
     workload_of,
 )
-from rlhfsim.frameworks.costs import names
-from rlhfsim.frameworks.runs import runs_of
-from rlhfsim.frameworks.says import SleepLevel
-from rlhfsim.frameworks.verl import versions
+from rlhfsim.interchange.verl import versions
+from rlhfsim.specs.frameworks.costs import names
+from rlhfsim.specs.frameworks.runs import runs_of
+from rlhfsim.specs.frameworks.says import SleepLevel
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.described import RunSpecs
-from rlhfsim.frameworks.logs.framework import around
+from rlhfsim.interchange.configuration.described import RunSpecs
+from rlhfsim.interchange.logs.framework import around
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import stats

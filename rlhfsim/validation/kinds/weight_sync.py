@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.costs import names
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, slower
+from rlhfsim.specs.frameworks.costs import names
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
-from rlhfsim.frameworks.configuration.configuration import Configuration
-from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
-from rlhfsim.frameworks.configuration.keys import key_table
-from rlhfsim.frameworks.configuration.served_reward import SERVED_REWARD
-from rlhfsim.frameworks.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
-from rlhfsim.frameworks.export import exporter
-from rlhfsim.frameworks.table import bare
+from rlhfsim.interchange.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
+from rlhfsim.interchange.configuration.configuration import Configuration
+from rlhfsim.interchange.configuration.described import Lengths, RunDescription, RunSpecs, setup
+from rlhfsim.interchange.configuration.keys import key_table
+from rlhfsim.interchange.configuration.served_reward import SERVED_REWARD
+from rlhfsim.interchange.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
+from rlhfsim.interchange.export import exporter
+from rlhfsim.interchange.table import bare
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.findings import Finding
-from rlhfsim.frameworks.configuration.keys import Unread, as_written, key_table, unread
-from rlhfsim.frameworks.export import Value, Written, exporter, exporters
-from rlhfsim.frameworks.refusal import lacks_of
-from rlhfsim.frameworks.runs import runs_of
-from rlhfsim.frameworks.table import bare
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.keys import Unread, as_written, key_table, unread
+from rlhfsim.interchange.export import Value, Written, exporter, exporters
+from rlhfsim.interchange.refusal import lacks_of
+from rlhfsim.interchange.table import bare
+from rlhfsim.specs.frameworks.runs import runs_of
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, judged
 from rlhfsim.what_if.doctor.certainty import computed
 from rlhfsim.what_if.doctor.edits import edited, edits

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlhfsim.frameworks.configuration.described import RunSpecs
+from rlhfsim.interchange.configuration.described import RunSpecs
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.placement import Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.roles import TRAINED

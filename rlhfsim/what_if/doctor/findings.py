@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.finding import Finding
 from rlhfsim.memory.findings import host_findings, logits_findings, sleep_findings
 from rlhfsim.what_if.doctor.case import Case, Judged
 

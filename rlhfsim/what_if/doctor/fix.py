@@ -7,9 +7,9 @@ from difflib import unified_diff
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.edited import edited_script, edited_yaml
-from rlhfsim.frameworks.configuration.forms import of_changed
-from rlhfsim.frameworks.configuration.recognise import settings_of
+from rlhfsim.interchange.configuration.edited import edited_script, edited_yaml
+from rlhfsim.interchange.configuration.forms import of_changed
+from rlhfsim.interchange.configuration.recognise import settings_of
 from rlhfsim.specs.loading import read_text
 from rlhfsim.what_if.doctor.case import Judged, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlhfsim.calibration.watching.standing import Baseline
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.logs.framework import Framework
-from rlhfsim.frameworks.logs.imported import Imported, mapped_to
-from rlhfsim.frameworks.logs.records import Log
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.logs.framework import Framework
+from rlhfsim.interchange.logs.imported import Imported, mapped_to
+from rlhfsim.interchange.logs.records import Log
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.doctor.case import Case, judged
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.rlhfsim.run_folder import mapping
+from rlhfsim.interchange.configuration.configuration import configuration_named, configuration_names
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.run_folder import mapping
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.what_if.doctor.case import Case
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose

@@ -1,0 +1,497 @@
+"""NeMo-RL's keys: one row each, written from a plan and read (NVIDIA-NeMo/RL at 7ea279a).
+
+Keys and defaults: examples/configs/grpo_math_1B.yaml, on which the recipes build; of given data
+dpo.yaml, sft.yaml and rm.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
+from rlhfsim.interchange.configuration.described import RoleDescription
+from rlhfsim.interchange.configuration.engines import dynamic_sampling, speculation
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.dispatching import in_vllm
+from rlhfsim.interchange.export import Value, longest_prompt, longest_response
+from rlhfsim.interchange.fields import Fields
+from rlhfsim.interchange.given_data import fields_of, samples_of
+from rlhfsim.interchange.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
+from rlhfsim.interchange.nemo_rl.engines import (
+    ENGINES,
+    MODELS,
+    adapters,
+    engine,
+    layout_of,
+    packed,
+    packs,
+    software,
+    splits,
+)
+from rlhfsim.interchange.nemo_rl.unsaid import TOP_K, alike
+from rlhfsim.interchange.predictions import predicted
+from rlhfsim.interchange.table import (
+    ABOVE_ZERO,
+    Codec,
+    FixedKey,
+    Key,
+    Row,
+    Table,
+    clip_range,
+    drafts,
+    flag,
+    given_that,
+    kept,
+    lag,
+    like,
+    marked,
+    number,
+    of_call,
+    of_held,
+    whole,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Residency
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
+"""grpo.adv_estimator.name -> algorithm here."""
+LOSS = "loss_fn"
+ENGINE, VLLM, KWARGS = f"{GEN}.backend", f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
+PENALTY = f"{LOSS}.reference_policy_kl_penalty"
+TEACHER, TOP = "teacher.model_name", "distillation.topk_logits_k"
+ASYNC_ENGINE, CORRECTION = f"{VLLM}.async_engine", f"{LOSS}.use_importance_sampling_correction"
+BY_RESPONSE = f"{LOSS}.sequence_level_importance_ratios"
+TRANSPORT = f"{GEN}.refit_transport"
+FORCED = f"{LOSS}.force_on_policy_ratio"
+ENDS = tuple(f"{VLLM}.num_{end}_layers_in_bf16" for end in ("first", "last"))
+TRAINS_DRAFT = "policy.draft.enabled"
+DRAFTS, ESTIMATOR = f"{KWARGS}.speculative_config", "grpo.adv_estimator.name"
+FILTERS, MULTIPLIER = "grpo.use_dynamic_sampling", "grpo.batch_multiplier"
+MOST_BATCHES = "grpo.dynamic_sampling_max_gen_batches"
+GIVEN: dict[str, Algorithm] = {"dpo": "dpo", "sft": "sft", "rm": "reward_model"}
+"""Loop of given data -> what it trains by."""
+LOOPS = ("distillation", "ppo", *GIVEN)
+STARTED = re.compile(r"\brun_(?:vlm_)?(distillation|ppo|dpo|sft|rm)\w*\.py")
+"""A script that runs one of them."""
+USUAL = {"dpo": (128, 1024), "sft": (32, 1024), "rm": (128, 8192)}
+"""Loop -> samples of an optimizer step and tokens of a sequence where nothing is said."""
+"""Algorithms with a script of their own."""
+MARKS = (
+    "grpo.num_",
+    "dpo.",
+    "distillation.num_",
+    TOP,
+    "teacher.megatron_cfg.",
+    "teacher.dtensor_cfg.",
+    "policy.megatron_cfg.",
+    "policy.dtensor_cfg.",
+    f"{GEN}.",
+    "policy.train_global_batch_size",
+    PENALTY,
+)
+"""Beginnings of keys that no other framework has."""
+
+
+def loop_of(plan: Plan) -> str:
+    """What begins its keys and names its script."""
+    algorithm = plan.workload.algorithm
+    given = next((loop for loop, trained in GIVEN.items() if trained == algorithm), None)
+    return given or (algorithm if algorithm in LOOPS else "grpo")
+
+
+def _loop(s: FrameworkSettings) -> str:
+    started = STARTED.search(str(s.find(ENTRY_POINT)))
+    return next((loop for loop in LOOPS if s.has(loop)), started[1] if started else "grpo")
+
+
+# --- what no row can say -------------------------------------------------------------------------------
+
+
+def _algorithm(s: FrameworkSettings, read: Fields) -> Algorithm:
+    """The algorithm of the loop, of its estimator, and of what that subtracts and divides by."""
+    if read["loop"] != "grpo":
+        return GIVEN.get(read["loop"], cast(Algorithm, read["loop"]))
+    found = ESTIMATORS.get(s.text(ESTIMATOR, default="grpo"), "grpo")
+    if found == "grpo" and s.flag(BY_RESPONSE):
+        return "gspo"
+    if found != "grpo" or s.flag("grpo.normalize_rewards", default=True):
+        return found
+    return "rloo" if s.flag("grpo.use_leave_one_out_baseline", default=True) else "dr-grpo"
+
+
+def _on_policy(s: FrameworkSettings, read: Fields) -> bool:
+    """Whether the ratio is that of the training pass with itself, and no forward for old log-probs runs.
+
+    nemo_rl/algorithms/grpo.py at 002cdc2: `seq_logprob_error_threshold` needs them all the same, and more
+    than one update a step is refused.
+    """
+    forced, needed = s.flag(FORCED), s.find("grpo.seq_logprob_error_threshold")
+    one_update = read["workload.prompts"] * read["workload.samples"] == read["update"]
+    return forced and needed is None and one_update and (read["workload.epochs"] or 1) == 1
+
+
+def _critic(s: FrameworkSettings) -> str | None:
+    named = s.find("value.model_name")
+    return None if named == s.find("policy.model_name") else named
+
+
+def _dynamic_sampling(s: FrameworkSettings, read: Fields) -> DynamicSampling | None:
+    prompts = read["workload.prompts"]
+    if not s.flag(FILTERS):
+        return None
+    each = round(prompts * s.share(MULTIPLIER, default=1.0))
+    most = s.whole(MOST_BATCHES, default=10)
+    return dynamic_sampling(s, prompts, each, most)
+
+
+def _data(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
+    """Given data: batches and micro-batches count samples or pairs, each step is one update."""
+    model, limit = s.model("policy.model_name"), read["limit.total"]
+    return {
+        **fields_of(GIVEN[read["loop"]], model=model, samples=read["update"], limit=limit),
+        "workload.packing": packed(s) or s.flag("policy.dynamic_batching.enabled"),
+        "reference.residency": "swapped",
+    }
+
+
+def _teacher(s: FrameworkSettings, read: Fields, own: int) -> dict[str, Any]:
+    """Distillation: a teacher of its own layout comes from the host for its call, while the states of the
+    student's optimizer are there (`offload_before_refit` in algorithms/distillation.py)."""
+    layout = layout_of(s, read, "reference")
+    return {
+        "workload.teacher": s.model(TEACHER),
+        "kl": True,
+        "workload.old_logprobs": "recompute",
+        "workload.dynamic_sampling": None,
+        "roles": {"reference": RoleDescription(layout=layout, residency="offloaded")},
+        "actor.offload_between": bool(own) and layout_of(s, read, "actor").offload_params == "none",
+    }
+
+
+def _residency(layout: Layout, own: int) -> Residency:
+    """A policy beside its rollout leaves the GPUs after every refit (`offload_after_refit`)."""
+    return "resident" if own or layout.offload_params != "none" else "offloaded"
+
+
+def _check_engine(s: FrameworkSettings) -> None:
+    """Refuse another engine than vLLM (algorithms/grpo.py, 7ea279abf): its keys and memory are its own.
+
+    Raises:
+        RlhfsimError: Megatron, TensorRT-LLM, SGLang or Dynamo generate.
+    """
+    if (engine := s.find(ENGINE)) not in (None, "vllm"):
+        raise RlhfsimError(
+            "engine-not-read",
+            f"{ENGINE} is {engine!r}, whose keys are not read",
+            place=Place(file=s.name),
+            help=f"--set {ENGINE}=vllm says what the same run is with vLLM",
+        )
+
+
+def _generations(s: FrameworkSettings, read: Fields, layout: Layout) -> dict[str, Any]:
+    prompts, longest, ppo = read["workload.prompts"], read["limit.total"], read["loop"] == "ppo"
+    response, own = min(longest, read["limit.response"]), rollout_gpus(s, read)
+    fp8 = read["rollout.precision"] == "fp8"
+    attention = str(s.find(f"{VLLM}.quantization_ignored_layer_kws") or "")
+    path = "p2p" if s.find(TRANSPORT) == "nixl" else "broadcast"
+    value = layout_of(s, read, "critic") if ppo else None
+    taught = _teacher(s, read, own) if read["loop"] == "distillation" else {}
+    residency = _residency(layout, own)
+    _check_engine(s)
+    return {
+        "workload.critic": _critic(s) if ppo else None,
+        "workload.mini_batches": max(1, round(prompts * read["workload.samples"] / read["update"])),
+        "workload.packing": packed(s) or s.flag("policy.dynamic_batching.enabled"),
+        "workload.old_logprobs": "reused" if _on_policy(s, read) else "recompute",
+        "workload.dynamic_sampling": _dynamic_sampling(s, read),
+        "limit.prompt": max(1, longest - response) if response < longest else None,
+        "limit.response": response,
+        "limit.total": longest,
+        "roles": {"critic": RoleDescription(layout=value, residency=_residency(value, own))} if value else {},
+        "actor.residency": residency,
+        "reference.residency": "offloaded" if residency == "offloaded" else "swapped",
+        "rollout.gpus": own or read["actor.gpus"],
+        "rollout.attention_dp": max(1, read["rollout.ep"] // read["rollout.tp"]),
+        "rollout.bf16_layers": sum(s.whole(end, default=0) for end in ENDS) if fp8 else 0,
+        "rollout.bf16_attention": fp8 and "o_proj" in attention,
+        "rollout.speculation": speculation(s, DRAFTS, trained=s.flag(TRAINS_DRAFT)),
+        "rollout.sleep": 0 if own else 1,
+        "weight_path": path if own else "ipc",
+        **taught,
+    }
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    layout = layout_of(s, read, "actor")
+    return {
+        "workload.algorithm": _algorithm(s, read),
+        "workload.model": s.model("policy.model_name"),
+        "layout": layout,
+        "actor.each": read["cluster.each"],
+        "software": software(s, read),
+        **(_generations if read["rollout"] else _data)(s, read, layout),
+    }
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
+    return s.share(*keys, default=0.01) != 0
+
+
+def _says_kl(value: float | None) -> Codec:
+    return Codec(lambda kl: value if kl else 0.0, _kl)
+
+
+def _has_reference(plan: Plan) -> bool:
+    return plan.placement.role("reference") is not None
+
+
+def _multiplier(plan: Plan) -> float | None:
+    sampling, prompts = plan.workload.dynamic_sampling, plan.workload.prompts
+    return sampling.prompts_of(prompts) / prompts if sampling else None
+
+
+def _generated(loop: str, prompts: int = 32, samples: int = 16) -> tuple[Row, ...]:
+    return given_that(
+        f"loop={loop}",
+        Key("workload.prompts", f"{loop}.num_prompts_per_step", prompts),
+        Key("workload.samples", f"{loop}.num_generations_per_prompt", samples),
+    )
+
+
+def _asynchronous(loop: str) -> tuple[Row, ...]:
+    group = f"{loop}.async_{loop}"
+    return given_that(
+        f"loop={loop}",
+        Key(
+            "schedule.asynchronous",
+            f"{group}.enabled",
+            codec=flag(),
+            why="the rollout never waits for an update",
+        ),
+        *(
+            Key(field, f"{group}.{name}", usual, codec, when="schedule.asynchronous")
+            for field, name, usual, codec in (
+                ("schedule.staleness", "max_trajectory_age_steps", 1, lag()),
+                ("schedule.partial_rollout", "in_flight_weight_updates", None, flag(both=True)),
+            )
+        ),
+    )
+
+
+def _where_it_runs(plan: Plan) -> str:
+    return f"{'rollout included. ' if plan.workload.generates else ''}{predicted(plan)}"
+
+
+_WHERE: tuple[Row, ...] = (
+    Key("cluster.nodes", "cluster.num_nodes", 1, why=_where_it_runs),
+    Key("cluster.each", "cluster.gpus_per_node", 1),
+    Key("shared", f"{GEN}.colocated.enabled", True, flag(both=True), when="rollout"),
+    resources,
+    FixedKey(f"++{TRANSPORT}", "nixl", "weight_path=p2p", of_call("actor.sync")),
+    *_asynchronous("grpo"),
+    *_asynchronous("ppo"),
+    FixedKey(CORRECTION, True, "schedule.asynchronous"),
+    FixedKey(ASYNC_ENGINE, True, "schedule.asynchronous"),
+)
+_BATCH: tuple[Row, ...] = (
+    *_generated("grpo"),
+    *_generated("ppo"),
+    *_generated("distillation", 128, 1),
+    FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
+    FixedKey(MULTIPLIER, _multiplier),
+    Key("workload.dynamic_sampling.max_gen_batches", MOST_BATCHES, read=False),
+    Key(
+        "update",
+        "policy.train_global_batch_size",
+        lambda read: USUAL.get(read["loop"], (512, 512))[0],
+        whole(floor=1),
+        why=lambda plan: f"{'pairs' if plan.workload.paired else 'samples'} of one optimizer step",
+    ),
+    Key(
+        "limit.total",
+        "policy.max_total_sequence_length",
+        lambda read: USUAL.get(read["loop"], (512, 512))[1],
+        why="prompt and response",
+    ),
+    Key("limit.response", f"{GEN}.max_new_tokens", like("limit.total"), when="rollout"),
+)
+_GSPO = "workload.algorithm=gspo"
+_SKIPPED = "skip_reference_policy_logprobs_calculation"
+_ALGORITHM: tuple[Row, ...] = (
+    *given_that(
+        "loop=grpo",
+        FixedKey(ESTIMATOR, "reinforce_plus_plus", "workload.algorithm=reinforce++"),
+        FixedKey(BY_RESPONSE, True, _GSPO),
+        FixedKey(f"{LOSS}.token_level_loss", False, _GSPO),
+        FixedKey(f"{LOSS}.ratio_clip_min", clip_range(0), _GSPO),
+        FixedKey(f"{LOSS}.ratio_clip_max", clip_range(1), _GSPO),
+        FixedKey("grpo.use_leave_one_out_baseline", lambda plan: plan.workload.algorithm == "rloo"),
+        FixedKey("grpo.normalize_rewards", lambda plan: plan.workload.algorithm not in ("dr-grpo", "rloo")),
+        Key("kl", PENALTY, codec=_says_kl(None)),
+        FixedKey(f"grpo.{_SKIPPED}", True, "!kl"),
+    ),
+    *given_that(
+        "loop=ppo",
+        Key("workload.epochs", "ppo.ppo_epochs", 4, why="passes over a batch"),
+        Key(
+            "kl", PENALTY, codec=_says_kl(0.001), why=lambda plan: ABOVE_ZERO if _has_reference(plan) else ""
+        ),
+        FixedKey(f"ppo.{_SKIPPED}", lambda plan: not _has_reference(plan)),
+        FixedKey(
+            "ppo.reward_scaling.enabled",
+            False,
+            "schedule.asynchronous",
+            "refused where the rollout never waits",
+        ),
+        FixedKey("ppo.reward_shaping.enabled", False, "schedule.asynchronous"),
+        FixedKey("ppo.reward_shaping.max_response_length", longest_response, "!schedule.asynchronous"),
+    ),
+    *given_that(
+        "loop=distillation", Key("workload.teacher_top", TOP, 64, why="largest logits that the teacher sends")
+    ),
+    FixedKey(FORCED, True, "reuses", "one forward pass less"),
+)
+
+
+_TRAINING: tuple[Row, ...] = (
+    FixedKey("policy.model_name", "${MODEL}"),
+    *engine("actor"),
+    *adapters("megatron", f"++policy.{ENGINES['megatron']}.peft"),
+    *adapters("fsdp2", f"policy.{ENGINES['fsdp2']}.lora_cfg"),
+    Key(
+        "workload.train_precision",
+        f"policy.{ENGINES['megatron']}.fp8_cfg.enabled",
+        codec=flag("fp8", "bf16"),
+        when="backend=megatron",
+    ),
+    Key("workload.router_replay", "policy.router_replay.enabled", codec=flag(), when="backend=megatron"),
+)
+
+
+def _first_and_last(last: int) -> Callable[[Plan], Value]:
+    """Layers in BF16 at one end of the model."""
+
+    def layers(plan: Plan) -> int | None:
+        rollout = plan.placement.rollout
+        kept = rollout.layout.bf16_layers if rollout else 0
+        return (kept + last) // 2 if kept else None
+
+    return layers
+
+
+# vllm_worker_async.py builds its engine without a usage context, so that vLLM 0.10.0 to 0.17.1 (tags v0.4.0
+# to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step; vllm.LLM has 1,024
+# and 16,384 on GPUs with 70 GiB or more (vllm/engine/arg_utils.py, 0.10.0).
+_ROLLOUT: tuple[Row, ...] = (
+    *given_that(
+        "rollout",
+        Key("rollout.tp", f"{VLLM}.tensor_parallel_size", 1, why=of_call("actor.generate")),
+        Key("rollout.pp", f"{VLLM}.pipeline_parallel_size", 1),
+        Key("rollout.ep", f"{VLLM}.expert_parallel_size", 1),
+        in_vllm(f"++{KWARGS}.all2all_backend"),
+        Key(
+            "rollout.memory_utilization",
+            f"{VLLM}.gpu_memory_utilization",
+            0.6,
+            number(),
+            why=of_held("actor.generate", "rollout"),
+        ),
+        Key("rollout.cuda_graphs", f"{VLLM}.enforce_eager", codec=flag(False, True, both=True)),
+        Key("rollout.precision", f"{VLLM}.precision", codec=marked("fp8", "fp8")),
+        Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=marked("fp8", "fp8")),
+        *(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
+    ),
+    drafts(f"++{DRAFTS}"),
+    FixedKey(TRAINS_DRAFT, True, "rollout.speculation.trained", "so that its acceptance does not fall"),
+    *given_that(
+        "rollout",
+        Key(
+            "rollout.max_num_seqs",
+            f"++{KWARGS}.max_num_seqs",
+            lambda read: 128 if read["async_engine"] else 1024,
+        ),
+        Key(
+            "rollout.max_batched_tokens",
+            f"++{KWARGS}.max_num_batched_tokens",
+            lambda read: 2048 if read["async_engine"] else 16384,
+        ),
+    ),
+)
+
+
+def _divisor(plan: Plan) -> int:
+    """Divisor of the padded length of samples, which TP and CP of student and teacher cut."""
+    return math.lcm(*(2 * layout.tp * layout.cp for layout in _both(plan)))
+
+
+def _both(plan: Plan) -> list[Layout]:
+    both = plan.placement.actor, plan.placement.role("reference")
+    return [role.layout for role in both if role is not None]
+
+
+_TEACHER: tuple[Row, ...] = given_that(
+    "loop=distillation",
+    FixedKey(TEACHER, "${TEACHER}"),
+    *engine("reference"),
+    FixedKey("teacher.max_total_sequence_length", lambda plan: longest_prompt(plan) + longest_response(plan)),
+    FixedKey(
+        "policy.make_sequence_length_divisible_by",
+        _divisor,
+        why="the student's padded samples are cut over the teacher's ranks too",
+    ),
+)
+TABLE = Table(
+    {
+        "where it runs": _WHERE,
+        "batch and lengths": _BATCH,
+        "algorithm": _ALGORITHM,
+        "training": _TRAINING,
+        "value model": engine("critic"),
+        "teacher": _TEACHER,
+        "rollout": _ROLLOUT,
+    },
+    _rest,
+    {
+        "loop": loop_of,
+        "cluster.nodes": lambda plan: cluster_of(plan)[0],
+        "cluster.each": lambda plan: cluster_of(plan)[1],
+        "update": lambda plan: (
+            plan.workload.num_sequences // plan.workload.mini_batches
+            if plan.workload.generates
+            else samples_of(plan)
+        ),
+        "reuses": lambda plan: (
+            plan.workload.old_logprobs != "recompute"
+            and plan.workload.one_update
+            and not plan.workload.distils
+        ),
+        "workload.teacher_top": lambda plan: plan.workload.teacher_top or TOP_K,
+        **{f"{role}.sequence_parallel": splits(role) for role in ("actor", "reference")},
+        "adapters": lambda plan: plan.workload.lora is not None,
+        "scored.micro_batch": lambda plan: plan.placement.actor.layout.sequences(scoring=not alike(plan)),
+        **{
+            f"{role}.{name}": packs(role, scoring=name != "packs")
+            for role in MODELS
+            for name in ("packs", "score_packs")
+        },
+    },
+    {
+        "loop": lambda s, read: _loop(s),
+        "workload.algorithm": _algorithm,
+        "rollout": lambda s, read: read["loop"] not in GIVEN,
+        "shared": lambda s, read: True,
+        "critic": lambda s, read: read["loop"] == "ppo",
+        "actor.gpus": lambda s, read: read["cluster.nodes"] * read["cluster.each"] - rollout_gpus(s, read),
+        "async_engine": lambda s, read: s.flag(ASYNC_ENGINE),
+    },
+)

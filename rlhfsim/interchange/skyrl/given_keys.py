@@ -1,0 +1,133 @@
+"""SkyRL's trainer of given data, skyrl.train.main_sft (0.4.0): one row a key, read and never written.
+
+Keys and defaults: skyrl/train/config/sft_config.py, SFTConfig; what becomes of them there:
+`build_skyrl_config_for_sft`. Layers are always computed again, and nothing leaves the GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import gcd
+from typing import Any
+
+from rlhfsim.finding import Finding
+from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
+from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.settings import FrameworkSettings
+from rlhfsim.interchange.fields import Fields
+from rlhfsim.interchange.given_data import fields_of
+from rlhfsim.interchange.skyrl.keys import below, engine, layout_of, recompute
+from rlhfsim.interchange.table import Key, Table, choice, flag, limit, whole
+from rlhfsim.specs.workload.workload import Algorithm
+
+ALGORITHM: Algorithm = "sft"
+STARTED = re.compile(r"\bmain_sft")
+BATCH, MICRO_BATCH, LONGEST = "batch_size", "micro_train_batch_size_per_gpu", "max_length"
+BINS, CAPACITY = "use_sequence_packing", "max_tokens_per_microbatch"
+UNPADS, RENAMED = "remove_microbatch_padding", "use_sample_packing"
+DUMMY = "dummy_run_full_ctx"
+DEGREES = 2
+"""Tensor and pipeline parallelism of Megatron-Core where nothing is said."""
+
+
+def trains_given(s: FrameworkSettings) -> bool:
+    """Whether a configuration is one of this trainer."""
+    return STARTED.search(str(s.find(ENTRY_POINT))) is not None
+
+
+def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
+    longest, megatron = read["limit.total"], read["backend"] == "megatron"
+    capacity = (s.count(CAPACITY) or longest) if megatron and s.flag(BINS) else None
+    s.overruled(*([] if capacity is None else [MICRO_BATCH]), "optimizer_config.offload_after_step")
+    given: dict[str, Any] = {"micro_batch": read["actor.micro_batch"]}
+    if capacity is not None:
+        given = {"pack_tokens": max(1, capacity // read["actor.cp"])}
+    given["recompute"] = recompute(s, read, "")
+    return {
+        **fields_of(
+            ALGORITHM,
+            model=s.model("model.path", default="Qwen/Qwen3-0.6B"),
+            samples=read["samples_of_update"],
+            limit=longest,
+        ),
+        "layout": layout_of(s, read, "actor", read["actor.gpus"], prefix="", **given),
+        "workload.packing": s.flag(UNPADS, RENAMED, default=True) or capacity is not None,
+        "full": s.flag(DUMMY),
+        "workload.train_precision": "fp8" if megatron and s.find("megatron_config.fp8") else "bf16",
+    }
+
+
+def _parallel(name: str) -> str:
+    return below("", f"megatron_config.{name}_model_parallel_size")
+
+
+TABLE = Table(
+    {
+        "where it runs": (
+            Key(
+                "backend", "strategy", "megatron", choice({"megatron": "megatron", "fsdp2": "fsdp"}, "fsdp2")
+            ),
+            Key("actor.nodes", "placement.num_nodes", 1, whole(1)),
+            Key("actor.each", "placement.num_gpus_per_node", 4, whole(1)),
+        ),
+        "batch and lengths": (
+            Key("samples_of_update", BATCH, 4, whole(1)),
+            Key("limit.total", LONGEST, 0, limit()),
+            Key("actor.micro_batch", MICRO_BATCH, 2, whole(1)),
+        ),
+        "training": (
+            Key("workload.lora.rank", "model.lora.rank", 0),
+            Key("actor.tp", _parallel("tensor"), DEGREES, whole(1), when="backend=megatron"),
+            Key("actor.pp", _parallel("pipeline"), DEGREES, whole(1), when="backend=megatron"),
+            *engine("actor", ""),
+            Key(
+                "workload.gradients",
+                "megatron_config.ddp_config.grad_reduce_in_fp32",
+                "backend",
+                flag("backend", "bf16"),
+                when="backend=megatron",
+            ),
+        ),
+    },
+    _rest,
+    follows={"shared": lambda s, read: True},
+)
+
+
+def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Batches that SkyRL refuses (`_validate_batch_parallelism` of skyrl/train/sft_trainer.py), and packs."""
+    if run.layout.pack_tokens is not None:
+        yield from _bins(run)
+        return
+    ranks, micro = run.gpus // (run.layout.tp * run.layout.pp), run.layout.micro_batch
+    if run.prompts % (ranks * micro):
+        each = run.prompts // ranks
+        yield Finding(
+            what=f"a batch of {run.prompts:,} samples is no multiple of micro-batches of {micro} on {ranks} "
+            "ranks: SkyRL refuses it",
+            keys=(BATCH, MICRO_BATCH),
+            remedy=f"{MICRO_BATCH}={gcd(each, micro)}"
+            if each and run.prompts % ranks == 0
+            else f"{BATCH}={-(-run.prompts // (ranks * micro)) * ranks * micro}",
+            stops=True,
+        )
+
+
+def _bins(run: RunDescription) -> Iterator[Finding]:
+    capacity, longest = (run.layout.pack_tokens or 0) * run.layout.cp, run.max_response or 0
+    if capacity < longest:
+        yield Finding(
+            what=f"bins of {capacity:,} tokens below the longest sample, {longest:,}: SkyRL refuses them",
+            keys=(CAPACITY, LONGEST),
+            remedy=f"{CAPACITY}={longest}",
+            stops=True,
+        )
+    if run.prompts < run.layout.dp:
+        yield Finding(
+            what=f"{run.prompts:,} samples for {run.layout.dp} data-parallel ranks: SkyRL refuses a rank "
+            "without a bin",
+            keys=(BATCH,),
+            remedy=f"{BATCH}={run.layout.dp}",
+            stops=True,
+        )

@@ -1,0 +1,231 @@
+"""A plan as slime's command line: its launch script, and what slime cannot be told (624b824)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.interchange.export import (
+    Exporter,
+    Unsaid,
+    Written,
+    argument,
+    longest_prompt,
+    longest_response,
+    scored_alike,
+    script,
+    the_rollout,
+)
+from rlhfsim.interchange.fields import leaves
+from rlhfsim.interchange.instead import Instead, instead, long_samples, scored_as_trained, served_reward
+from rlhfsim.interchange.nearest import like_actor, with_workload
+from rlhfsim.interchange.predictions import call, title_of
+from rlhfsim.interchange.slime.keys import TABLE
+from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Residency, RolloutPlacement
+from rlhfsim.units import format
+
+SHAPES = {
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-v3": "deepseek-v3",
+    "glm-4-9b": "glm4-9B",
+    "kimi-k2": "kimi-k2",
+    "llama-3.1-8b": "llama3.1-8B-Instruct",
+    "llama-3.2-3b": "llama3.2-3B-Instruct",
+    "mimo-7b": "mimo-7B-rl",
+    "moonlight-16b-a3b": "moonlight",
+    **{f"qwen2.5-{size.lower()}": f"qwen2.5-{size}" for size in ("0.5B", "1.5B", "3B", "7B", "32B")},
+    **{f"qwen3-{size.lower()}": f"qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+    "qwen3-30b-a3b": "qwen3-30B-A3B",
+    "qwen3-235b-a22b": "qwen3-235B-A22B",
+}
+"""Model -> the file of slime's scripts/models with its shape, which slime compares with its config.json."""
+NEEDS = {
+    **TRAINING_NEEDS,
+    "SLIME": "folder of the slime repository",
+    "MEGATRON": "folder of the Megatron-LM repository",
+    "MODEL": "folder of the policy as on Hugging Face",
+    "FP8_MODEL": "folder of the policy as on Hugging Face, its weights in FP8",
+    "MODEL_ARGS_FILE": "bash file that sets MODEL_ARGS, the shape in Megatron flags, as scripts/models",
+    "PROMPTS": "JSON lines file of training prompts",
+    "REWARD_TYPE": "rule of slime/rollout/rm_hub, such as math or dapo",
+    "REWARD_URL": "address of a served reward model",
+    "GENERATE": "path of a Python function that plays the turns of an environment",
+    "SYNC_DIR": "folder that training and rollout share, for weights",
+    "LOCAL_CHECKPOINT_DIR": "folder of each rollout node, for the weights that changes are written into",
+    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
+}
+BESIDES = ("profile_peak", "cuda_graphs")
+"""Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
+
+
+ROWS = (
+    Instead(
+        "rollout.sleep",
+        2,
+        "sleep 1",
+        "a sleeping engine drops weights and KV cache",
+        "shared rollout.sleep=1",
+    ),
+    Instead(
+        "actor.offload_between",
+        True,
+        "a policy and a critic that stay",
+        "with a critic slime offloads both",
+        "critic actor.residency=resident",
+        also=("actor.residency", "critic.residency", "critic.offload_between"),
+        priced=False,
+    ),
+    Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
+    scored_as_trained("critic", "reference"),
+    served_reward("it is served elsewhere, at REWARD_URL"),
+    Instead(
+        "actor.residency",
+        "offloaded",
+        "an optimizer that leaves while the weights stay",
+        "both leave between the calls",
+        "actor.residency=resident actor.offload_between",
+        also=("critic.residency",),
+        priced=False,
+    ),
+    Instead("workload.packing", True, "padded micro-batches", "samples are packed"),
+    Instead("workload.dynamic_sampling.max_gen_batches", None, "at most {} generation batches", "no limit"),
+    Instead("schedule.queue", None, "a queue of {:g} batches", "slime's own limit"),
+)
+
+
+def write(plan: Plan) -> Written:
+    """The plan in slime's flags.
+
+    Raises:
+        RlhfsimError: a batch that it cannot cut.
+    """
+    rollout = the_rollout(plan, "slime")
+    _check(plan)
+    return written_for(plan, "slime", TABLE.write(plan), _unsaid(plan, rollout))
+
+
+def _check(plan: Plan) -> None:
+    work, layout = plan.workload, plan.placement.actor.layout
+    each = work.num_sequences // work.mini_batches
+    if each % (layout.dp * layout.micro_batch):
+        raise RlhfsimError(
+            "batch-not-cut-by-ranks",
+            f"an optimizer step of {each} samples does not split into micro-batches of {layout.micro_batch} "
+            f"for {layout.dp} ranks",
+            help="design with --mini-batches, --prompts and --samples whose share is a multiple of the ranks",
+        )
+
+
+def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+    """Everything in a plan that slime cannot be told, with what it does instead."""
+    yield from _engine(plan, rollout)
+    yield from instead(plan, *ROWS)
+    yield from _roles(plan)
+    yield from _batches(plan)
+    schedule = plan.placement.schedule
+    if schedule.continuous:
+        yield Unsaid(
+            what=f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
+            instead="--sglang-server-concurrency groups an engine are under way, however old",
+            of=("schedule",),
+        )
+
+
+def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+    yield Unsaid(what="vLLM, whose speed is priced", instead="the rollout runs on SGLang")
+    ledger = plan.prediction.ledger
+    share = rollout.layout.memory_utilization
+    besides = sum(
+        entry.bytes
+        for entry in ledger
+        if (entry.phase, entry.role) == ("actor.generate", "rollout") and entry.component in BESIDES
+    )
+    yield Unsaid(
+        what=f"memory_utilization {share:g} with all that an engine holds",
+        instead=f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
+        "graphs come on top: lower --sglang-mem-fraction-static where they do not fit",
+    )
+
+
+def _roles(plan: Plan) -> Iterator[Unsaid]:
+    placement, actor = plan.placement, plan.placement.actor
+    reference, critic = placement.role("reference"), placement.role("critic")
+    swapped: Residency = "offloaded" if critic is not None or leaves(actor) else "swapped"
+    alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
+    if reference is not None and not alike:
+        yield Unsaid(
+            what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
+            instead="its weights lie in host memory and are swapped into the policy's modules",
+            nearest=like_actor(plan, "reference", residency=swapped),
+            of=("reference.residency", *(f"reference.layout.{field.name}" for field in fields(Layout))),
+        )
+    if critic is not None and critic.layout != actor.layout:
+        yield Unsaid(
+            what=f"the critic's own layout {critic.layout.label}",
+            instead="the policy's",
+            nearest=like_actor(plan, "critic"),
+            of=tuple(f"critic.layout.{field.name}" for field in fields(Layout)),
+        )
+
+
+def _batches(plan: Plan) -> Iterator[Unsaid]:
+    work, layout = plan.workload, plan.placement.actor.layout
+    pack = layout.pack_tokens and layout.pack_tokens * layout.cp
+    yield from long_samples(longest_prompt(plan) + longest_response(plan), pack)
+    if reuses_logprobs(work) and work.old_logprobs == "recompute":
+        saved = call(plan, "actor.logprob")
+        yield Unsaid(
+            what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
+            instead="a rollout that is one optimizer step takes them from the training pass",
+            nearest=with_workload(plan, old_logprobs="reused"),
+            of=("workload.old_logprobs",),
+        )
+    if work.old_logprobs == "reused" and not reuses_logprobs(work):
+        yield Unsaid(
+            what="old log-probs of the training pass",
+            instead=f"{work.title} computes them in a pass of their own",
+            nearest=with_workload(plan, old_logprobs="recompute"),
+            of=("workload.old_logprobs",),
+        )
+    sampling = work.dynamic_sampling
+    if sampling is not None and sampling.prompts_of(work.prompts) < work.prompts:
+        yield Unsaid(
+            what=f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
+            instead=f"at least the {work.prompts} of the step",
+            nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=work.prompts)),
+        )
+
+
+def files(plan: Plan, written: Written) -> dict[str, str]:
+    """The launch script: a Ray job, on the cluster that runs or on one of this node."""
+    head = title_of(plan, "slime 624b824")
+    program = "train_async.py" if plan.placement.schedule.asynchronous else "train.py"
+    known = SHAPES.get(next(m.name for m in plan.models if m.role == "actor"))
+    shape = f"${{SLIME}}/scripts/models/{known}.sh" if known else "${MODEL_ARGS_FILE}"
+    environment = '{"env_vars": {"PYTHONPATH": "%s", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}}'
+    command = "\n".join(
+        [
+            f'source "{shape}"',
+            "ray status > /dev/null 2>&1 || ray start --head --disable-usage-stats",
+            "exec ray job submit --address=http://127.0.0.1:8265 \\",
+            f'    --runtime-env-json="$(printf \'{environment}\' "${{MEGATRON}}")" \\',
+            f'    -- python3 "${{SLIME}}/{program}" "${{MODEL_ARGS[@]}}"',
+        ]
+    )
+    return {"launch.sh": script(head, NEEDS, written, argument, command)}
+
+
+EXPORT = Exporter(
+    version="624b824",
+    write=write,
+    files=files,
+    left_open=TABLE.left_open,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install='pip install "ray[default]"  # and slime, Megatron-LM and SGLang of its image',
+)

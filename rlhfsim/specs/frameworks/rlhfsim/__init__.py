@@ -1,0 +1,1 @@
+"""rlhfsim's own executor."""
