@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--recorded", default="2026-11-22", help="day on which the schemas were read")
     asked = parser.parse_args()
     for name, keys in collected(asked.schemas).items():
-        target = ROOT / "rlhfsim/frameworks" / name.replace("-", "_") / TABLE
+        target = ROOT / "rlhfsim/interchange" / name.replace("-", "_") / TABLE
         target.write_bytes(gzip.compress(table(name, keys, asked.recorded).encode(), mtime=0))
         print(f"{name}: {', '.join(keys.releases)}; {target.stat().st_size:,} bytes")
 

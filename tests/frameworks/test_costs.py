@@ -12,12 +12,12 @@ import pytest
 import rlhfsim
 from rlhfsim import api
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.interchange import costs
 from rlhfsim.kernels import devices
 from rlhfsim.kernels.devices import device_of, device_on
 from rlhfsim.plan import Plan, read_plan, write_plan
 from rlhfsim.search.cache import process_cache
 from rlhfsim.search.request import Request
+from rlhfsim.specs.frameworks import costs
 from rlhfsim.specs.frameworks.costs import Costs, costs_of, names, pooled, with_software
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, parse_cluster
 from rlhfsim.specs.placement.backends import BACKENDS

@@ -1,8 +1,8 @@
 """What a framework runs of a plan, and how that is known.
 
-A framework is a folder of `rlhfsim.specs.frameworks` whose module `runs` has a `RUNS`; nothing lists them. The
-search offers what the chosen framework runs, `estimate` says what it does not, the executor refuses it, the
-docs print the table.
+A framework is a folder of `rlhfsim.specs.frameworks` whose module `runs` has a `RUNS`; nothing lists them.
+The search offers what the chosen framework runs, `estimate` says what it does not, the executor refuses it,
+the docs print the table.
 """
 
 from __future__ import annotations
