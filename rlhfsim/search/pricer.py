@@ -184,6 +184,7 @@ class Pricer:
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
         clock.spend(sum(self._tables[key].legal for key in wanted & self._tables.keys()))
+        self._runs.clear()  # few are priced again, and they are as many as layouts
         return wanted <= self._tables.keys()
 
     def _priced(self, pools: Sequence[Sequence[PriceKey]]) -> list[OptionTable]:

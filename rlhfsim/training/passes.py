@@ -58,7 +58,7 @@ class Passes(NamedTuple):
         return cls(ahead, back, layer, layer_forward, (one, two), (first, second), (sent[0], sent[1]), launch)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=2048)
 def passes(
     device: Device,
     model: ModelSpec,

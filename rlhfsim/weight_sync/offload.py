@@ -194,7 +194,7 @@ def leaving(device: Device, model: ModelSpec, layout: Layout, backend: Backend) 
     return _moves(device, model, layout, "offloaded", False, backend, "adam", None)[1]
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1024)
 def _moves(
     device: Device,
     model: ModelSpec,

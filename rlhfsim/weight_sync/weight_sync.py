@@ -95,7 +95,7 @@ class Variant:
         )
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1024)
 def sync(
     path: WeightPath,
     model: ModelSpec,
