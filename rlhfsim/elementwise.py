@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+SPARSE = 64
+"""Most places of a table for each row that stands in it."""
 Size: TypeAlias = Any
 """A number (or truth value), or an array with an entry a layout."""
 
@@ -63,14 +65,44 @@ def each(function: Callable[..., Any], *columns: Size) -> Any:
     """
     if not any(isinstance(column, np.ndarray) for column in columns):
         return function(*columns)
-    distinct, rows = numbered(rows_of(*columns))
-    found = [function(*row) for row in distinct]
+    first, rows = _places([column for column in columns if isinstance(column, np.ndarray)])
+    chosen = (column[first] if isinstance(column, np.ndarray) else column for column in columns)
+    found = [function(*row) for row in _rows_of(*chosen)]
     if isinstance(found[0], tuple | list):
         found = list(zip_longest(*found, fillvalue=0.0))
     return np.array(found, dtype=float)[..., rows]
 
 
-def rows_of(*columns: Size) -> Iterator[tuple[Any, ...]]:
+def _places(columns: Iterable[NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where each distinct row of the columns is first, and the place among those of every row."""
+    numbers = list(map(_numbers, columns))
+    code, count = numbers[0], int(numbers[0].max()) + 1
+    for number in numbers[1:]:
+        code, count = code * (size := int(number.max()) + 1) + number, count * size
+        if count > SPARSE * len(code):
+            known, code = np.unique(code, return_inverse=True)
+            count = len(known)
+    first = np.full(count, -1, dtype=np.intp)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    used = np.flatnonzero(first >= 0)
+    place = np.zeros(count, dtype=np.intp)
+    place[used] = np.arange(len(used))
+    return first[used], place[code]
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.int64]:
+    """A number from 0 on for each value of a column, most of them close together."""
+    if column.dtype.kind in "bui":
+        number = column.astype(np.int64)
+        number -= number.min()
+        if number.max() < SPARSE * len(number):
+            return number
+    if column.dtype.kind in "buif":
+        return np.unique(column, return_inverse=True)[1].astype(np.int64)
+    return np.array(numbered(column.tolist())[1], dtype=np.int64)
+
+
+def _rows_of(*columns: Size) -> Iterator[tuple[Any, ...]]:
     """The rows of columns, one of which is an array; a number stands in every row."""
     return zip(*(c.tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns), strict=False)
 

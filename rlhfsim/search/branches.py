@@ -44,14 +44,16 @@ class PoolSizes:
     def _least_of(self, gpus: int) -> Least:
         return self._subproblems.least(self._partition, self._index, gpus)
 
-    def update(self, priced: Collection[PriceKey]) -> Bools:
-        """(n,) skeletons in which the pool has a role that was priced now."""
+    def update(self, priced: Collection[PriceKey]) -> Bools | None:
+        """(n,) skeletons in which the pool has a role that was priced now; None: none has."""
+        places = {place for key in priced for place in self._places.get(key, ()) if not self._priced[place]}
+        if not places:
+            return None
         changed = np.zeros(len(self.gpus), dtype=np.bool_)
-        for place in {place for key in priced for place in self._places.get(key, ())}:
-            if not self._priced[place]:
-                self.least[place], changed[place] = self._least_of(self.gpus[place]), True
-                self._numbers[place] = self.least[place].numbers.values
-                self._priced[place] = self.least[place].priced
+        for place in places:
+            self.least[place], changed[place] = self._least_of(self.gpus[place]), True
+            self._numbers[place] = self.least[place].numbers.values
+            self._priced[place] = self.least[place].priced
         return np.asarray(changed[self.at])
 
     def numbers(self, rows: Ints) -> Numbers:
@@ -75,16 +77,22 @@ class Bounds:
         self.priced = np.zeros(len(sizes), dtype=np.bool_)
         self._stale = np.ones(len(sizes), dtype=np.bool_)
         """Skeletons whose bound may rise with what is priced."""
+        self._lowest: dict[tuple[int, float, bool], Ints] = {}
+        """What `lowest` said since bounds were last raised."""
         self.raise_up_to(inf)
 
     def update(self, priced: Collection[PriceKey]) -> None:
         """Notes which bounds may rise, with roles that are priced now or have closer floors."""
         for pool in self.pools:
-            self._stale |= pool.update(priced)
+            if (changed := pool.update(priced)) is not None:
+                self._stale |= changed
+                self._lowest.clear()
 
     def raise_up_to(self, limit: float) -> None:
         """Raises the bounds that are not above `limit` to what is priced."""
         stale = np.flatnonzero(self._stale & (self.bound <= limit))
+        if not len(stale):
+            return
         for rows in np.split(stale, range(ROWS, len(stale), ROWS)):
             pools = [pool.numbers(rows) for pool in self.pools]
             fits = np.logical_and.reduce([np.isfinite(p.until_free_s) for p in pools])
@@ -92,10 +100,17 @@ class Bounds:
             self.bound[rows] = np.where(fits, bound, inf)
             self.priced[rows] = np.logical_and.reduce([pool.priced(rows) for pool in self.pools])
         self._stale[stale] = False
+        self._lowest.clear()
 
     def lowest(self, count: int, limit: float, *, priced: bool) -> Ints:
         """The `count` skeletons with the least bounds up to `limit`, the least first; `priced` ones alone."""
-        self.raise_up_to(limit)
+        name = count, limit, priced
+        if name not in self._lowest:
+            self.raise_up_to(limit)
+            self._lowest[name] = self._least_rows(count, limit, priced=priced)
+        return self._lowest[name]
+
+    def _least_rows(self, count: int, limit: float, *, priced: bool) -> Ints:
         bound = np.where(self.priced, self.bound, inf) if priced else self.bound
         last = min(count, len(bound)) - 1
         rows = np.flatnonzero((bound <= min(limit, np.partition(bound, last)[last])) & (bound < inf))

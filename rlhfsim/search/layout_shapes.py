@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class ModelCut(NamedTuple):
     copies: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shapes:
     """Fields of the layouts of one `ModelCut`, but DP and the micro-batch; searches share them."""
 
@@ -48,7 +49,7 @@ class Shapes:
     recomputed: bool
     """Whether all of them run the whole forward again."""
 
-    @property
+    @cached_property
     def leanest(self) -> Fields:
         """The one that holds least on a GPU between its passes."""
         return max(self.fields, key=_leanness)

@@ -105,21 +105,21 @@ class Subproblems:
         continuous = partition.pace == "continuous"
         streamed = rules_streamed(partition, self.request)
         name = _pool(partition, index, gpus), continuous, streamed
-        if name in self._least:
-            return self._least[name]
+        known = self._least.get(name)
+        if known is not None and known.priced:
+            return known
         keys = self.keys_of(partition, index, gpus)
-        priced = [self.pricer.has(k) for k in keys]
-        found = least(
-            [self.pricer.table(k) for k, has in zip(keys, priced, strict=True) if has],
-            self.request.workload,
-            gpus=gpus,
-            unpriced=[self._floor(k) for k, has in zip(keys, priced, strict=True) if not has],
-            continuous=continuous,
-            rules_streamed=streamed,
-        )
-        if all(priced):
-            self._least[name] = found
-        return found
+        unpriced = [self._floor(key) for key in keys if not self.pricer.has(key)]
+        if known is None or known.unpriced != unpriced:
+            known = self._least[name] = least(
+                [self.pricer.table(key) for key in keys if self.pricer.has(key)],
+                self.request.workload,
+                gpus=gpus,
+                unpriced=unpriced,
+                continuous=continuous,
+                rules_streamed=streamed,
+            )
+        return known
 
     def _floor(self, key: PriceKey) -> Floor:
         """The floor of a role that is not priced."""

@@ -147,5 +147,27 @@ def test_a_function_is_asked_once_for_equal_rows() -> None:
 
     first, second = each(pair, np.array([3.0, 1.0, 3.0]), "x")
     assert (first.tolist(), second.tolist()) == ([3, 1, 3], [6, 2, 6])
-    assert asked == [(3.0, "x"), (1.0, "x")]
+    assert sorted(asked) == [(1.0, "x"), (3.0, "x")]
     assert each(pair, 5.0, "y") == (5.0, 10.0)
+
+
+@pytest.mark.parametrize("spread", [3, 10**12])
+def test_rows_of_columns_of_any_kind_are_asked_for_once_each(spread: int) -> None:
+    rng = np.random.default_rng(spread)
+    names = np.array(["none", "full", None], dtype=object)[rng.integers(3, size=500)]
+    columns = [
+        rng.integers(-spread, spread, 500),
+        rng.random(500) < 0.5,
+        rng.choice([0.0, 0.5, 2.0], 500),
+        names,
+    ]
+    asked: list[tuple[Any, ...]] = []
+
+    def number(whole: int, flag: bool, share: float, name: str | None, last: int) -> float:
+        asked.append((whole, flag, share, name, last))
+        return whole * 4 + flag + share + len(name or "") + last
+
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert each(number, *columns, 7).tolist() == [w * 4 + f + s + len(n or "") + 7 for w, f, s, n in rows]
+    assert len(asked) == len({*rows})
+    assert {row[:-1] for row in asked} == {*rows}
