@@ -11,9 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
@@ -26,6 +29,7 @@ from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import WHOLE, Scope
 from rlhfsim.search.space import Partition, Skeleton, competing, may_carry
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
@@ -68,6 +72,15 @@ class SearchResult:
     """For searches over a part of the same space."""
 
 
+class _Part(NamedTuple):
+    """A part of a space that was searched, with what is known of it."""
+
+    subproblems: Subproblems
+    branches: Sequence[Branch]
+    start: Candidate | None
+    """The best plan of the part that was met."""
+
+
 class Search:
     """One search over one request; `run` does it all."""
 
@@ -76,38 +89,26 @@ class Search:
         request: Request,
         models: Models,
         pricer: Pricer | None = None,
-        *,
-        below: float = inf,
-        only: Callable[[Partition], bool] | None = None,
-        sizes: tuple[int, ...] | None = None,
-        rivals: bool = True,
-        work: float = inf,
+        scope: Scope = WHOLE,
+        part: _Part | None = None,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
-        `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
-        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not.
-        `work`: options after which it ends, where that is earlier than usual.
+        `part`: of a space that was searched, which proves no more than is cheap.
         """
-        self._most_work = work
-        self.tolerance = 0.0
-        """Share of the best plan by which another may be shorter, once it is proven."""
-        self._frontier: Frontier | None = None
-        self.steps: Steps = {}
+        self.scope, self._part = scope, part
+        self.steps: Steps = {} if scope.steps is None else scope.steps
         """See `judged`."""
-        self._partly = False
-        """Whether it proves no more than is cheap."""
         self._gives_up = False
         """Whether it may end before it met a plan."""
         self._any = False
         """Whether the first plan that it meets is enough."""
-        self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
-        self._below, self._only, self._sizes = below, only, sizes
+        self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if scope.rivals else (1.0, 1)
         self.request, self.models = replace(request, cluster=interned(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models)
-        self.subproblems = Subproblems(self.request, models, self.pricer)
-        self.best: Candidate | None = None
-        self._reached: tuple[Candidate | None, float] = None, below
+        self.subproblems = part.subproblems if part else Subproblems(self.request, models, self.pricer)
+        self.best: Candidate | None = part and part.start
+        self._reached: tuple[Candidate | None, float] = None, scope.below
         self.kinds: dict[tuple[str, str], Candidate] = {}
         self.counts: Counter[str] = Counter()
         self.nearest: tuple[Skeleton, str, float] | None = None
@@ -127,7 +128,7 @@ class Search:
     def limit(self) -> float:
         """The value that a plan must beat."""
         if self.best is None:
-            return self._below
+            return self.scope.below
         if self._reached[0] is not self.best:  # asked for more often than plans are met
             self._reached = self.best, value(self.request, self.best)
         return self._reached[1]
@@ -135,15 +136,15 @@ class Search:
     @property
     def threshold(self) -> float:
         """Bounds above it cannot win; nor one that equals the best, once that is simulated."""
-        if self.tolerance:
-            return self.limit * (1 - self.tolerance)
+        if self.scope.tolerance:
+            return self.limit * (1 - self.scope.tolerance)
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self, *, insists: bool = False) -> Candidate | None:
         """Some plan that fits, the best that the warm start finds; None where nothing does, or where
         `FIRST_WORK` was not enough to meet one. Where time is up before, the first that is met; where
         someone `insists`, also after that work, if as much again is enough."""
-        self._gives_up, work = True, min(FIRST_WORK, self._most_work)
+        self._gives_up, work = True, min(FIRST_WORK, self.scope.work)
         with clock.worth(work):
             branches = self._branches()
             self._warm_start(branches)
@@ -154,22 +155,26 @@ class Search:
             self._meet_one(branches, work)
         return self.best
 
-    @property
+    @cached_property
     def frontier(self) -> Frontier:
         """Every partition with its splits and their bounds, see `search.branches`."""
-        if self._frontier is None:
-            wanted, sizes = competing(self.request, self.models, self._only, self._sizes)
-            branches = bounded(self.request, self.subproblems, wanted, sizes)
-            self._frontier = Frontier(self.subproblems, branches)
-            self._frontier.price_all(sorted(set(self.subproblems.keys(wanted, sizes))))
-        return self._frontier
+        if self._part is not None:
+            return Frontier(self.subproblems, self._part.branches)
+        wanted, sizes = self._competing
+        frontier = Frontier(self.subproblems, bounded(self.request, self.subproblems, wanted, sizes))
+        frontier.price_all(sorted(set(self.subproblems.keys(wanted, sizes))))
+        return frontier
+
+    @property
+    def _competing(self) -> tuple[list[Partition], list[NDArray[np.int64]]]:
+        return competing(self.request, self.models, self.scope.only, self.scope.sizes)
 
     def _branches(self) -> Sequence[Branch]:
         return self.frontier.branches
 
     def may_stay(self, below: float) -> bool:
         """Whether bounds leave room for a plan below a value; known early where a role fits nowhere."""
-        if not fit_alone(self.subproblems, *competing(self.request, self.models, self._only, self._sizes)):
+        if not fit_alone(self.subproblems, *self._competing):
             return False
         nearest = Queue(self.frontier, self._branches()).up_to(lambda: math.nextafter(below, 0.0))
         return below == inf or next(nearest, None) is not None
@@ -185,13 +190,10 @@ class Search:
     ) -> SearchResult:
         """The best plan of a part of the space that was searched, with all that is known of it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
-        other = Search(request, self.models, self.pricer, below=below)
-        other.tolerance, other.steps = tolerance, self.steps
-        other.subproblems, other.best = self.subproblems.of(request), start
         branches = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
-        other._frontier = Frontier(other.subproblems, branches)
-        other._partly = True
-        return other.run()
+        part = _Part(self.subproblems.of(request), branches, start)
+        scope = Scope(below=below, tolerance=tolerance, steps=self.steps)
+        return Search(request, self.models, self.pricer, scope, part).run()
 
     def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one.
@@ -199,16 +201,16 @@ class Search:
         Where time is up, or without a time limit `WORK` is done, the best plan that was met, with its gap;
         where none was, the first that is met.
         """
-        work = min(PART_WORK if self._partly else WORK, self._most_work)
+        work = min(PART_WORK if self._part else WORK, self.scope.work)
         with clock.within(self.request.time_limit), clock.worth(None if self.request.time_limit else work):
             return self._run()
 
     def _run(self) -> SearchResult:
         branches = self._branches()
         self._warm_start(branches)
-        if clock.over() and self.limit == inf and not self._partly:
+        if clock.over() and self.limit == inf and not self._part:
             self._meet_one(branches, None)
-        left, gap = self._near(branches) if self._partly else self._prove(branches)
+        left, gap = self._near(branches) if self._part else self._prove(branches)
         others = [c for c in self.kinds.values() if c is not self.best]
         return SearchResult(
             best=self.best,

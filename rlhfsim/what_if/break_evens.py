@@ -21,7 +21,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
 from rlhfsim.what_if.bisection import edge
 from rlhfsim.what_if.dotted_paths import keys, put
-from rlhfsim.what_if.engine import ASIDE_WORK, Question, answer, good
+from rlhfsim.what_if.engine import ASIDE, Question, answer, good
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
@@ -67,8 +67,8 @@ class Quantity:
         request, below = self.changed(questions[0].request, factor), math.inf
         seconds: list[float] = []
         for question, placement in zip(questions, placements, strict=True):
-            asked = replace(question, request=request, placement=placement, below=below)
-            plan = good(asked) if placement else None
+            asked = replace(question, request=request, placement=placement)
+            plan = good(asked.scoped(below=below)) if placement else None
             seconds.append(math.inf if plan is None else plan.seconds)
             below = seconds[0] / (1 + CLEAR)
         return seconds
@@ -95,23 +95,21 @@ def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> 
     """
     asked, chosen = rivals[0].request, rivals[0].placement
     assert chosen is not None
-    there = Question(request=quantity.changed(asked, factor), rivals=False, work=ASIDE_WORK)
-    same = replace(
-        there,
-        request=replace(there.request, architecture=chosen.architecture),
-        only=lambda partition: partition.role_placement == chosen.role_placement,
+    there = Question(request=quantity.changed(asked, factor), scope=ASIDE)
+    same = replace(there, request=replace(there.request, architecture=chosen.architecture)).scoped(
+        only=lambda partition: partition.role_placement == chosen.role_placement
     )
     kept_s, *others_s = quantity.seconds(rivals, factor)
     timed = asked.objective == "time"
-    own = answer(replace(same, below=kept_s) if timed else same)
+    own = answer(same.scoped(below=kept_s) if timed else same)
     below, other_s = _least(own, kept_s) / (1 + CLEAR), min(others_s)
     rival = rivals[1 + others_s.index(other_s)].placement
     assert rival is not None
     if timed:
-        like = replace(there, only=pools_of(rival)[0], below=below)
+        like = there.scoped(only=pools_of(rival)[0], below=below)
         if other_s >= below and good(like) is None:
             return None
-        there = replace(there, below=min(below, other_s * (1 + CLEAR)))
+        there = there.scoped(below=min(below, other_s * (1 + CLEAR)))
     best = answer(there).best
     winner, step_s = (best.placement, best.seconds) if best else (rival, other_s)
     if label(winner) == label(chosen) or not step_s < below:

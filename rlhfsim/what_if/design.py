@@ -20,6 +20,7 @@ from rlhfsim.search.parallel import beside as in_parallel
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
@@ -151,7 +152,7 @@ def design(
     """
     with clock.within(request.time_limit):
         request = trained(request)
-        searches = list(answers(Question(request=request, rivals=rivals)))
+        searches = list(answers(Question(request=request, scope=Scope(rivals=rivals))))
         found = Design(
             request=request,
             chosen=None,

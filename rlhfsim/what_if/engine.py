@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
-from rlhfsim.search.options import Wish
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import FP32_SUMS, STALE, Limit, Request, switched
 from rlhfsim.search.role_fields import FIXABLE_ROLES
-from rlhfsim.search.space import Partition
+from rlhfsim.search.scope import WHOLE, Scope
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement
@@ -35,6 +34,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 ASIDE_WORK = 50_000
 """Options that a search for what is said in passing may price: gains, the knee, break-evens."""
+ASIDE = Scope(rivals=False, work=ASIDE_WORK)
+"""The scope of such a search."""
 TOUCHED: dict[str, frozenset[str]] = {
     "adam8bit": frozenset(TRAINED),
     "bf16-gradients": frozenset(TRAINED),
@@ -58,18 +59,12 @@ class Question:
     request: Request
     placement: Placement | None = None
     """Priced again as it is; None: the best one is searched."""
-    only: Callable[[Partition], bool] | None = None
-    """Ways to share the GPUs that may compete, where the request cannot say so."""
-    sizes: tuple[int, ...] | None = None
-    """GPUs of each pool."""
-    wishes: tuple[Wish, ...] = ()
-    """What options of a role must be to compete, where the request cannot say so; asked with prices only."""
-    below: float = math.inf
-    """What an answer must beat."""
-    rivals: bool = True
-    """Whether good plans of other kinds are wanted too."""
-    work: float = math.inf
-    """Options that may be priced, where that is less than a search may price (`search.branch_and_bound`)."""
+    scope: Scope = WHOLE
+    """What of its space is searched, and how far."""
+
+    def scoped(self, **fields: Any) -> Question:
+        """The question with other fields of its scope."""
+        return replace(self, scope=replace(self.scope, **fields))
 
     @property
     def models(self) -> Models:
@@ -149,10 +144,10 @@ def answer(question: Question, prices: Prices | None = None) -> SearchResult:
 
 def answers(question: Question, prices: Prices | None = None) -> Iterator[tuple[Workload, SearchResult]]:
     """A search for each workload that the allowed switches make; a later one must beat the earlier ones."""
-    request, below = question.request, question.below
+    request, below = question.request, question.scope.below
     for workload in variants(request):
-        asked = replace(question, request=replace(request, workload=workload), below=below)
-        result = answer(asked, prices)
+        asked = replace(question, request=replace(request, workload=workload))
+        result = answer(asked.scoped(below=below), prices)
         if result.best is not None:
             below = min(below, value(request, result.best))
         yield workload, result
@@ -180,7 +175,8 @@ def good(question: Question, prices: Prices | None = None, *, insists: bool = Fa
         return search_of(question, prices).first(insists=insists)
     if not _has_work(question.request, question.placement):
         return None
-    cutoff = None if question.below == math.inf else question.below
+    below = question.scope.below
+    cutoff = None if below == math.inf else below
     if cutoff and stale_seconds(question.request, question.models, question.placement) > cutoff:
         return None
     return judged(question.request, question.models, question.placement, cutoff=cutoff)
@@ -206,7 +202,7 @@ def fastest(questions: Iterable[Request]) -> Fastest | None:
         timed = asked.objective != "memory"  # else bounds are bytes
         if best is not None and (clock.over() or not timed):
             break
-        question = Question(request=asked, rivals=False, below=below if timed else math.inf)
+        question = Question(request=asked, scope=Scope(rivals=False, below=below if timed else math.inf))
         found = good(question, insists=best is None)
         if found is not None and found.seconds < below:
             best = Fastest(asked=asked, beaten=tuple(fitting))
@@ -217,21 +213,13 @@ def fastest(questions: Iterable[Request]) -> Fastest | None:
 
 def search_of(question: Question, prices: Prices | None = None) -> Search:
     """The search that answers a question, not yet begun."""
-    request = question.request
+    request, scope = question.request, question.scope
     pricer = prices.kept(request) if prices else None
-    search = Search(
-        request,
-        question.models,
-        pricer.only(question.wishes) if pricer and question.wishes else pricer,
-        below=question.below,
-        only=question.only,
-        sizes=question.sizes,
-        rivals=question.rivals,
-        work=question.work,
-    )
+    if pricer and scope.wishes:
+        pricer = pricer.only(scope.wishes)
     if prices and request.cluster == prices.request.cluster:
-        search.steps = prices.steps.get(request.workload, {})
-    return search
+        scope = replace(scope, steps=prices.steps.get(request.workload))
+    return Search(request, question.models, pricer, scope)
 
 
 def _has_work(request: Request, placement: Placement) -> bool:

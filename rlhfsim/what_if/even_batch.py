@@ -8,7 +8,7 @@ from math import gcd
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.engine import ASIDE_WORK, Question, good
+from rlhfsim.what_if.engine import ASIDE, Question, good
 from rlhfsim.what_if.verdict import refusal
 
 SHARES = (1, 8)
@@ -64,4 +64,4 @@ def batches(request: Request) -> list[int]:
 def _met(request: Request, prompts: int) -> Candidate | None:
     """A good plan for a batch of so many prompts."""
     asked = replace(request, workload=replace(request.workload, prompts=prompts))
-    return None if refusal(asked) else good(Question(request=asked, rivals=False, work=ASIDE_WORK))
+    return None if refusal(asked) else good(Question(request=asked, scope=ASIDE))

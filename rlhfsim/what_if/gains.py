@@ -11,6 +11,7 @@ from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
+from rlhfsim.search.scope import Scope
 from rlhfsim.search.space import pools_of
 from rlhfsim.simulation.asynchronous.run import WAIT
 from rlhfsim.specs.frameworks.runs import ANY, Runs, runner_of
@@ -116,7 +117,7 @@ def _plans(
     request = prices.request
 
     def met(change: Change) -> Candidate | None:
-        question = change.apply(Question(request=request, work=ASIDE_WORK))
+        question = change.apply(Question(request=request, scope=Scope(work=ASIDE_WORK)))
         if clock.over() or refusal(question.request) is not None:
             return None
         search = search_of(question, prices)
@@ -159,7 +160,9 @@ def _change(name: str, like: Placement) -> Change:
         request = question.request
         if name in STALE:
             request = replace(request, allow=request.allow | {name}, architecture=name)
-            return replace(question, request=request, only=lambda partition: len(partition.groups) == 2)
+            return replace(question, request=request).scoped(
+                only=lambda partition: len(partition.groups) == 2
+            )
         if name in BACKENDS:
             lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
             runs = _runner(request, name)
@@ -168,7 +171,7 @@ def _change(name: str, like: Placement) -> Change:
             work = switched(request.workload, frozenset({name}))
             request = replace(request, allow=request.allow | {name}, workload=work)
         only, sizes = pools_of(like)
-        return replace(question, request=request, only=only, sizes=sizes)
+        return replace(question, request=request).scoped(only=only, sizes=sizes)
 
     return Change(name=name, apply=apply)
 

@@ -9,6 +9,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
+from rlhfsim.search.scope import ALONE
 from rlhfsim.what_if.engine import Change, Question, first_of_each, good, setting
 from rlhfsim.what_if.remedies import LARGER, same_vendor
 from rlhfsim.what_if.risk.odds import odds
@@ -95,7 +96,7 @@ def _meeting(request: Request, change: Change, targets: Targets) -> Meeting | No
 
 
 def _good(request: Request) -> Plan | None:
-    question = Question(request=replace(request, time_limit=None), rivals=False)
+    question = Question(request=replace(request, time_limit=None), scope=ALONE)
     found = good(question)
     if found is None:
         return None

@@ -10,13 +10,17 @@ from rlhfsim.search.candidates import value
 from rlhfsim.search.options import Wish
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.placement.placement import AnyRolePlacement
 from rlhfsim.what_if.engine import Prices, Question, answer, variants
 from rlhfsim.what_if.rivals import Rival
 
 WORTH = 0.1
 """Share of the step, or bytes, that a part which was only written must save to be recommended."""
+ONE_STAGE = Scope(
+    wishes=(Wish(roles=frozenset({"rollout"}), holds=lambda role: role.layout.pp == 1),), rivals=False
+)
+"""Plans whose rollout is not pipelined."""
 
 
 def of_parts_that_ran(request: Request, best: Rival, prices: Prices) -> Rival | None:
@@ -25,13 +29,8 @@ def of_parts_that_ran(request: Request, best: Rival, prices: Prices) -> Rival | 
         return None
     limit, found = value(request, best.candidate) * (1 + WORTH), None
     for workload in variants(request):
-        question = Question(
-            request=replace(request, workload=workload),
-            wishes=(Wish(roles=frozenset({"rollout"}), holds=_one_stage),),
-            below=math.nextafter(limit, math.inf),
-            rivals=False,
-        )
-        candidate = answer(question, prices).best
+        question = Question(request=replace(request, workload=workload), scope=ONE_STAGE)
+        candidate = answer(question.scoped(below=math.nextafter(limit, math.inf)), prices).best
         if candidate is None:
             continue
         rival = Rival(workload=workload, candidate=candidate, gap=None)
@@ -48,10 +47,6 @@ def only_written(request: Request, plan: Plan) -> tuple[str, ...]:
         plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node
     )
     return tuple(part for part, how in known.items() if how == "written only")
-
-
-def _one_stage(role: AnyRolePlacement) -> bool:
-    return role.layout.pp == 1
 
 
 def _plan(request: Request, rival: Rival) -> Plan:

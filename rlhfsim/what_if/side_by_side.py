@@ -7,6 +7,7 @@ from dataclasses import replace
 from rlhfsim.plan import Plan
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import ALONE
 from rlhfsim.search.space import pools_of
 from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.placement import Placement
@@ -26,8 +27,8 @@ def beside(request: Request, like: Placement) -> Plan | None:
     request = replace(request, fix={}, limits=request.hardware_limits)
     others = list(put_to_each_backend(request, own) if request.runs is not own else production(request))
     only, sizes = pools_of(like)
-    free = [Question(request=asked, rivals=False) for asked in others]
-    for question in (*(replace(q, only=only, sizes=sizes) for q in free), *free):
+    free = [Question(request=asked, scope=ALONE) for asked in others]
+    for question in (*(q.scoped(only=only, sizes=sizes) for q in free), *free):
         if (found := good(question)) is not None:
             asked = question.request
             return plan_of(found, asked.workload, question.models, asked.cluster, asked.price)

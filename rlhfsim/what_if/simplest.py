@@ -20,6 +20,7 @@ from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import FP32_SUMS, Request, switched
+from rlhfsim.search.scope import ALONE
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
@@ -61,11 +62,10 @@ class Rule:
 
     def ask(self, question: Question) -> Question:
         """The question with it."""
-        only = question.only
-        return replace(
-            question,
+        only, wishes = question.scope.only, question.scope.wishes
+        return question.scoped(
             only=lambda partition: self.partition(partition) and (only is None or only(partition)),
-            wishes=question.wishes if self.wish is None else (*question.wishes, self.wish),
+            wishes=wishes if self.wish is None else (*wishes, self.wish),
         )
 
 
@@ -156,7 +156,7 @@ def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> t
         seconds = min(limit, seconds)
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
         narrower = replace(request, max_oom=risk)
-        question = replace(asked, request=narrower, below=math.nextafter(seconds, math.inf))
+        question = replace(asked, request=narrower).scoped(below=math.nextafter(seconds, math.inf))
         if plan := _simplified(best, question, prices.again(narrower)):
             return plan, request.workload
     return best, request.workload
@@ -172,17 +172,17 @@ def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate
     A safe one where that is not `best`.
     """
     request = prices.request
-    anything = Question(request=request, rivals=False)
+    anything = Question(request=request, scope=ALONE)
     if _sums_at_most(BF16_SUMS[0], request).obeyed(best.placement):
         return best, _sums_at_most(BF16_SUMS[0], request).ask(anything)
     most = math.inf if request.objective == "memory" else math.nextafter(at_most, math.inf)
-    in_time = replace(anything, below=most)
+    in_time = anything.scoped(below=most)
     precise = _with_few_sums(best, in_time, prices)
     exact = _in_fp32(in_time)
     if precise and exact:
-        exact = replace(exact, below=min(exact.below, value(request, precise[0])))
+        exact = exact.scoped(below=min(most, value(request, precise[0])))
     if exact and (plan := _safe(exact, prices)):
-        precise = plan, replace(exact, below=math.inf)
+        precise = plan, exact.scoped(below=math.inf)
     return precise if precise and precise[0].seconds <= max(best.seconds, at_most) else (best, anything)
 
 
@@ -191,9 +191,9 @@ def _with_few_sums(best: Candidate, in_time: Question, prices: Prices) -> tuple[
     for most in BF16_SUMS:
         rule = _sums_at_most(most, in_time.request)
         if rule.obeyed(best.placement):
-            return best, rule.ask(replace(in_time, below=math.inf))
+            return best, rule.ask(in_time.scoped(below=math.inf))
         if (plan := _safe(rule.ask(in_time), prices)) is not None:
-            return plan, rule.ask(replace(in_time, below=math.inf))
+            return plan, rule.ask(in_time.scoped(below=math.inf))
     return None
 
 

@@ -270,7 +270,7 @@ def attempt(
         return trial
     request = trained(request)
     cluster = request.cluster
-    result = answer(Question(request=request, below=math.nextafter(limit, math.inf)))
+    result = answer(Question(request=request).scoped(below=math.nextafter(limit, math.inf)))
     trial = replace(trial, certificate=result.certificate)
     if result.best is None:
         slow = result.certificate.bounded > 0  # what the limit, not memory, excluded

@@ -126,8 +126,8 @@ def named_plan(request: Request, text: str, names: Sequence[str], limits: Sequen
         request = chosen[-1].request
     for limit in limits:
         request = limited(request, limit)
-    only = [question.only for question in chosen if question.only is not None]
-    question = Question(request=request, only=lambda partition: all(has(partition) for has in only))
+    only = [question.scope.only for question in chosen if question.scope.only is not None]
+    question = Question(request=request).scoped(only=lambda partition: all(has(partition) for has in only))
     roles = tuple(dict.fromkeys(limit.role for limit in limits))
     return Alternative(text=text, question=question, roles=roles, exact=True)
 
@@ -144,9 +144,9 @@ def _chosen(request: Request, name: str) -> Question:
         return Question(request=replace(free, architecture=name, weight_path=None))
     if name in ROLES:
         request = replace(request, forbid=open_to)
-        return Question(request=request, only=lambda partition: partition.role_placement == name)
+        return Question(request=request).scoped(only=lambda partition: partition.role_placement == name)
     if name == "streaming":
-        return Question(request=free, only=lambda partition: partition.schedule.streaming)
+        return Question(request=free).scoped(only=lambda partition: partition.schedule.streaming)
     if name in BACKENDS:
         return Question(
             request=replace(request, backend=name, framework=None, fix={}, limits=request.hardware_limits)

@@ -17,6 +17,7 @@ from rlhfsim.search.bound import objective_bound, ruled, step_bound
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import simulated
 from rlhfsim.search.columns import Numbers
+from rlhfsim.search.scope import Scope
 from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement, Schedule
@@ -33,7 +34,7 @@ SKELETONS, PLANS = 6, 2
 def bounded_plans(case: Any, seed: int, *, only: Any = None) -> Iterator[tuple[Skeleton, Placement, float]]:
     """Random plans that fit, with their bounds."""
     rng = random.Random(seed)
-    search = Search(replace(case.request, objective="time"), case.models, only=only)
+    search = Search(replace(case.request, objective="time"), case.models, scope=Scope(only=only))
     branches = search._branches()
     skeletons = [(b, i) for b in branches for i in np.flatnonzero(np.isfinite(b.bound)).tolist()]
     for branch, row in rng.sample(skeletons, min(SKELETONS, len(skeletons))):

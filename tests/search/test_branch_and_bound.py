@@ -14,6 +14,7 @@ from rlhfsim.search import rollout_layouts
 from rlhfsim.search.branch_and_bound import Search, SearchResult, _gap
 from rlhfsim.search.dominance import LENT_GAP
 from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -231,7 +232,7 @@ def test_a_fixed_choice_never_beats_the_free_one() -> None:
 def test_a_known_value_bounds_every_plan_that_does_not_beat_it() -> None:
     best = free().best
     assert best is not None
-    again = Search(question(), models_of(COMMON), below=best.seconds * 0.5).run()
+    again = Search(question(), models_of(COMMON), scope=Scope(below=best.seconds * 0.5)).run()
     assert again.best is None
     assert again.certificate.simulated == 0
     assert again.certificate.proven

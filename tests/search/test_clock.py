@@ -27,6 +27,7 @@ from rlhfsim.search.parallel import serial
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, heard_by
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.search.space import Skeleton
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
@@ -288,8 +289,7 @@ def test_time_that_ends_as_the_best_plan_is_met_leaves_nothing_to_look_at(
     monkeypatch.setattr(Search, "_simulate", simulated)
     monkeypatch.setattr(Search, "_warm_start", lambda self, branches: None)
     request = replace(search.request, objective="time")
-    close = Search(request, search.models, rivals=False)
-    close.tolerance = 0.5
+    close = Search(request, search.models, scope=Scope(rivals=False, tolerance=0.5))
     proof = close.run().certificate
     lines = proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored
     assert lines == proof.space

@@ -10,6 +10,7 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import ALONE
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement, model_cut
 from rlhfsim.specs.scenario import check_placement
@@ -27,7 +28,7 @@ def cuts(placement: Placement) -> list[object]:
 
 
 def found(request: Request) -> Placement:
-    best = Search(request, models_of(request.workload), rivals=False).run().best
+    best = Search(request, models_of(request.workload), scope=ALONE).run().best
     assert best is not None
     return best.placement
 

@@ -10,6 +10,7 @@ import pytest
 from rlhfsim.api import design
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import ALONE
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
@@ -34,7 +35,7 @@ def question(gpus: int, each: int, model: str, algorithm: Algorithm = "grpo", **
 
 def seconds(request: Request) -> float:
     """Of the fastest plan."""
-    found = Search(request, models_of(request.workload), rivals=False).run()
+    found = Search(request, models_of(request.workload), scope=ALONE).run()
     return found.best.seconds if found.best is not None else float("inf")
 
 

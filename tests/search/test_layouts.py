@@ -17,6 +17,7 @@ from rlhfsim.search.options import PriceKey, broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.search.role_fields import OPTIMIZER_SHARES
 from rlhfsim.search.rollout_layouts import rollout_layouts
+from rlhfsim.search.scope import ALONE
 from rlhfsim.specs.frameworks.runs import ANY, framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.model import ModelSpec
@@ -122,7 +123,7 @@ def test_half_of_the_optimizer_on_the_host_beats_all_and_none_of_it() -> None:
     )
     asked = Request(cluster=parse_cluster(12, "h100"), workload=batch, framework="verl", backend="megatron")
     found, without = (
-        answer(Question(request=replace(asked, forbid=frozenset(forbidden)), rivals=False)).best
+        answer(Question(request=replace(asked, forbid=frozenset(forbidden)), scope=ALONE)).best
         for forbidden in ((), ("partial-offload",))
     )
     assert found is not None

@@ -13,6 +13,7 @@ from rlhfsim.search import branch_and_bound
 from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import ALONE
 from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
@@ -105,7 +106,7 @@ def test_who_leads_is_not_decided_by_the_work_of_a_search(monkeypatch: pytest.Mo
     models = models_of(asked.workload)
 
     def search() -> branch_and_bound.Search:
-        return branch_and_bound.Search(asked, models, Pricer(asked, models, SearchCache()), rivals=False)
+        return branch_and_bound.Search(asked, models, Pricer(asked, models, SearchCache()), ALONE)
 
     assert search().first() is None
     assert search().first(insists=True) is not None

@@ -16,6 +16,7 @@ from rlhfsim.search.complexity import complexity
 from rlhfsim.search.options import Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import Objective, Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -124,7 +125,7 @@ def test_options_that_may_not_compete_are_not_in_the_answer() -> None:
     best, prices = answered(REQUEST)
     stage = 1 if best.placement.actor.layout.zero == 3 else 3
     wish = Wish(roles=frozenset({"actor"}), holds=lambda role: role.layout.zero == stage)
-    barred = Question(request=REQUEST, wishes=(wish,))
+    barred = Question(request=REQUEST, scope=Scope(wishes=(wish,)))
     found = answer(barred, prices)
     assert found.best is not None
     assert found.best.placement.actor.layout.zero == stage

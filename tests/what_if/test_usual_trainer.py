@@ -59,7 +59,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, model: str = "qwen2.5-7b", **secon
 
     def good(question: Any, **_: Any) -> SimpleNamespace | None:
         took = seconds[question.request.backend]
-        return None if took is None or took >= question.below else SimpleNamespace(seconds=took)
+        return None if took is None or took >= question.scope.below else SimpleNamespace(seconds=took)
 
     monkeypatch.setattr(engine, "good", good)
     return trained(request(workload=replace(request().workload, model=model)))
