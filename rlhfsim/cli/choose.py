@@ -19,6 +19,7 @@ from rlhfsim.specs.frameworks.runs import ANY
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.what_if.choose import choose as search_choose
 from rlhfsim.what_if.choose import not_run, questions
+from rlhfsim.what_if.risk.odds import Targets
 from rlhfsim.what_if.sizing import resized
 
 EPILOG = """\b
@@ -47,7 +48,8 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
     """Compare kinds of GPUs, sizes, frameworks and backends: step, cost, probability."""
     asked, targets = candidates(given)
     with counted("designing", len(asked)) as tick:
-        options = search_choose(asked, targets, given["steps"], confidence=given["confidence"], progress=tick)
+        wanted = Targets(requirements=targets, steps=given["steps"], confidence=given["confidence"])
+        options = search_choose(asked, wanted, progress=tick)
     reply(given, choose_page(options, targets, given["steps"], given["confidence"]))
     ctx.exit(0 if options[0].meets else 1)
 

@@ -49,17 +49,16 @@ from rlhfsim.present.terminal.first_screen import show
 from rlhfsim.search import clock
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
-from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
+from rlhfsim.search.requirements import Requirement, narrowed
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.bottleneck import bottleneck
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.design import design as search_design
-from rlhfsim.what_if.missed_targets import Targets, that_meet
+from rlhfsim.what_if.missed_targets import that_meet
 from rlhfsim.what_if.recalibrated import recalibrated
-from rlhfsim.what_if.risk.choice import chances, likeliest, outlook_of
-from rlhfsim.what_if.risk.odds import asked_run, odds
+from rlhfsim.what_if.risk.choice import chances, likeliest
+from rlhfsim.what_if.risk.odds import Targets, asked_run
 from rlhfsim.what_if.simplest import CLOSE
-from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
 
 EPILOG = """\b
@@ -138,12 +137,12 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
     steps = given["steps"]
-    wanted = Targets(requirements=tuple(targets), steps=steps, confidence=given["confidence"])
+    wanted = Targets(requirements=targets, steps=steps, confidence=given["confidence"])
     known, asked = None, bool(targets or steps)
     with clock.within(request.time_limit), clock.answering(), shown():
         answer = designed(request, targets, instead, given)
         if answer.chosen and asked:
-            known = odds(targets, outlook_of(answer, answer.chosen, steps), given["confidence"])
+            known = wanted.odds(answer.request, answer.chosen)
         meeting = that_meet(request, wanted) if known and not known.meets else ()
         plans = front(request) if given["pareto"] and answer.chosen else None
         late = clock.over()
@@ -177,7 +176,7 @@ def designed(
 ) -> Design:
     """The plan that keeps the targets on memory, risk and staleness; without them if none does."""
     within = narrowed(request, targets)
-    limit = most_seconds(request, targets, tokens_of(request.workload), given["steps"])
+    limit = Targets(requirements=targets, steps=given["steps"]).most_s(request)
 
     def answered(asked: Request, *, remedied: bool) -> Design:
         return search_design(

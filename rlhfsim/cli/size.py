@@ -37,7 +37,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.ranges import PoolGpus
-from rlhfsim.what_if.risk.odds import asked_run
+from rlhfsim.what_if.risk.odds import Targets, asked_run
 from rlhfsim.what_if.sizing import fronts, resized
 from rlhfsim.what_if.sizing import size as search_size
 
@@ -91,11 +91,9 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     answer = search_size(
         request,
         profiles,
-        targets,
+        Targets(requirements=targets, steps=given["steps"], confidence=given["confidence"]),
         aim=given["objective"],
         max_gpus=given["max_gpus"],
-        steps=given["steps"],
-        confidence=given["confidence"],
     )
     if answer.best is not None and answer.best.plan is not None:
         run = asked_run(targets, given["steps"], answer.best.odds)

@@ -19,8 +19,8 @@ from rlhfsim.present.words import seconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import CONFIDENCE, Requirement
 from rlhfsim.what_if.design import Design, design
-from rlhfsim.what_if.risk.choice import outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
+from rlhfsim.what_if.risk.run import outlook_for
 
 FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
@@ -94,7 +94,7 @@ def _answer(asked: DeskQuestion, answer: Design, stage: Stage) -> Answer:
         return Answer(stage=stage, missing=tuple(_missing(answer)))
     known = None
     if stage != "first" and (asked.targets or asked.steps):
-        known = odds(asked.targets, outlook_of(answer, plan, asked.steps), asked.confidence)
+        known = odds(asked.targets, outlook_for(answer.request, plan, asked.steps), asked.confidence)
     return Answer(stage=stage, plan=replace(plan, run=asked_run(asked.targets, asked.steps, known)))
 
 

@@ -12,6 +12,7 @@ from rlhfsim.desk.tasks import PageTask
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.choose import ClusterOption, choose
+from rlhfsim.what_if.risk.odds import Targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,6 @@ def compare(read: ReadCandidates, question: str, pipe: Connection) -> None:
     """Send the fields of a `DeskComparison` as they become known."""
     asked, done = read(question), count(1)
     pipe.send({"total": len(asked.asked), "targets": asked.targets, "steps": asked.steps})
-    options = choose(
-        asked.asked,
-        asked.targets,
-        asked.steps,
-        confidence=asked.confidence,
-        progress=lambda: pipe.send({"done": next(done)}),
-    )
+    targets = Targets(requirements=asked.targets, steps=asked.steps, confidence=asked.confidence)
+    options = choose(asked.asked, targets, progress=lambda: pipe.send({"done": next(done)}))
     pipe.send({"options": options})

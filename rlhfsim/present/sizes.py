@@ -5,7 +5,6 @@ On one rented cluster money is proportional to time, so only other sizes make a 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +96,7 @@ def _tried(base: Request, gpus: int, done: Step) -> Size:
     group = replace(group, gpus=gpus, gpus_per_node=min(gpus, group.gpus_per_node))
     request = replace(base, cluster=replace(base.cluster, node_groups=(group,)))
     try:
-        trial = attempt(request, (), math.inf, None)
+        trial = attempt(request)
     except RlhfsimError:  # what was fixed cannot be at this size
         trial = None
     done()

@@ -17,7 +17,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search import clock, dominance
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, most_bytes
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.model.roles import Models, models_of
@@ -83,7 +83,7 @@ def _walk(request: Request, models: Models) -> Iterator[Candidate]:
 
 
 def _point(request: Request, models: Models, candidate: Candidate) -> Point:
-    plan = plan_of(candidate, request.workload, models, request.cluster, request.price)
+    plan = plan_for(request, candidate)
     return Point(
         plan=plan,
         seconds=candidate.seconds,

@@ -16,7 +16,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Price
 from rlhfsim.specs.hardware.prices import GIVEN, market_of
 from rlhfsim.specs.hardware.prices import given as given_price
 from rlhfsim.specs.hardware.profiles import profile_hash
-from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.roles import BY_NAME
 from rlhfsim.specs.workload.workload import Workload
@@ -62,6 +62,12 @@ def plan_of(
         ),
     )
     return widened(plan, [pool.profile for pool in cluster.node_groups])
+
+
+def plan_for(request: Request, candidate: Candidate) -> Plan:
+    """The complete plan of a candidate of a question."""
+    work = request.workload
+    return plan_of(candidate, work, models_of(work), request.cluster, request.price)
 
 
 def _hardware(group: NodeGroup, price: float | None) -> PlannedHardware:

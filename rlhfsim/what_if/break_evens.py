@@ -19,9 +19,9 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
-from rlhfsim.what_if.bisection import edge
 from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.engine import ASIDE, Question, answer, good
+from rlhfsim.what_if.points import edge
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""

@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from rlhfsim.plan import Plan
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.request import Request
-from rlhfsim.search.requirements import Requirement, narrowed
+from rlhfsim.search.requirements import narrowed
 from rlhfsim.specs.frameworks.runs import ANY, Lacks, Runs, framework, frameworks
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.step.measured import compared, model_error
-from rlhfsim.what_if.risk.odds import Odds, odds
-from rlhfsim.what_if.risk.run import outlook
-from rlhfsim.what_if.scenarios.designs import Runner
+from rlhfsim.what_if.risk.odds import Odds, Targets
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.scenarios.workers import local
 from rlhfsim.what_if.sizing import resized, sizes
 
@@ -102,10 +101,8 @@ def _lacks(request: Request, runs: Runs, backend: Backend) -> Lacks | None:
 
 def choose(
     asked: Sequence[Request],
-    requirements: Sequence[Requirement] = (),
-    steps: int | None = None,
+    targets: Targets,
     *,
-    confidence: float,
     runner: Runner | None = None,
     progress: Callable[[], object] | None = None,
 ) -> tuple[ClusterOption, ...]:
@@ -114,16 +111,13 @@ def choose(
     A framework none of whose runs was ever compared leads only by more than the model's error.
     `progress` hears of each answer.
     """
-    wanted = [narrowed(request, requirements) for request in asked]
+    wanted = [narrowed(request, targets.requirements) for request in asked]
     options: list[ClusterOption] = []
     for step in (runner or local())(wanted):
-        if step is None:
-            continue
-        i, designed = step
-        option = _option(wanted[i], designed.plan, requirements, steps, confidence)
-        options.append(replace(option, shortage=designed.shortage))
-        if progress is not None:
-            progress()
+        if step is not None:
+            options.append(_option(wanted[step[0]], step[1], targets))
+            if progress is not None:
+                progress()
     ranked = sorted(options, key=_rank)
     fitting = [x for x in ranked if x.plan is not None]
     front = {id(fitting[i]) for i in undominated([x.values for x in fitting])}
@@ -138,20 +132,17 @@ def _rank(option: ClusterOption) -> tuple[object, ...]:
     return int(not option.meets), usd * doubt, seconds * doubt, option.framework, option.backend
 
 
-def _option(
-    request: Request,
-    plan: Plan | None,
-    requirements: Sequence[Requirement],
-    steps: int | None,
-    confidence: float,
-) -> ClusterOption:
-    group = request.cluster.node_group
+def _option(request: Request, designed: DesignResult, targets: Targets) -> ClusterOption:
+    group, plan = request.cluster.node_group, designed.plan
     assert request.framework is not None
-    option = ClusterOption(
-        gpu=group.profile.name, gpus=group.gpus, framework=request.framework, backend=request.backend
+    known = None if plan is None else targets.odds(request, plan)
+    return ClusterOption(
+        gpu=group.profile.name,
+        gpus=group.gpus,
+        framework=request.framework,
+        backend=request.backend,
+        plan=plan,
+        shortage=designed.shortage,
+        odds=known,
+        meets=known is not None and known.meets,
     )
-    if plan is None:
-        return option
-    look = outlook(plan, request.cluster, steps, usd_per_hour=request.price)
-    known = odds(requirements, look, confidence)
-    return replace(option, plan=plan, odds=known, meets=known.meets)

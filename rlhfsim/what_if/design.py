@@ -18,10 +18,9 @@ from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
 from rlhfsim.search.parallel import beside as in_parallel
 from rlhfsim.search.pareto import SAFE
-from rlhfsim.search.planning import asked, plan_of, runner_up, searched
+from rlhfsim.search.planning import asked, plan_for, runner_up, searched
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import Scope
-from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
@@ -442,8 +441,7 @@ def _prices(
 
 
 def _plan(request: Request, rival: Rival) -> Plan:
-    models = models_of(rival.workload)
-    plan = plan_of(rival.candidate, rival.workload, models, request.cluster, request.price)
+    plan = plan_for(replace(request, workload=rival.workload), rival.candidate)
     return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
 
 

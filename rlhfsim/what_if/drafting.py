@@ -13,7 +13,7 @@ from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.what_if.bisection import edge
+from rlhfsim.what_if.points import edge
 
 WORTH = 0.1
 """Least share of the step that is saved, at the least of the published acceptances."""

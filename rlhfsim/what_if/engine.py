@@ -1,6 +1,6 @@
-"""Ask again under a change: what every break-even, gain, why-not, remedy, size and scenario calls.
+"""A question and its answer: what every break-even, gain, why-not, remedy, size and scenario asks.
 
-    answer(change(question))
+    answer(question)
 
 A question is a design request, whose best plan is searched, or a placement that keeps its layouts and is
 priced again. Roles that a change leaves alone keep the prices that the first answer came with.
@@ -9,15 +9,14 @@ priced again. Roles that a change leaves alone keep the prices that the first an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
-from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import FP32_SUMS, STALE, Limit, Request, switched
 from rlhfsim.search.role_fields import FIXABLE_ROLES
@@ -28,10 +27,7 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.roles import GENERATING, MODELS, POLICY, TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import model_error
-from rlhfsim.what_if.dotted_paths import keys, put
 
-A = TypeVar("A")
-T = TypeVar("T")
 ASIDE_WORK = 50_000
 """Options that a search for what is said in passing may price: gains, the knee, break-evens."""
 ASIDE = Scope(rivals=False, work=ASIDE_WORK)
@@ -70,25 +66,6 @@ class Question:
     def models(self) -> Models:
         """The models of its workload."""
         return models_of(self.request.workload)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Another question, and its name in words."""
-
-    name: str
-    apply: Callable[[Question], Question]
-
-
-def setting(name: str, values: Mapping[str, Any]) -> Change:
-    """The change that puts values, or functions of what stands there, at dotted paths, in this order."""
-
-    def apply(question: Question) -> Question:
-        for path, given in values.items():
-            question = put(question, keys(path), given)
-        return question
-
-    return Change(name=name, apply=apply)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,31 +203,3 @@ def _has_work(request: Request, placement: Placement) -> bool:
     """Whether every rank has a micro-batch, as `search.layouts` asks."""
     sequences = request.workload.num_sequences // request.workload.mini_batches
     return all(s.layout.dp * s.layout.micro_batch <= sequences for s in placement.trainers.values())
-
-
-def first_of_each(families: Iterable[Iterable[A]], ask: Callable[[A], T | None]) -> tuple[T, ...]:
-    """The first answer in each family of alternatives, families side by side on the cores of this machine.
-
-    Where time is up, those that were found before.
-    """
-
-    def first(family: Sequence[A]) -> T | None:
-        for alternative in family:
-            if clock.over():
-                return None
-            if (reply := ask(alternative)) is not None:
-                return reply
-        return None
-
-    replies = mapped(first, [family for family in map(list, families) if family])
-    return tuple(reply for reply in replies if reply is not None)
-
-
-def first_that(
-    question: Question, changes: Iterable[Change], ask: Callable[[Question], T | None]
-) -> tuple[str, T] | None:
-    """The name of the first change under which there is an answer, and that answer."""
-    for change in changes:
-        if (reply := ask(change.apply(question))) is not None:
-            return change.name, reply
-    return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import gcd
 
-from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.engine import ASIDE, Question, good
-from rlhfsim.what_if.verdict import refusal
+from rlhfsim.what_if.engine import ASIDE, Question
+from rlhfsim.what_if.points import points, setting
+from rlhfsim.what_if.verdict import aside
 
 SHARES = (1, 8)
 """Sequences of a GPU and update that its share is a multiple of: large micro-batches need more than one."""
@@ -39,9 +40,8 @@ def even_batch(request: Request, best: Candidate) -> EvenBatch | None:
     if request.objective == "memory":
         return None
     found = [
-        EvenBatch(prompts=other, step_s=met.seconds, gain=other / prompts * best.seconds / met.seconds)
-        for other in batches(request)
-        if not clock.over() and (met := _met(request, other)) is not None
+        EvenBatch(prompts=n, step_s=met.seconds, gain=n / prompts * best.seconds / met.seconds)
+        for n, met in _met(request)
     ]
     worth = [batch for batch in found if batch.gain >= WORTH * max(1.0, batch.prompts / prompts)]
     return max(worth, key=lambda batch: batch.gain, default=None)
@@ -61,7 +61,8 @@ def batches(request: Request) -> list[int]:
     return sorted(n for n in close if n and abs(n - work.prompts) <= MOST_CHANGE * work.prompts)
 
 
-def _met(request: Request, prompts: int) -> Candidate | None:
-    """A good plan for a batch of so many prompts."""
-    asked = replace(request, workload=replace(request.workload, prompts=prompts))
-    return None if refusal(asked) else good(Question(request=asked, scope=ASIDE))
+def _met(request: Request) -> Iterator[tuple[int, Candidate]]:
+    """A good plan of each of those batches."""
+    axis = (setting("", {"request.workload.prompts": prompts}) for prompts in batches(request))
+    for point in points(Question(request=request, scope=ASIDE), axis, aside):
+        yield point.question.request.workload.prompts, point.answer

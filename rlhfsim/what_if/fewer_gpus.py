@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
-from rlhfsim.what_if.engine import ASIDE, Question, good
-from rlhfsim.what_if.verdict import refusal
+from rlhfsim.what_if.engine import ASIDE, Question
+from rlhfsim.what_if.verdict import aside
 
 HUNGRY = 2.0
 """Sequences of an update and GPU up to which fewer GPUs are tried."""
@@ -50,5 +50,5 @@ def _good_on(request: Request, like: Candidate, gpus: int) -> FewerGpus | None:
     cluster = replace(request.cluster, node_groups=(group.sized(gpus, group.gpus_per_node),))
     asked = replace(request, cluster=cluster)
     only, _ = pools_of(like.placement)
-    met = None if refusal(asked) else good(Question(request=asked, scope=ASIDE).scoped(only=only))
+    met = aside(Question(request=asked, scope=ASIDE).scoped(only=only))
     return None if met is None else FewerGpus(gpus=gpus, step_s=met.seconds)

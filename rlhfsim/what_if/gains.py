@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.scope import Scope
 from rlhfsim.search.space import pools_of
@@ -17,8 +15,9 @@ from rlhfsim.simulation.asynchronous.run import WAIT
 from rlhfsim.specs.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.what_if.engine import ASIDE_WORK, Change, Prices, Question, search_of
+from rlhfsim.what_if.engine import ASIDE_WORK, Prices, Question, search_of
 from rlhfsim.what_if.lent_trainer import lent
+from rlhfsim.what_if.points import Change, first_of_each, points
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
@@ -114,19 +113,20 @@ def _plans(
     names: Sequence[str], prices: Prices, like: Candidate, below: Mapping[str, float]
 ) -> dict[str, Candidate | None]:
     """A good plan with each of some choices, see `_gains`."""
-    request = prices.request
+    question = Question(request=prices.request, scope=Scope(work=ASIDE_WORK))
 
-    def met(change: Change) -> Candidate | None:
-        question = change.apply(Question(request=request, scope=Scope(work=ASIDE_WORK)))
-        if clock.over() or refusal(question.request) is not None:
-            return None
-        search = search_of(question, prices)
-        return search.first() if search.may_stay(below.get(change.name, math.inf)) else None
+    def met(name: str) -> Iterator[tuple[str, Candidate]]:
+        def ask(asked: Question) -> Candidate | None:
+            if refusal(asked.request) is not None:
+                return None
+            search = search_of(asked, prices)
+            return search.first() if search.may_stay(below.get(name, math.inf)) else None
 
-    slowest_first = list(reversed(names))  # so that the cores finish together
-    plans = mapped(met, [_change(name, like.placement) for name in slowest_first])
-    plan_with = dict(zip(slowest_first, plans, strict=True))
-    return {name: plan_with[name] for name in names}
+        return ((name, point.answer) for point in points(question, [_change(name, like.placement)], ask))
+
+    slowest_first = reversed(names)  # so that the cores finish together
+    plans = dict(first_of_each(map(met, slowest_first)))
+    return {name: plans.get(name) for name in names}
 
 
 def _gain(name: str, best: Candidate | None, step_s: float, request: Request) -> Gain:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request, switched
-from rlhfsim.search.requirements import Requirement, most_seconds, narrowed
+from rlhfsim.search.requirements import narrowed
 from rlhfsim.search.scope import ALONE
-from rlhfsim.what_if.engine import Change, Question, first_of_each, good, setting
+from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.points import Change, first_of_each, points, setting
 from rlhfsim.what_if.remedies import LARGER, same_vendor
-from rlhfsim.what_if.risk.odds import odds
-from rlhfsim.what_if.risk.run import outlook
-from rlhfsim.what_if.sizing import tokens_of
+from rlhfsim.what_if.risk.odds import Odds, Targets
 from rlhfsim.what_if.verdict import refusal
 
 SWITCHES = ("rollout-logprobs", "fp8", "async")
@@ -36,21 +35,13 @@ class Meeting:
     """That it fits and meets all targets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """What is asked of a plan."""
-
-    requirements: tuple[Requirement, ...]
-    steps: int | None
-    confidence: float
-
-
 def that_meet(request: Request, targets: Targets) -> tuple[Meeting, ...]:
     """The first change of each family (a switch, more GPUs, fewer, another GPU) that meets the targets.
 
     Where time is up, those that were found before.
     """
-    return first_of_each(_families(request), lambda change: _meeting(request, change, targets))
+    question = Question(request=request)
+    return first_of_each(_meetings(question, family, targets) for family in _families(request))
 
 
 def _families(request: Request) -> Iterator[Iterator[Change]]:
@@ -80,24 +71,24 @@ def _resized(gpus: int, request: Request) -> Change:
     return setting(f"--gpus {gpus}", {"request.cluster.node_groups": (group.sized(gpus, per_node),)})
 
 
-def _meeting(request: Request, change: Change, targets: Targets) -> Meeting | None:
-    there = narrowed(change.apply(Question(request=request)).request, targets.requirements)
-    limit = most_seconds(there, targets.requirements, tokens_of(there.workload), targets.steps)
-    plan = _good(there) if limit > 0 and refusal(there, suggest=False) is None else None
-    if plan is None or plan.prediction.step_s > limit:
-        return None
-    look = outlook(plan, there.cluster, targets.steps, usd_per_hour=there.price)
-    known, p = odds(targets.requirements, look, targets.confidence), plan.prediction
-    if not known.meets:
-        return None
-    return Meeting(
-        change=change.name, step_s=p.step_s, usd_per_step=p.usd_per_step, probability=known.together
-    )
+def _meetings(question: Question, family: Iterable[Change], targets: Targets) -> Iterator[Meeting]:
+    """The changes of a family that meet the targets."""
 
+    def planned(asked: Question) -> tuple[Plan, Odds] | None:
+        there = narrowed(asked.request, targets.requirements)
+        limit = targets.most_s(there)
+        if limit <= 0 or refusal(there, suggest=False) is not None:
+            return None
+        found = good(replace(asked, request=replace(there, time_limit=None), scope=ALONE))
+        if found is None or found.seconds > limit:
+            return None
+        plan = plan_for(there, found)
+        known = targets.odds(there, plan)
+        return (plan, known) if known.meets else None
 
-def _good(request: Request) -> Plan | None:
-    question = Question(request=replace(request, time_limit=None), scope=ALONE)
-    found = good(question)
-    if found is None:
-        return None
-    return plan_of(found, request.workload, question.models, request.cluster, request.price)
+    for point in points(question, family, planned):
+        plan, known = point.answer
+        p = plan.prediction
+        yield Meeting(
+            change=point.name, step_s=p.step_s, usd_per_step=p.usd_per_step, probability=known.together
+        )

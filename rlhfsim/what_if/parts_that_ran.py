@@ -8,10 +8,9 @@ from dataclasses import replace
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import value
 from rlhfsim.search.options import Wish
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import Scope
-from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.engine import Prices, Question, answer, variants
 from rlhfsim.what_if.rivals import Rival
 
@@ -25,7 +24,7 @@ ONE_STAGE = Scope(
 
 def of_parts_that_ran(request: Request, best: Rival, prices: Prices) -> Rival | None:
     """The best plan whose parts have run; None where `best` is one, or none comes within `WORTH` of it."""
-    if not only_written(request, _plan(request, best)):
+    if not _only_written(request, best):
         return None
     limit, found = value(request, best.candidate) * (1 + WORTH), None
     for workload in variants(request):
@@ -34,9 +33,13 @@ def of_parts_that_ran(request: Request, best: Rival, prices: Prices) -> Rival | 
         if candidate is None:
             continue
         rival = Rival(workload=workload, candidate=candidate, gap=None)
-        if not only_written(request, _plan(request, rival)):
+        if not _only_written(request, rival):
             limit, found = value(request, candidate), rival
     return found
+
+
+def _only_written(request: Request, rival: Rival) -> tuple[str, ...]:
+    return only_written(request, plan_for(replace(request, workload=rival.workload), rival.candidate))
 
 
 def only_written(request: Request, plan: Plan) -> tuple[str, ...]:
@@ -47,7 +50,3 @@ def only_written(request: Request, plan: Plan) -> tuple[str, ...]:
         plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node
     )
     return tuple(part for part, how in known.items() if how == "written only")
-
-
-def _plan(request: Request, rival: Rival) -> Plan:
-    return plan_of(rival.candidate, rival.workload, models_of(rival.workload), request.cluster, request.price)

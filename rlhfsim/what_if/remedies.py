@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -16,14 +16,15 @@ from rlhfsim.specs.frameworks.runs import ANY, frameworks
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.placement.backends import BACKENDS, violation
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
-from rlhfsim.what_if.engine import Change, Question, first_of_each, first_that, setting
+from rlhfsim.what_if.engine import Question
 from rlhfsim.what_if.estimate import planned, priced_placement
+from rlhfsim.what_if.points import Change, asking, first_of_each, points, setting
 from rlhfsim.what_if.verdict import check_plan, fitting, put_to
 
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
@@ -70,36 +71,30 @@ def remedies(request: Request, typed: Mapping[str, str] | None = None) -> tuple[
     fix a layout, by role, of a command that knows no other restriction; None: `--fix` and all others. Where
     time is up, those that were found before.
     """
-    return first_of_each(_families(request, typed), lambda asked: _with_it(request, *asked))
+    question = Question(request=request)
+    return first_of_each(_remedies(question, family) for family in _families(request, typed))
 
 
-Asked = tuple[str, Callable[[], Request]]
-"""What the user types, and the question that it then is."""
+def _remedies(question: Question, family: Iterable[Change]) -> Iterator[Remedy]:
+    """The changes of a family with which something fits."""
+    asked = question.request.workload
+    for point in points(question, family, fitting, skipped=(RlhfsimError,)):
+        other, step_s = point.answer.question.request, point.answer.answer.seconds
+        yield Remedy(
+            change=point.name,
+            step_s=step_s,
+            usd_per_step=usd_per_step(other.cluster, step_s, other.price),
+            other_work=(other.workload.lora, other.workload.reward) != (asked.lora, asked.reward),
+        )
 
 
-def _with_it(request: Request, text: str, changed: Callable[[], Request]) -> Remedy | None:
-    try:
-        other = changed()
-    except RlhfsimError:  # a question that cannot be put
-        return None
-    if (met := fitting(other)) is None:
-        return None
-    work, asked = met.workload, request.workload
-    return Remedy(
-        change=text,
-        step_s=met.candidate.seconds,
-        usd_per_step=usd_per_step(other.cluster, met.candidate.seconds, other.price),
-        other_work=(work.lora, work.reward) != (asked.lora, asked.reward),
-    )
-
-
-def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Iterable[Asked]]:
+def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Iterable[Change]]:
     yield _restrictions(request, typed)
     yield _others(request)
     for name in ("adam8bit", "lora", *(["fp8"] if request.workload.generates else [])):
         if name not in request.switches:
             names = request.allow | {name}
-            yield [_with(request, f"--allow {','.join(sorted(names))}", allow=names)]
+            yield [asking(f"--allow {','.join(sorted(names))}", allow=names)]
     if request.workload.has_reward_model:
         rules = Reward(rules=request.workload.reward.rules or Rules())
         text = (
@@ -107,18 +102,14 @@ def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Ite
             if request.workload.reward.rules
             else "--reward none --rules seconds_per_sample=5ms"
         )
-        yield [_with(request, text, workload=replace(request.workload, reward=rules))]
+        yield [asking(text, workload=replace(request.workload, reward=rules))]
     yield _more_gpus(request)
     yield _larger_gpus(request)
     if request.max_oom < RISKIEST and typed is None:
-        yield [_with(request, f"--max-oom {RISKIEST:g}", max_oom=RISKIEST)]
+        yield [asking(f"--max-oom {RISKIEST:g}", max_oom=RISKIEST)]
 
 
-def _with(request: Request, text: str, **fields: Any) -> Asked:
-    return text, lambda: replace(request, **fields)
-
-
-def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator[Asked]:
+def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator[Change]:
     """Each option that narrows the question left out, then all of them."""
     free: dict[str, dict[str, Any]] = {}
     for name in sorted(request.forbid):
@@ -133,7 +124,7 @@ def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator
             option = "--require memory" if name == "max_memory" else f"--{name.replace('_', '-')}"
             free[option] = {name: None}
     for option, values in free.items():
-        yield _with(request, f"without {option}", **values)
+        yield asking(f"without {option}", **values)
     if len(free) > 1:
         every = dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role", "max_memory"))
         opened: dict[str, Any] = {
@@ -142,34 +133,37 @@ def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator
             "forbid": frozenset(),
             **every,
         }
-        yield _with(request, f"without {' '.join(free)}", **opened)
+        yield asking(f"without {' '.join(free)}", **opened)
 
 
-def _others(request: Request) -> Iterator[Asked]:
+def _others(request: Request) -> Iterator[Change]:
     """Another backend, of the same framework where one is named, or another framework."""
     named = request.framework not in (None, ANY)
     for backend in request.runs.trainers if named and request.runs else BACKENDS:
         if backend != request.backend:
-            yield f"--backend {backend}", partial(put_to, request, request.framework, backend)
+            yield _put(f"--backend {backend}", request.framework, backend)
     own = request.runs.name if request.runs else None
     for runs in frameworks():
         if runs.name != own:
             backend = runs.usual_trainer(models_of(request.workload).actor)
-            text = f"--framework {runs.name} --backend {backend}"
-            yield text, partial(put_to, request, runs.name, backend)
+            yield _put(f"--framework {runs.name} --backend {backend}", runs.name, backend)
 
 
-def _more_gpus(request: Request) -> Iterator[Asked]:
+def _put(text: str, framework: str | None, backend: Backend) -> Change:
+    return setting(text, {"request": partial(put_to, framework=framework, backend=backend)})
+
+
+def _more_gpus(request: Request) -> Iterator[Change]:
     pool, *others = request.cluster.node_groups
     if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
         return
     for factor in MORE_GPUS:
         group = pool.sized(pool.gpus * factor, pool.profile.node.gpus)
         cluster = replace(request.cluster, node_groups=(group, *others))
-        yield _with(request, f"--gpus {group.gpus}", cluster=cluster)
+        yield asking(f"--gpus {group.gpus}", cluster=cluster)
 
 
-def _larger_gpus(request: Request) -> Iterator[Asked]:
+def _larger_gpus(request: Request) -> Iterator[Change]:
     """As many GPUs with more memory, of the same vendor."""
     pool = request.cluster.node_group
     if len(request.cluster.node_groups) > 1:
@@ -178,7 +172,7 @@ def _larger_gpus(request: Request) -> Iterator[Asked]:
         profile = group.profile
         if profile.memory.value > pool.profile.memory.value:
             cluster = replace(request.cluster, node_groups=(group,))
-            yield _with(request, f"--gpu {profile.aliases[0]}", cluster=cluster)
+            yield asking(f"--gpu {profile.aliases[0]}", cluster=cluster)
 
 
 def same_vendor(pool: NodeGroup, names: Iterable[str]) -> Iterator[NodeGroup]:
@@ -195,8 +189,8 @@ def remedy(placement: Placement, workload: Workload, cluster: Cluster) -> str | 
     question = Question(request=Request(cluster=cluster, workload=workload), placement=placement)
     edits = list(_edits(placement))
     pairs = [_both(a, b) for a, b in list(combinations(edits, 2))[:MAX_PAIRS]]
-    fitting = first_that(question, [*edits, *pairs], _fits)
-    return fitting[0] if fitting else None
+    fit = next(points(question, [*edits, *pairs], _fits), None)
+    return fit.name if fit else None
 
 
 def _both(one: Change, other: Change) -> Change:

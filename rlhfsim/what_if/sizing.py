@@ -17,16 +17,17 @@ most of a hopeless size is excluded by the bounds of `search.branch_and_bound` w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
-from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
+from rlhfsim.search.requirements import narrowed, verdicts
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import Models, models_of
@@ -37,8 +38,8 @@ from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
-from rlhfsim.what_if.risk.odds import Odds, odds
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.points import Change, points, setting
+from rlhfsim.what_if.risk.odds import UNTARGETED, Odds, Targets
 from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 
 Aim = Literal["gpus", "cost"]
@@ -131,11 +132,6 @@ def floor_seconds(request: Request, models: Models) -> float:
     return sum(_call_flop(call, request.workload, models) for call in dataflow(request.workload)) / rate
 
 
-def tokens_of(workload: Workload) -> float:
-    """Tokens of a step, padding left out."""
-    return sequences_of(replace(workload, packing=True)).tokens
-
-
 def _call_flop(call: Call, workload: Workload, models: Models) -> float:
     """Least matrix FLOP of one call: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
     if call.kind == "sync" or call.role == "rules":
@@ -158,25 +154,11 @@ def _call_flop(call: Call, workload: Workload, models: Models) -> float:
 
 
 def size(
-    request: Request,
-    profiles: Sequence[Profile],
-    requirements: Sequence[Requirement],
-    *,
-    aim: Aim = "gpus",
-    max_gpus: int = 512,
-    steps: int | None = None,
-    confidence: float | None = None,
+    request: Request, profiles: Sequence[Profile], targets: Targets, *, aim: Aim = "gpus", max_gpus: int = 512
 ) -> Sizing:
-    """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets.
-
-    `confidence`: with at least this probability it fits and meets all; None: by the plan's own figures.
-    """
-    wanted = narrowed(request, requirements)
-    trials = [
-        t
-        for profile in profiles
-        for t in _trials_of(wanted, profile, requirements, aim, max_gpus, steps, confidence)
-    ]
+    """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets."""
+    wanted = narrowed(request, targets.requirements)
+    trials = tuple(t for profile in profiles for t in _trials_of(wanted, profile, targets, aim, max_gpus))
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.outcome == "meets"), key=lambda t: _rank(t, aim)):
         best.setdefault(trial.gpu, trial)
@@ -184,10 +166,24 @@ def size(
     return Sizing(
         best=ranked[0] if ranked else None,
         per_gpu=ranked,
-        trials=tuple(trials),
+        trials=trials,
         break_even=tuple(_break_even_prices(ranked)),
         larger=_larger(wanted, ranked[0], profiles, max_gpus) if ranked and aim == "gpus" else None,
     )
+
+
+def on_sizes(profile: Profile, counts: Iterable[int]) -> Iterator[Change]:
+    """The axis of some numbers of one kind of GPU."""
+    for gpus in counts:
+        yield setting(str(gpus), {"request": partial(resized, profile=profile, gpus=gpus)})
+
+
+def _tried(
+    request: Request, profile: Profile, counts: Iterable[int], ask: Callable[[Request], Trial | None]
+) -> Iterator[Trial]:
+    """Some sizes of one kind of GPU, each when its turn comes."""
+    axis = on_sizes(profile, counts)
+    return (point.answer for point in points(Question(request=request), axis, lambda q: ask(q.request)))
 
 
 def _larger(request: Request, best: Trial, profiles: Sequence[Profile], max_gpus: int) -> Trial | None:
@@ -195,13 +191,12 @@ def _larger(request: Request, best: Trial, profiles: Sequence[Profile], max_gpus
     profile = next(p for p in profiles if p.name == best.gpu)
     _, seconds, usd = best.values
     beyond = [n for n in sizes(profile.node.gpus, max_gpus) if n > best.gpus][:LARGER]
-    for sized in (resized(request, profile, gpus) for gpus in beyond):
+
+    def cheaper(sized: Request) -> Trial | None:
         rate = usd_per_step(sized.cluster, 1.0, request.price)
-        if rate:
-            trial = attempt(sized, (), min(seconds, usd / rate), None)
-            if trial.plan is not None:
-                return trial
-    return None
+        return attempt(sized, min(seconds, usd / rate)) if rate else None
+
+    return next((t for t in _tried(request, profile, beyond, cheaper) if t.plan is not None), None)
 
 
 def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
@@ -210,39 +205,30 @@ def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
 
 
 def _trials_of(
-    request: Request,
-    profile: Profile,
-    requirements: Sequence[Requirement],
-    aim: Aim,
-    max_gpus: int,
-    steps: int | None,
-    confidence: float | None,
+    request: Request, profile: Profile, targets: Targets, aim: Aim, max_gpus: int
 ) -> Iterator[Trial]:
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
-    tokens = tokens_of(request.workload)
+    cheapest, before, node = math.inf, 0, profile.node.gpus
 
-    def tried(gpus: int, cheapest: float = math.inf) -> Trial:
-        sized = resized(request, profile, gpus)
-        target = most_seconds(sized, requirements, tokens, steps)
-        rate = usd_per_step(sized.cluster, 1.0) or 1.0
-        limit = min(target, cheapest / rate) if aim == "cost" else target
-        trial = attempt(sized, requirements, limit, steps, confidence)
-        worse = limit < target and trial.outcome in ("too slow", "skipped")
+    def meeting(sized: Request) -> Trial:
+        target, rate = targets.most_s(sized), usd_per_step(sized.cluster, 1.0) or 1.0
+        trial = attempt(sized, min(target, cheapest / rate), targets)
+        worse = trial.limit_s < target and trial.outcome in ("too slow", "skipped")
         return replace(trial, outcome="no better") if worse else trial
 
-    cheapest, before = math.inf, 0
-    for gpus in sizes(profile.node.gpus, max_gpus):
-        trial = tried(gpus, cheapest)
+    for trial in _tried(request, profile, sizes(node, max_gpus), meeting):
         yield trial
-        if trial.outcome == "meets":
-            if aim == "gpus":
-                for smaller in map(tried, between(before, gpus, profile.node.gpus)):
-                    yield smaller
-                    if smaller.outcome == "meets":
-                        return
-                return
+        if trial.outcome != "meets":
+            pass
+        elif aim == "cost":
             cheapest = trial.values[2]
-        before = gpus
+        else:
+            for smaller in _tried(request, profile, between(before, trial.gpus, node), meeting):
+                yield smaller
+                if smaller.outcome == "meets":
+                    return
+            return
+        before = trial.gpus
 
 
 def between(low: int, high: int, per_node: int) -> list[int]:
@@ -254,52 +240,37 @@ def between(low: int, high: int, per_node: int) -> list[int]:
     return inner[::stride]
 
 
-def attempt(
-    request: Request,
-    requirements: Sequence[Requirement],
-    limit: float,
-    steps: int | None,
-    confidence: float | None = None,
-) -> Trial:
+def attempt(request: Request, limit: float = math.inf, targets: Targets = UNTARGETED) -> Trial:
     """One size: skipped by its floor, or searched for plans of at most `limit` seconds."""
-    cluster, models = request.cluster, models_of(request.workload)
-    floor = floor_seconds(request, models)
-    name = cluster.node_group.profile.name
-    trial = Trial(gpu=name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)
+    floor, group = floor_seconds(request, models_of(request.workload)), request.cluster.node_group
+    trial = Trial(
+        gpu=group.profile.name, gpus=request.cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit
+    )
     if floor > limit:
         return trial
     request = trained(request)
-    cluster = request.cluster
     result = answer(Question(request=request).scoped(below=math.nextafter(limit, math.inf)))
     trial = replace(trial, certificate=result.certificate)
     if result.best is None:
         slow = result.certificate.bounded > 0  # what the limit, not memory, excluded
         return replace(trial, outcome="too slow" if slow else "does not fit")
-    candidates = [result.best, *(c for c in result.rivals if confidence and c.seconds <= limit)]
+    others = (c for c in result.rivals if targets.confidence and c.seconds <= limit)
     tried: list[Trial] = []
-    for candidate in candidates:
-        plan = plan_of(candidate, request.workload, models, cluster, request.price)
+    for candidate in (result.best, *others):
+        plan = plan_for(request, candidate)
         plan = replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
-        tried.append(_judged(replace(trial, plan=plan), request, requirements, steps, confidence))
+        tried.append(_judged(replace(trial, plan=plan), plan, request, targets))
         if tried[-1].outcome == "meets":
             return tried[-1]
     return tried[0]
 
 
-def _judged(
-    trial: Trial,
-    request: Request,
-    requirements: Sequence[Requirement],
-    steps: int | None,
-    confidence: float | None,
-) -> Trial:
+def _judged(trial: Trial, plan: Plan, request: Request, targets: Targets) -> Trial:
     """A size with one of its plans, held against the targets."""
-    assert trial.plan is not None
-    if confidence is None:
-        meets = all(v.met for v in verdicts(requirements, trial.plan, steps))
+    if targets.confidence is None:
+        meets = all(v.met for v in verdicts(targets.requirements, plan, targets.steps))
         return replace(trial, outcome="meets" if meets else "misses")
-    look = outlook(trial.plan, request.cluster, steps, usd_per_hour=request.price)
-    known = odds(requirements, look, confidence)
+    known = targets.odds(request, plan)
     return replace(trial, outcome="meets" if known.meets else "misses", odds=known)
 
 
@@ -323,11 +294,11 @@ def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:
 
 def fronts(request: Request, profiles: Sequence[Profile], max_gpus: int) -> tuple[Trial, ...]:
     """The best plan of every size of every kind that no other one beats in GPUs, time and money."""
-    trials = [
-        attempt(resized(request, profile, gpus), (), math.inf, None)
+    trials = (
+        trial
         for profile in profiles
-        for gpus in sizes(profile.node.gpus, max_gpus)
-    ]
+        for trial in _tried(request, profile, sizes(profile.node.gpus, max_gpus), attempt)
+    )
     fitting = [t for t in trials if t.plan is not None]
     best = undominated([t.values for t in fitting])
     return tuple(sorted((fitting[i] for i in best), key=lambda t: t.values))

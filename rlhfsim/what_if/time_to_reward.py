@@ -25,11 +25,10 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.specs.loading import checked, convert, parse_yaml, read_text
-from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Text
 from rlhfsim.specs.workload.workload import Count
 from rlhfsim.what_if.curve_files import rows_of
@@ -196,7 +195,7 @@ def _schedules(request: Request) -> Iterator[Request]:
 
 def _reached(request: Request, best: Candidate, learning: Learning, samples: float) -> Reached:
     work = request.workload
-    plan = plan_of(best, work, models_of(work), request.cluster, request.price)
+    plan = plan_for(request, best)
     age = 0.0
     if plan.placement.schedule.asynchronous:
         priced = priced_placement(best.placement, work, request.cluster)

@@ -7,7 +7,7 @@ left fits, or does not by pool, phase and bytes (exit code 1).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
@@ -23,10 +23,10 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import compared
 from rlhfsim.what_if.engine import Question, good, variants
 from rlhfsim.what_if.estimate import priced_placement
+from rlhfsim.what_if.points import Point, asking, points
 
 ASKED: Mapping[str, str] = {
     "residency=swapped": "reference swapped in place of the actor",
@@ -48,24 +48,19 @@ def check_question(request: Request) -> None:
         raise error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
-    """A plan that fits, and the workload of those that the question allows."""
-
-    workload: Workload
-    candidate: Candidate
-
-
-def fitting(request: Request) -> Fitting | None:
+def fitting(question: Question) -> Point[Candidate] | None:
     """A good plan of a question, asked as a command asks it; None where it is refused or nothing fits."""
     try:
-        check_question(request)
+        check_question(question.request)
     except RlhfsimError:
         return None
-    for work in variants(request):
-        if (plan := good(Question(request=replace(request, workload=work)))) is not None:
-            return Fitting(workload=work, candidate=plan)
-    return None
+    axis = (asking(workload=work) for work in variants(question.request))
+    return next(points(question, axis, good), None)
+
+
+def aside(question: Question) -> Candidate | None:
+    """A good plan of a question; None where it is refused or nothing fits."""
+    return None if refusal(question.request) else good(question)
 
 
 def check_plan(plan: Plan, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from rlhfsim.search.candidates import Candidate, risk, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.excluded import Exclusion, why_excluded
 from rlhfsim.search.explain import Term, terms
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, switched
 from rlhfsim.search.role_fields import named
@@ -32,10 +32,10 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import memory_doubt
-from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
 from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.points import Line, asking, edge, geometric
 from rlhfsim.what_if.verdict import refusal
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
@@ -204,8 +204,7 @@ def _with(question: Question, workload: Workload) -> Question:
 
 
 def _compared(alternative: Alternative, chosen: Plan, best: Candidate, certificate: Certificate) -> WhyNot:
-    request = alternative.question.request
-    plan = plan_of(best, request.workload, alternative.question.models, request.cluster, request.price)
+    plan = plan_for(alternative.question.request, best)
     return WhyNot(
         choice=alternative.text,
         plan=plan,
@@ -301,18 +300,16 @@ def _nothing(
 
 def nearest(question: Question) -> Placement | None:
     """A plan that fits with about the least more memory; None where `ROOMIER` does not suffice."""
-    plans: dict[float, Placement] = {}
 
-    def fits(factor: float) -> bool:
+    def roomy(factor: float) -> Placement | None:
         cluster = with_memory(question.request.cluster, factor, hosts=True)
-        roomy = replace(question.request, cluster=cluster, max_memory=None)
-        if plan := good(replace(question, request=roomy)):
-            plans[factor] = plan.placement
-        return plan is not None
+        plan = good(asking(cluster=cluster, max_memory=None).apply(question))
+        return plan.placement if plan else None
 
+    line = Line(roomy)
     for low, high in pairwise((1.0, *ROOMIER)):
-        if fits(high):
-            return plans[edge(low, high, fits, geometric, NARROWING)]
+        if line.at(high):
+            return line.at(edge(low, high, lambda factor: bool(line.at(factor)), geometric, NARROWING))
     return None
 
 

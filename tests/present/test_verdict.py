@@ -23,8 +23,8 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.verdict import verdict
 from rlhfsim.what_if.design import Design, design
-from rlhfsim.what_if.risk.choice import outlook_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
+from rlhfsim.what_if.risk.run import outlook_for
 
 QUESTIONS, RUNS = 5, 10
 """Drawn questions, and drawn runs of each."""
@@ -79,7 +79,7 @@ def test_a_report_begins_as_the_first_screen_over_drawn_questions(
     for answer in (answer_to(drawn) for _ in range(QUESTIONS)):
         assert answer.chosen is not None
         for targets, steps in (run_of(drawn) for _ in range(RUNS)):
-            run = asked_run(targets, steps, odds(targets, outlook_of(answer, answer.chosen, steps)))
+            run = asked_run(targets, steps, odds(targets, outlook_for(answer.request, answer.chosen, steps)))
             write_plan(path, replace(answer.chosen, run=run))
             page = plan_page(read_plan(path, as_priced=True))
             assert page.verdict == first_sentences(answer, run)

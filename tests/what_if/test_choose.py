@@ -11,6 +11,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.choose import choose, not_run, questions
+from rlhfsim.what_if.risk.odds import Targets
 from rlhfsim.what_if.scenarios.workers import local
 
 
@@ -20,7 +21,7 @@ def test_a_candidate_is_searched_with_what_its_framework_runs_and_costs() -> Non
     request = Request(cluster=here, workload=workload, framework="any")
     profile = here.node_group.profile
     asked = [q for q in questions(request, [profile], 2, 2) if q.framework in ("verl", "slime", "trl")]
-    options = choose(asked, confidence=0.8, runner=local(1))
+    options = choose(asked, Targets(), runner=local(1))
     assert len(options) == len(asked) == 5
     for option in options:
         assert option.plan is not None

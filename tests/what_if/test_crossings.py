@@ -13,8 +13,9 @@ Function = Callable[[float], float | None]
 
 
 def curve(a: Function, b: Function, xs: Sequence[float]) -> Curve:
-    found = Curve(lambda some: [Tried(x=x, a=a(x), b=b(x)) for x in some])
-    found.add(xs)
+    found = Curve(lambda x: Tried(x=x, a=a(x), b=b(x)))
+    for x in xs:
+        found.at(x)
     return found
 
 

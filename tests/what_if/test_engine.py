@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import rlhfsim
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import candidates, clock
 from rlhfsim.search.candidates import Steps, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.what_if.bisection import edge, geometric
-from rlhfsim.what_if.engine import (
-    Prices,
-    Question,
-    answer,
-    first_of_each,
-    first_that,
-    good,
-    search_of,
-    setting,
-)
+from rlhfsim.what_if.engine import Prices, Question, answer, good, search_of
+from rlhfsim.what_if.points import Change, Line, asking, edge, first_of_each, geometric, points, setting
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 QUESTION = Question(request=Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=WORK))
@@ -43,11 +36,36 @@ def test_a_change_puts_values_and_functions_at_dotted_paths() -> None:
     assert QUESTION.request.workload.prompts == 64
 
 
-def test_the_first_answer_of_each_family_is_taken_until_time_is_up() -> None:
-    families = ([1, 4, 9], iter([2, 3]), [], [16])
-    assert first_of_each(families, lambda n: -n if n % 2 == 0 else None) == (-4, -2, -16)
+def test_the_first_of_each_family_is_taken() -> None:
+    families = ([1, 4, 9], [2, 3], [], [16])
+    even = ((-n for n in family if n % 2 == 0) for family in families)
+    assert first_of_each(even) == (-4, -2, -16)
+
+
+def test_points_are_asked_one_after_the_other_until_somebody_has_enough_or_time_is_up() -> None:
+    asked: list[int] = []
+
+    def ask(question: Question) -> int | None:
+        asked.append(question.request.cluster.gpus)
+        return asked[-1] if asked[-1] > 2 else None
+
+    def axis() -> Iterator[Change]:
+        return (setting(f"{gpus}", {"request.cluster.node_groups.*.gpus": gpus}) for gpus in (1, 4, 8))
+
+    first = next(points(QUESTION, axis(), ask))
+    assert (first.name, first.answer, first.question.request.cluster.gpus) == ("4", 4, 4)
+    assert asked == [1, 4]
+    assert [point.answer for point in points(QUESTION, axis(), ask)] == [4, 8]
     with clock.within(1e-9):
-        assert first_of_each(([4], [2]), lambda n: n) == ()
+        assert not list(points(QUESTION, axis(), ask))
+
+
+def test_a_change_that_cannot_be_put_is_skipped_only_where_that_is_said() -> None:
+    axis = [asking(allow=frozenset({"nothing"})), asking("as it was")]
+    some = points(QUESTION, axis, lambda _: True, skipped=(RlhfsimError,))
+    assert [point.name for point in some] == ["as it was"]
+    with pytest.raises(RlhfsimError):
+        list(points(QUESTION, axis, lambda _: True))
 
 
 def test_a_placement_is_priced_again_under_the_change() -> None:
@@ -88,14 +106,12 @@ def test_many_questions_about_one_narrower_request_share_its_tables() -> None:
     assert prices.again(replace(narrower, backend="fsdp2")) is prices  # nothing of it is priced yet
 
 
-def test_the_first_change_with_an_answer_is_named() -> None:
-    changes = [setting(f"{gpus}", {"request.cluster.node_groups.*.gpus": gpus}) for gpus in (1, 4, 8)]
-
-    def enough(question: Question) -> int | None:
-        return question.request.cluster.gpus if question.request.cluster.gpus > 2 else None
-
-    assert first_that(QUESTION, changes, enough) == ("4", 4)
-    assert first_that(QUESTION, changes[:1], enough) is None
+def test_a_value_of_a_line_is_asked_once() -> None:
+    asked: list[float] = []
+    line = Line(lambda x: asked.append(x) or -x)  # type: ignore[func-returns-value]
+    assert [line.at(x) for x in (2.0, 1.0, 2.0)] == [-2.0, -1.0, -2.0]
+    assert asked == [2.0, 1.0]
+    assert line.ordered == (-1.0, -2.0)
 
 
 def test_halving_finds_the_edge_on_either_side_and_in_equal_factors() -> None:

@@ -9,9 +9,10 @@ from rlhfsim.search import clock
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if import engine, missed_targets
+from rlhfsim.what_if import missed_targets, points
 from rlhfsim.what_if.engine import Question, good
-from rlhfsim.what_if.missed_targets import Targets, that_meet
+from rlhfsim.what_if.missed_targets import that_meet
+from rlhfsim.what_if.risk.odds import Targets
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=256, samples=8)
 
@@ -41,7 +42,7 @@ def test_nothing_is_named_where_no_change_meets_the_target() -> None:
 def test_no_change_is_tried_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(cluster=rlhfsim.parse_cluster(1, "a100"), workload=WORK)
     tried = []
-    monkeypatch.setattr(engine, "mapped", lambda function, items: [function(x) for x in items])
+    monkeypatch.setattr(points, "mapped", lambda function, items: [function(x) for x in items])
     monkeypatch.setattr(missed_targets, "good", lambda question: tried.append(question))
     assert that_meet(request, missed("step_time<1h")) == ()
     assert tried

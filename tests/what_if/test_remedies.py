@@ -10,7 +10,7 @@ import rlhfsim
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if import engine, remedies
+from rlhfsim.what_if import points, remedies
 from rlhfsim.what_if.design import design
 
 WORK = Workload(algorithm="grpo", model="qwen3-8b", prompts=16, samples=4)
@@ -44,7 +44,7 @@ def test_what_is_missing_and_what_would_fit_is_tried() -> None:
 
 def test_no_change_is_tried_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Request] = []
-    monkeypatch.setattr(engine, "mapped", lambda function, items: [function(x) for x in items])
+    monkeypatch.setattr(points, "mapped", lambda function, items: [function(x) for x in items])
     monkeypatch.setattr(remedies, "fitting", tried.append)
     with clock.within(1e-9):
         assert remedies.remedies(ASKED) == ()

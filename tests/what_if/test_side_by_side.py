@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -120,7 +119,7 @@ def test_a_large_policy_is_led_alike_wherever_nobody_was_named() -> None:
     asked = trained(Request(cluster=cluster, workload=LARGE))
     assert (asked.framework, asked.backend) == ("verl", "fsdp2")  # Megatron-Core has no plan there
     assert trained(asked) == asked
-    trial = attempt(Request(cluster=cluster, workload=LARGE), (), inf, None)
+    trial = attempt(Request(cluster=cluster, workload=LARGE))
     assert trial.plan is not None
     assert trial.plan.framework == "verl"
     for named in ({"framework": "rlhfsim"}, {"backend": "deepspeed"}):

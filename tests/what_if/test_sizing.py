@@ -16,7 +16,7 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if import sizing
 from rlhfsim.what_if.design import design
-from rlhfsim.what_if.risk.odds import Odds
+from rlhfsim.what_if.risk.odds import Odds, Targets
 from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))
@@ -41,7 +41,7 @@ def every() -> dict[tuple[str, int], tuple[float, float]]:
 
 @cache
 def answer(text: str, aim: str) -> Sizing:
-    return size(SMALL, KINDS, [requirement(text)], aim=aim, max_gpus=MOST)  # type: ignore[arg-type]
+    return size(SMALL, KINDS, Targets(requirements=[requirement(text)]), aim=aim, max_gpus=MOST)  # type: ignore[arg-type]
 
 
 def test_sizes_are_powers_of_two_in_a_node_then_whole_nodes() -> None:
@@ -73,17 +73,20 @@ def test_the_fewest_gpus_are_those_that_trying_every_size_finds(share: float) ->
 
 
 def test_a_confidence_is_looked_for_in_every_plan_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    sized, asked = resized(SMALL, KINDS[0], MOST), [requirement("step_time<1h")]
-    fastest = sizing.attempt(sized, asked, 3600.0, None, 0.8)
+    sized, asked = (
+        resized(SMALL, KINDS[0], MOST),
+        Targets(requirements=[requirement("step_time<1h")], confidence=0.8),
+    )
+    fastest = sizing.attempt(sized, 3600.0, asked)
     assert fastest.plan is not None
     quick = fastest.plan.prediction.step_s
     slower = property(lambda known: known.verdicts[0].actual > quick)
     monkeypatch.setattr(Odds, "meets", slower)
-    other = sizing.attempt(sized, asked, 3600.0, None, 0.8)
+    other = sizing.attempt(sized, 3600.0, asked)
     assert other.outcome == "meets"
     assert other.plan is not None
     assert other.plan.prediction.step_s > quick
-    assert sizing.attempt(sized, asked, quick * 1.000001, None, 0.8).outcome == "misses"
+    assert sizing.attempt(sized, quick * 1.000001, asked).outcome == "misses"
 
 
 @pytest.mark.parametrize("share", [0.5, 1.1])
@@ -109,11 +112,11 @@ def test_a_target_out_of_reach_is_told_by_every_size() -> None:
 
 
 def test_a_target_on_memory_is_kept() -> None:
-    found = size(SMALL, KINDS[:1], [requirement("memory<30GB")], max_gpus=MOST)
+    found = size(SMALL, KINDS[:1], Targets(requirements=[requirement("memory<30GB")]), max_gpus=MOST)
     assert found.best is not None
     assert found.best.plan is not None
     assert found.best.plan.prediction.peak_memory_bytes < 30e9
-    nothing = size(SMALL, KINDS[:1], [requirement("memory<2GB")], max_gpus=2)
+    nothing = size(SMALL, KINDS[:1], Targets(requirements=[requirement("memory<2GB")]), max_gpus=2)
     assert {t.outcome for t in nothing.trials} == {"does not fit"}
 
 

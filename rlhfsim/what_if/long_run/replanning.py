@@ -25,7 +25,7 @@ from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, judged, risk
 from rlhfsim.search.parallel import mapped
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
@@ -261,9 +261,7 @@ class _Table:
         request, part = self.asked[k], self.parts[k]
         found = self.candidate(placement, k)
         assert found is not None
-        workload = request.workload
-        models = models_of(workload)
-        plan = plan_of(found, workload, models, request.cluster, request.price)
+        plan = plan_for(request, found)
         step = plan.prediction.step_s
         now = low = high = step
         if part.low < part.high:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlhfsim.plan import Plan
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.risk.odds import together
-from rlhfsim.what_if.risk.run import Outlook, outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.work import work_of
 
 NEAR = 0.1
@@ -18,19 +17,13 @@ CLEARLY = 0.01
 """Probability that another plan must add; else the simplest one stays."""
 
 
-def outlook_of(answer: Design, plan: Plan, steps: int | None) -> Outlook:
-    """The draws of a plan of an answer."""
-    request = answer.request
-    return outlook(plan, request.cluster, steps, usd_per_hour=request.price)
-
-
 def chances(
     answer: Design, requirements: Sequence[Requirement], steps: int | None
 ) -> tuple[float, float] | None:
     """Probabilities that the chosen plan and that of the other side fit and meet all; None without either."""
     if answer.chosen is None or answer.other_side is None:
         return None
-    mine, its = (outlook_of(answer, plan, steps) for plan in (answer.chosen, answer.other_side))
+    mine, its = (outlook_for(answer.request, plan, steps) for plan in (answer.chosen, answer.other_side))
     return together(requirements, mine), together(requirements, its)
 
 
@@ -44,7 +37,9 @@ def likeliest(answer: Design, requirements: Sequence[Requirement], steps: int | 
         for plan in (answer.best, *answer.runners_up)
         if work_of(plan).same(work) and plan.prediction.step_s <= most
     ]
-    likely = [together(requirements, outlook_of(answer, plan, steps)) for plan in (answer.chosen, *near)]
+    likely = [
+        together(requirements, outlook_for(answer.request, plan, steps)) for plan in (answer.chosen, *near)
+    ]
     now, best = likely[0], max(likely)
     if best < now + CLEARLY:
         return answer

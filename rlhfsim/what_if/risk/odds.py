@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from rlhfsim import units
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.plan import AskedRun, RunOdds, RunTarget
-from rlhfsim.search.requirements import CONFIDENCE, Requirement, Verdict, meets, verdicts
-from rlhfsim.what_if.risk.run import Outlook
+from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget
+from rlhfsim.search.request import Request
+from rlhfsim.search.requirements import CONFIDENCE, Requirement, Verdict, meets, most_seconds, verdicts
+from rlhfsim.training.packing import sequences_of
+from rlhfsim.what_if.risk.run import Outlook, outlook_for
 from rlhfsim.what_if.risk.step import Floats
 
 
@@ -57,6 +59,29 @@ def odds(requirements: Sequence[Requirement], look: Outlook, confidence: float =
         usd=None if spent is None else quantiles(spent),
         confidence=confidence,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What is asked of the plans of a question."""
+
+    requirements: Sequence[Requirement] = ()
+    steps: int | None = None
+    """Of the whole run; None: unknown."""
+    confidence: float | None = None
+    """Probability with which a plan must fit and meet all; None: by its own figures."""
+
+    def most_s(self, request: Request) -> float:
+        """Seconds of the longest step that meets all that limits time, throughput, money and energy."""
+        tokens = sequences_of(replace(request.workload, packing=True)).tokens  # padding left out
+        return most_seconds(request, self.requirements, tokens, self.steps)
+
+    def odds(self, request: Request, plan: Plan) -> Odds:
+        """What is asked, with probabilities, of a plan of the question."""
+        return odds(self.requirements, outlook_for(request, plan, self.steps), self.confidence or CONFIDENCE)
+
+
+UNTARGETED = Targets()
 
 
 def asked_run(requirements: Sequence[Requirement], steps: int | None, known: Odds | None) -> AskedRun | None:

@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
 from rlhfsim.simulation.noise import Draws, Noise, generator
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.quantities import Coefficient
@@ -141,6 +142,11 @@ def _steps_drawn(priced: PricedPlacement, seed: int) -> Sequence[float]:
     draws = Draws(setting, Noise(lengths=True), seed)
     schedule = setting.placement.schedule
     return [closed_form(draws.program(priced.kv_tokens, i), schedule).seconds for i in range(LENGTH_DRAWS)]
+
+
+def outlook_for(request: Request, plan: Plan, steps: int | None = None) -> Outlook:
+    """The draws of a plan of a question, at its price."""
+    return outlook(plan, request.cluster, steps, usd_per_hour=request.price)
 
 
 def outlook(

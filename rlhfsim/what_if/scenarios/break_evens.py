@@ -7,7 +7,6 @@ from itertools import islice, pairwise
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.search.request import Request
 from rlhfsim.what_if.dotted_paths import dimension, keys, value_at
 from rlhfsim.what_if.scenarios import missed
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
@@ -67,7 +66,7 @@ class BreakEvenQuestion:
         else:
             self.xs = sorted(set(values))
         self._check_known()
-        self.requests = [request for x in self.xs for request in self._requests(x)]
+        self.requests = [case.request for x in self.xs for case in self._sides(x) if case is not None]
 
     def _place(self, *keys: str) -> Place:
         return self.cases.source.place((*self.at, *keys))
@@ -134,19 +133,12 @@ class BreakEvenQuestion:
             case.name, {path: int(x) if self.whole else x}, {path: self._place("vary")}, on=case
         )
 
-    def _requests(self, x: float) -> list[Request]:
-        return [case.request for case in self._sides(x) if case is not None]
-
-    def tried(self, xs: Sequence[float], designs: Designs) -> list[Tried]:
-        """Both sides at several values, searched together."""
-        designs.ensure([request for x in xs for request in self._requests(x)])
-        trials = []
-        for x in xs:
-            a, b = (
-                None if c is None else self._value(result(c, designs.of(c.request))) for c in self._sides(x)
-            )
-            trials.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
-        return trials
+    def tried(self, x: float, designs: Designs) -> Tried:
+        """Both sides at a value."""
+        sides = self._sides(x)
+        designs.ensure([case.request for case in sides if case is not None])
+        a, b = (None if c is None else self._value(result(c, designs.of(c.request))) for c in sides)
+        return Tried(x=x, a=a, b=b if self.b is not None else self.target)
 
     def _other_work(self, designs: Designs) -> tuple[str, ...]:
         """What of the work of both sides differs, at either end of the range."""
@@ -164,8 +156,9 @@ class BreakEvenQuestion:
 
     def answer(self, designs: Designs) -> PointBreakEven:
         """Crossings over the range, in numbers and in words."""
-        curve = Curve(lambda xs: self.tried(xs, designs))
-        curve.add(self.xs)
+        curve = Curve(lambda x: self.tried(x, designs))
+        for x in self.xs:
+            curve.at(x)
         listed = self.text.among is not None
         crossings: list[Crossing] = (
             [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))

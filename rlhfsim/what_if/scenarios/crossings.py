@@ -13,7 +13,7 @@ Two crossings between neighbouring samples are not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from rlhfsim.what_if.bisection import edge, geometric
+from rlhfsim.what_if.points import Line, edge, geometric
 from rlhfsim.what_if.scenarios.result import Tried
 
 SAMPLES = 9
@@ -72,29 +72,8 @@ def state(tried: Tried) -> State:
     return "same" if abs(g) <= SAME else "less" if g < 0 else "more"
 
 
-class Curve:
-    """What was tried so far, and how to try more."""
-
-    def __init__(self, evaluate: Callable[[Sequence[float]], Sequence[Tried]]) -> None:
-        """`evaluate` designs both sides at several values."""
-        self.evaluate = evaluate
-        self.tried: dict[float, Tried] = {}
-
-    def at(self, x: float) -> Tried:
-        """One value."""
-        if x not in self.tried:
-            self.add([x])
-        return self.tried[x]
-
-    def add(self, xs: Sequence[float]) -> None:
-        """Several values at once."""
-        new = [x for x in xs if x not in self.tried]
-        self.tried |= dict(zip(new, self.evaluate(new), strict=True)) if new else {}
-
-    @property
-    def ordered(self) -> tuple[Tried, ...]:
-        """Everything that was tried, ascending."""
-        return tuple(self.tried[x] for x in sorted(self.tried))
+class Curve(Line[Tried]):
+    """Both sides at the values that were tried."""
 
     def crossings(self, tolerance: float, *, whole: bool) -> Iterator[Crossing]:
         """Every change of state between neighbouring samples, narrowed to `tolerance`."""
@@ -119,8 +98,8 @@ class Curve:
 
         smallest = min(abs(low), abs(high)) or abs(high - low)
         x = float(brentq(g, low, high, xtol=tolerance * smallest, rtol=tolerance))
-        below = max(t for t in self.tried if t < x or t == low)
-        above = min(t for t in self.tried if t > x or t == high)
+        below = max(t for t in self.answers if t < x or t == low)
+        above = min(t for t in self.answers if t > x or t == high)
         apart = above - below > 4 * tolerance * max(abs(below), abs(above))
         return Crossing(x=x, jump=min(abs(g(below)), abs(g(above))) > JUMP and not apart)
 

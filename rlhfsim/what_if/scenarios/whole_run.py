@@ -27,7 +27,7 @@ from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.curve_files import rows_of
 from rlhfsim.what_if.risk.odds import odds
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
 from rlhfsim.what_if.scenarios.document import FaultsText, RunText
 from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
@@ -77,8 +77,7 @@ def _targets(
     """Failures come at the published rate of the profile, whatever the scenario says of them."""
     if requirements:
         length = None if steps is None else max(1, round(steps))
-        look = outlook(plan, case.request.cluster, length, usd_per_hour=case.request.price)
-        for verdict in odds(requirements, look).verdicts:
+        for verdict in odds(requirements, outlook_for(case.request, plan, length)).verdicts:
             asked = verdict.requirement
             yield PointTarget(
                 text=asked.text,

@@ -1,0 +1,136 @@
+"""Points along an axis: one question under one change after the other, each asked when its turn comes.
+
+    points(question, axis, ask)
+
+What else fits, the first that meets a target, the fewest GPUs, the batch worth most: each is a fold over
+points, and who has enough stops listening. A `Line` is an axis of numbers, each asked once, on which halving
+finds where something begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.search import clock
+from rlhfsim.search.parallel import mapped
+from rlhfsim.what_if.dotted_paths import keys, put
+from rlhfsim.what_if.engine import Question
+
+T = TypeVar("T")
+MAX_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another question, and its name in words."""
+
+    name: str
+    apply: Callable[[Question], Question]
+
+
+def setting(name: str, values: Mapping[str, Any]) -> Change:
+    """The change that puts values, or functions of what stands there, at dotted paths, in this order."""
+
+    def apply(question: Question) -> Question:
+        for path, given in values.items():
+            question = put(question, keys(path), given)
+        return question
+
+    return Change(name=name, apply=apply)
+
+
+def asking(name: str = "", **fields: Any) -> Change:
+    """The change of some fields of the request."""
+    return setting(name, {"request": partial(replace, **fields)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Generic[T]):
+    """A question on an axis, and its answer."""
+
+    name: str
+    question: Question
+    answer: T
+
+
+def points(
+    question: Question,
+    axis: Iterable[Change],
+    ask: Callable[[Question], T | None],
+    *,
+    skipped: tuple[type[RlhfsimError], ...] = (),
+) -> Iterator[Point[T]]:
+    """The questions along an axis that have an answer, until time is up.
+
+    `skipped`: errors of changes that the question cannot have.
+    """
+    for change in axis:
+        if clock.over():
+            return
+        try:
+            asked = change.apply(question)
+        except skipped:
+            continue
+        if (answer := ask(asked)) is not None:
+            yield Point(name=change.name, question=asked, answer=answer)
+
+
+def first_of_each(families: Iterable[Iterator[T]]) -> tuple[T, ...]:
+    """The first of every family that has one, families side by side on the cores of this machine."""
+    firsts = mapped(lambda family: next(family, None), list(families))
+    return tuple(first for first in firsts if first is not None)
+
+
+# --- an axis of numbers -----------------------------------------------------------------------------
+
+
+class Line(Generic[T]):
+    """What was asked at values of a quantity, each once."""
+
+    def __init__(self, ask: Callable[[float], T]) -> None:
+        """Nothing is asked yet."""
+        self.ask = ask
+        self.answers: dict[float, T] = {}
+
+    def at(self, x: float) -> T:
+        """The answer at one value."""
+        if x not in self.answers:
+            self.answers[x] = self.ask(x)
+        return self.answers[x]
+
+    @property
+    def ordered(self) -> tuple[T, ...]:
+        """Every answer, by ascending value."""
+        return tuple(self.answers[x] for x in sorted(self.answers))
+
+
+def edge(
+    near: float,
+    far: float,
+    beyond: Callable[[float], bool],
+    middle: Callable[[float, float], float] = lambda near, far: (near + far) / 2,
+    halvings: int = MAX_HALVINGS,
+) -> float:
+    """The value nearest to `near` that was seen to lie beyond, by halving; `far` does, `near` does not.
+
+    It ends early where the middle is one of the ends.
+    """
+    for _ in range(halvings):
+        between = middle(near, far)
+        if between in (near, far):
+            break
+        if beyond(between):
+            far = between
+        else:
+            near = between
+    return far
+
+
+def geometric(low: float, high: float) -> float:
+    """The middle of two positive values in equal factors."""
+    return math.sqrt(low * high)
