@@ -9,11 +9,10 @@ from rlhfsim.present.answers.ranking import sums_in_fp32
 from rlhfsim.present.reproduce import drafting
 from rlhfsim.present.words import RESOURCES, gpus, percent, signed
 from rlhfsim.units import format
+from rlhfsim.what_if.batch import DEARER, EvenBatch, FewerGpus
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck
 from rlhfsim.what_if.design import Design, most_bf16_sums
 from rlhfsim.what_if.drafting import PUBLISHED, stops_paying, would_draft
-from rlhfsim.what_if.even_batch import EvenBatch
-from rlhfsim.what_if.fewer_gpus import DEARER, FewerGpus
 from rlhfsim.what_if.lent_trainer import lent_trainer
 from rlhfsim.what_if.parts_that_ran import only_written
 from rlhfsim.what_if.sent_changes import sent_changes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rlhfsim.choice import BreakEven
@@ -21,7 +22,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
 from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.engine import ASIDE, Question, answer, good
-from rlhfsim.what_if.points import edge
+from rlhfsim.what_if.points import Line, edge
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
@@ -88,7 +89,9 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
     return [at for at in points if at is not None]
 
 
-def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> BreakEven | None:
+def _designed(
+    quantity: Quantity, rivals: Sequence[Question], factor: float, times: Sequence[float]
+) -> BreakEven | None:
     """The best plan and the best one of the chosen kind at a crossing; None where they are as fast.
 
     Whether any other plan is faster is asked only where one that shares the GPUs as the rival does is.
@@ -99,7 +102,7 @@ def _designed(quantity: Quantity, rivals: Sequence[Question], factor: float) -> 
     same = replace(there, request=replace(there.request, architecture=chosen.architecture)).scoped(
         only=lambda partition: partition.role_placement == chosen.role_placement
     )
-    kept_s, *others_s = quantity.seconds(rivals, factor)
+    kept_s, *others_s = times
     timed = asked.objective == "time"
     own = answer(same.scoped(below=kept_s) if timed else same)
     below, other_s = _least(own, kept_s) / (1 + CLEAR), min(others_s)
@@ -138,27 +141,26 @@ def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | N
 
     That the order changes once on the way is assumed; where it changes back and forth, one crossing is found.
     """
-    factor = None if clock.over() else _crossing(quantity, rivals)
-    return None if factor is None or clock.over() else _designed(quantity, rivals, factor)
+    line = Line(partial(quantity.seconds, rivals))
+    factor = None if clock.over() else _crossing(quantity, line)
+    if factor is None or clock.over():
+        return None
+    return _designed(quantity, rivals, factor, line.at(factor))
 
 
-def _crossing(quantity: Quantity, rivals: Sequence[Question]) -> float | None:
-    """The smallest factor from which on a rival is faster with the layouts that both have."""
+def _crossing(quantity: Quantity, line: Line[list[float]]) -> float | None:
+    """The smallest factor from which on a rival is clearly faster with the layouts that both have."""
 
-    def times(factor: float) -> list[float]:
-        return quantity.seconds(rivals, factor)
+    def overtaken(factor: float) -> bool:
+        chosen_s, *others_s = line.at(factor)
+        return min(others_s) * (1 + CLEAR) < chosen_s
 
     if quantity.steps:
-        return next((factor for factor in quantity.steps if _overtaken(times(factor))), None)
-    far = math.log(quantity.far)
-    if not _overtaken(times(quantity.far)):
+        return next(filter(overtaken, quantity.steps), None)
+    if not overtaken(quantity.far):
         return None
-    return math.exp(edge(0.0, far, lambda log: _overtaken(times(math.exp(log))), halvings=HALVINGS))
-
-
-def _overtaken(times: Sequence[float]) -> bool:
-    """Whether a rival is clearly faster than the chosen plan, which comes first."""
-    return min(times[1:]) * (1 + CLEAR) < times[0]
+    far = math.log(quantity.far)
+    return math.exp(edge(0.0, far, lambda log: overtaken(math.exp(log)), halvings=HALVINGS))
 
 
 def label(placement: Placement) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from math import inf
+from typing import Any
 
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.memory.ledger import Ledger
@@ -23,11 +24,10 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.scope import Scope
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.batch import EvenBatch, FewerGpus, even_batch, fewer_gpus
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers, variants
 from rlhfsim.what_if.estimate import priced_placement
-from rlhfsim.what_if.even_batch import EvenBatch, even_batch
-from rlhfsim.what_if.fewer_gpus import FewerGpus, fewer_gpus
 from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
 from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
@@ -167,17 +167,13 @@ def design(
         settled = _Settled(request, searches, met, found.certificate.proven, explain)
         sought = partial(settled.others, rivals=rivals, overturned=overturned)
         run = partial(settled.recommended, simplest_s, left_out=left_out)
-        others, ours = in_parallel(sought, run) if explain and rivals else (sought(), run())
-        best, first, prices = settled.best, settled.first, settled.prices
-        found = replace(
-            found,
-            best=best,
-            break_evens=others.crossings,
-            fewer=others.fewer,
-            even=others.even,
-            whynots=tuple(why_not(a, best, first.candidate, prices) for a in instead),
+        (behind, others), (close, ours) = (
+            in_parallel(sought, run) if explain and rivals else (sought(), run())
         )
-        return _compared(found, ours, [first, *others.behind], prices.request, explain=explain)
+        best, first, prices = settled.best, settled.first, settled.prices
+        whynots = tuple(why_not(a, best, first.candidate, prices) for a in instead)
+        found = replace(found, best=best, whynots=whynots, **others, **ours)
+        return _compared(found, [first, *behind], prices.request, explain=explain, close=close)
 
 
 @dataclass(frozen=True)
@@ -206,28 +202,36 @@ class _Settled:
         """The same, as it is written."""
         return _plan(self.request, self.first)
 
-    def others(self, *, rivals: bool, overturned: bool) -> _Others:
-        """What does not depend on which plan is run."""
+    def others(self, *, rivals: bool, overturned: bool) -> tuple[Sequence[Rival], dict[str, Any]]:
+        """The best plans of other kinds, and fields that do not depend on which plan is run."""
         first, variant, explain = self.first, self.prices.request, self.explain
         behind = _proven(self.request, self.searches, first) if explain and rivals else self.met[1:]
         asked = explain and self.proven
-        return _Others(
-            behind=behind,
-            crossings=_crossings(variant, first, behind) if asked and overturned else None,
-            fewer=fewer_gpus(variant, first.candidate) if asked and not clock.over() else None,
-            even=even_batch(variant, first.candidate) if explain and not clock.over() else None,
-        )
+        return behind, {
+            "break_evens": _crossings(variant, first, behind) if asked and overturned else None,
+            "fewer": fewer_gpus(variant, first.candidate) if asked and not clock.over() else None,
+            "even": even_batch(variant, first.candidate) if explain and not clock.over() else None,
+        }
 
-    def recommended(self, simplest_s: float | None, *, left_out: bool) -> _Recommended:
-        """The plan to run, of at most `simplest_s` seconds, and what it is compared with."""
+    def recommended(self, simplest_s: float | None, *, left_out: bool) -> tuple[bool, dict[str, Any]]:
+        """Whether plans close to the best were looked at; the plan to run, of at most `simplest_s` seconds
+        (None: the best one), and fields of what it is compared with, as long as time is left."""
         most_s = simplest_s if self.proven and not clock.over() else None
         chosen = None if most_s is None else _to_run(self.request, self.first, self.prices, most_s)
         close = most_s is not None and not clock.over()
         step_s = (chosen or self.best).prediction.step_s
-        found = _Recommended(chosen=chosen, close=close)
+        about = self.prices, self.first.candidate, step_s
+        found: dict[str, Any] = {"chosen": chosen}
         if left_out:
-            found = replace(found, gains=tuple(gains(self.prices, self.first.candidate, step_s)))
-        return _aside(found, self.first, self.prices, step_s) if self.explain else found
+            found["gains"] = tuple(gains(*about))
+        if not self.explain or clock.over():
+            return close, found
+        found["other_side"] = side = beside(self.prices.request, self.first.candidate.placement)
+        if not left_out:
+            found["elsewhere"] = elsewhere(*about, [side.placement.backend] if side else [])
+        if not clock.over():
+            found["learning_gain"] = learning_gain(*about)
+        return close, found
 
 
 def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
@@ -252,47 +256,6 @@ def _crossings(variant: Request, first: Rival, behind: Sequence[Rival]) -> tuple
     same_work = [r.candidate for r in (first, *behind) if r.workload == first.workload]
     found = None if clock.over() else tuple(break_evens(variant, same_work))
     return None if clock.over() else found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recommended:
-    """The plan to run, and what choices that do not compete would bring."""
-
-    chosen: Plan | None
-    """None: the best one."""
-    close: bool
-    """Whether the plans close to the best were looked at."""
-    gains: tuple[Gain, ...] | None = None
-    """None: not asked for."""
-    elsewhere: Gain | None = None
-    other_side: Plan | None = None
-    learning_gain: Gain | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Others:
-    """What does not depend on the plan to run."""
-
-    behind: Sequence[Rival]
-    """The best plans of other kinds."""
-    crossings: tuple[BreakEven, ...] | None
-    fewer: FewerGpus | None = None
-    even: EvenBatch | None = None
-
-
-def _aside(found: _Recommended, first: Rival, prices: Prices, step_s: float) -> _Recommended:
-    """The same with what other backends and switches would bring, as long as time is left."""
-    if clock.over():
-        return found
-    best, variant = first.candidate, prices.request
-    side = beside(variant, best.placement)
-    backends = [side.placement.backend] if side else ()
-    return replace(
-        found,
-        other_side=side,
-        elsewhere=elsewhere(prices, best, step_s, backends) if found.gains is None else None,
-        learning_gain=None if clock.over() else learning_gain(prices, best, step_s),
-    )
 
 
 def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
@@ -330,14 +293,13 @@ def _nearest(request: Request) -> tuple[Workload | None, Placement | None, Ledge
 
 
 def _compared(
-    found: Design, ours: _Recommended, ranked: Sequence[Rival], variant: Request, *, explain: bool
+    found: Design, ranked: Sequence[Rival], variant: Request, *, explain: bool, close: bool
 ) -> Design:
-    """The answer with the plan to run and the best of every other kind; `variant`: with the switches of the
-    best."""
+    """The answer with the best of every other kind; `variant`: with the switches of the best."""
     request, best, shown = found.request, found.best, ranked[1 : RUNNERS_UP + 1]
     assert best is not None
-    chosen, plans = ours.chosen or best, [best, *(_plan(request, rival) for rival in shown)]
-    why = _reasons(variant, request.workload, chosen, plans, close=ours.close) if explain else ()
+    chosen, plans = found.chosen or best, [best, *(_plan(request, rival) for rival in shown)]
+    why = _reasons(variant, request.workload, chosen, plans, close=close) if explain else ()
     return replace(
         found,
         chosen=chosen,
@@ -345,10 +307,6 @@ def _compared(
         gaps=tuple(rival.gap for rival in shown),
         confidence=_confidence(plans, [rival.candidate for rival in ranked[:2]]),
         reasons=tuple(why),
-        gains=ours.gains or (),
-        elsewhere=ours.elsewhere,
-        other_side=ours.other_side,
-        learning_gain=ours.learning_gain,
     )
 
 

@@ -30,7 +30,6 @@ from rlhfsim.search.role_fields import named
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
@@ -192,15 +191,11 @@ def why_not(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pri
     if not plans:
         return _nothing(alternative, searches[0][1], certificate, best, prices)
     workload, its = min(plans, key=lambda plan: value(question.request, plan[1]))
-    asked = replace(alternative, question=_with(question, workload))
+    asked = replace(alternative, question=asking(workload=workload).apply(question))
     other = _compared(asked, chosen, its, certificate)
     if not alternative.exact:
         return other
     return replace(other, exclusion=_exclusion(asked.question, its.placement, best, prices))
-
-
-def _with(question: Question, workload: Workload) -> Question:
-    return replace(question, request=replace(question.request, workload=workload))
 
 
 def _compared(alternative: Alternative, chosen: Plan, best: Candidate, certificate: Certificate) -> WhyNot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 
 import pytest
@@ -28,6 +28,7 @@ from rlhfsim.what_if.break_evens import (
     with_memory,
 )
 from rlhfsim.what_if.engine import Question
+from rlhfsim.what_if.points import Line
 
 REQUEST = Request(
     cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=512)
@@ -73,7 +74,7 @@ def test_what_other_layouts_of_the_chosen_kind_answer_is_no_break_even() -> None
     rivals = module._other_kinds((search.best, *search.rivals))
     questions = [Question(request=request, placement=c.placement) for c in rivals]
     [more] = [q for q in module._quantities(request) if q.text == "GPUs" and q.far > 1]
-    assert module._crossing(more, questions) == 4.0
+    assert module._crossing(more, Line(partial(more.seconds, questions))) == 4.0
     assert module._break_even(more, questions) is None
 
 
@@ -89,10 +90,10 @@ def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     change = Quantity(text="x", far=8.0, path="workload", times=lambda workload, factor: workload, now=2.0)
     monkeypatch.setattr(Quantity, "seconds", lambda self, qs, f: [fake[q.placement](f) for q in qs])
     rivals = [Question(request=REQUEST, placement=c.placement) for c in (best, other)]
-    crossing = module._crossing(change, rivals)
+    crossing = module._crossing(change, Line(partial(change.seconds, rivals)))
     assert crossing == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
     fake[other.placement] = lambda f: inf
-    assert module._crossing(change, rivals) is None
+    assert module._crossing(change, Line(partial(change.seconds, rivals))) is None
 
 
 def test_more_gpus_are_more_ranks_of_the_same_cut() -> None:

@@ -35,6 +35,7 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.estimate import estimate, priced_placement
 from rlhfsim.what_if.long_run.document import LengthCurve, LongRun, RunStretch, stretches, workload_at
+from rlhfsim.what_if.points import edge
 from rlhfsim.what_if.remedies import shortage
 
 WORTH = 0.01
@@ -331,11 +332,7 @@ def _first_misfit(table: _Table, request: Request, curve: LengthCurve, first: Pl
 
     if not fits(part.start):
         return part.start
-    low, high = part.start, part.end - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return high
+    return int(edge(part.start, part.end - 1, lambda step: not fits(int(step)), lambda a, b: (a + b) // 2))
 
 
 def _fits(request: Request, placement: Placement) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
@@ -98,16 +99,16 @@ def priced_options(
         RlhfsimError: a workload that no framework runs there.
     """
     asked = [
-        (job, profile, size, _request(job, profile, size))
+        (job, profile.name, _request(job, profile, size))
         for job in portfolio.jobs
         for profile in profiles.values()
         for size in portfolio.sizes
     ]
-    designs.ensure([request for _, _, _, request in asked])
+    designed = designs.all([request for _, _, request in asked])
     return tuple(
-        option
-        for job, profile, size, request in asked
-        if (option := _option(job, profile, size, request, designs)) is not None
+        _option(job, gpu, request, found.plan)
+        for (job, gpu, request), found in zip(asked, designed, strict=True)
+        if found.plan is not None
     )
 
 
@@ -116,17 +117,12 @@ def _request(job: PortfolioJob, profile: Profile, size: int) -> Request:
     return resized(Request(cluster=cluster, workload=job.workload), profile, size)
 
 
-def _option(
-    job: PortfolioJob, profile: Profile, size: int, request: Request, designs: Designs
-) -> RunOption | None:
-    plan = designs.of(request).plan
-    if plan is None:
-        return None
+def _option(job: PortfolioJob, gpu: str, request: Request, plan: Plan) -> RunOption:
     look = outlook(plan, request.cluster, job.steps)
     return RunOption(
         job=job.name,
-        gpu=profile.name,
-        gpus=size,
+        gpu=gpu,
+        gpus=request.cluster.gpus,
         hours=quantiles(look.run_s)[1] / HOUR,
         in_time=float((look.run_s <= job.deadline).mean()) * look.fits,
         drawn_h=look.run_s / HOUR,

@@ -24,7 +24,8 @@ from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, MAX_POINTS, Cas
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
 from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
 from rlhfsim.what_if.scenarios.sweep import SAMPLE, swept
-from rlhfsim.what_if.scenarios.whole_run import result, steps_of
+from rlhfsim.what_if.scenarios.whole_run import points as points_of
+from rlhfsim.what_if.scenarios.whole_run import steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ def whatif(
         results, counts = _swept(questions, tables, designs, requirements)
     designs.ensure(list(_requests(questions)))
     if not many:
-        results = [result(case, designs.of(case.request), requirements) for case in questions.everything]
+        results = points_of(questions.everything, designs, requirements)
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
+from typing import Any
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.what_if.dotted_paths import dimension, keys, value_at
-from rlhfsim.what_if.scenarios import missed
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
 from rlhfsim.what_if.scenarios.points import BASE, MAX_POINTS, Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.sensitivity import other_work
-from rlhfsim.what_if.scenarios.whole_run import result, steps_of
+from rlhfsim.what_if.scenarios.whole_run import points, steps_of
 
 FIGURES: dict[Of, tuple[str, units.Dimension]] = {
     "step_time": ("plan.prediction.step_s", "s"),
@@ -32,6 +33,10 @@ WORDS = {"s": dict(zip(STATES, LONGER, strict=True)), "usd": dict(zip(STATES, DE
 DIGITS = 4
 """Digits of a crossing in words."""
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
+SWITCHES = ("rollout-logprobs", "fp8", "async", "lora")
+"""What may be allowed, that which changes learning least first."""
+GPUS = ("h200", "b200")
+"""Kinds of GPU that are tried in place of the first."""
 
 
 class BreakEvenQuestion:
@@ -66,7 +71,7 @@ class BreakEvenQuestion:
         else:
             self.xs = sorted(set(values))
         self._check_known()
-        self.requests = [case.request for x in self.xs for case in self._sides(x) if case is not None]
+        self.requests = [case.request for x in self.xs for case in self._sides(x)]
 
     def _place(self, *keys: str) -> Place:
         return self.cases.source.place((*self.at, *keys))
@@ -104,7 +109,7 @@ class BreakEvenQuestion:
             RlhfsimError: missing.
         """
         of = self.text.of
-        for case in filter(None, self._sides(self.xs[0])):
+        for case in self._sides(self.xs[0]):
             pools = case.request.cluster.node_groups
             if of.endswith("_run") and steps_of(case) is None:
                 raise RlhfsimError(
@@ -123,9 +128,12 @@ class BreakEvenQuestion:
 
     # --- both sides at a value ----------------------------------------------------------------------
 
-    def _sides(self, x: float) -> tuple[PointQuestion, PointQuestion | None]:
-        b = self.b if self.text.vary_in == "point" or self.b is None else self._varied(self.b, x)
-        return self._varied(self.a, x), b
+    def _sides(self, x: float) -> list[PointQuestion]:
+        """The point, and what it is held against unless that is a target."""
+        held = [] if self.b is None else [self.b]
+        if self.text.vary_in == "both":
+            held = [self._varied(case, x) for case in held]
+        return [self._varied(self.a, x), *held]
 
     def _varied(self, case: PointQuestion, x: float) -> PointQuestion:
         path = self.text.vary
@@ -135,18 +143,13 @@ class BreakEvenQuestion:
 
     def tried(self, x: float, designs: Designs) -> Tried:
         """Both sides at a value."""
-        sides = self._sides(x)
-        designs.ensure([case.request for case in sides if case is not None])
-        a, b = (None if c is None else self._value(result(c, designs.of(c.request))) for c in sides)
-        return Tried(x=x, a=a, b=b if self.b is not None else self.target)
+        a, b = [*map(self._value, points(self._sides(x), designs)), self.target][:2]
+        return Tried(x=x, a=a, b=b)
 
     def _other_work(self, designs: Designs) -> tuple[str, ...]:
         """What of the work of both sides differs, at either end of the range."""
-        for x in (self.xs[0], self.xs[-1]):
-            a, b = (c and result(c, designs.of(c.request)) for c in self._sides(x))
-            if a and b and (other := other_work(a, b)):
-                return other
-        return ()
+        ends = (points(self._sides(x), designs) for x in (self.xs[0], self.xs[-1]))
+        return next((other for sides in ends if (other := other_work(sides[0], sides[-1]))), ())
 
     def _value(self, point: PointResult) -> float | None:
         value: float | None = value_at(point, keys(FIGURES[self.text.of][0]))
@@ -192,8 +195,8 @@ class BreakEvenQuestion:
         over = units.significant(100 * (least / self.target - 1), 2)
         nearest = f"; nearest at {self._said(x)}: {units.format(least, self.unit)}, {over} % over"
         closer = (least, "")
-        for words, case in missed.changes(self._varied(self.a, x), self.cases, self._place("vary")):
-            value = self._value(result(case, designs.of(case.request)))
+        for words, case in _changes(self._varied(self.a, x), self.cases, self._place("vary")):
+            value = self._value(*points([case], designs))
             if value is not None and value <= self.target:
                 return f"{nearest}; met there with {words}: {units.format(value, self.unit)}"
             closer = min(closer, (least if value is None else value, words))
@@ -251,6 +254,26 @@ class BreakEvenQuestion:
         for t in tried:
             by.setdefault(self._phrase(state(t)), []).append(self._said(t.x))
         return f"{self._subject} " + "; ".join(f"{phrase} at {', '.join(at)}" for phrase, at in by.items())
+
+
+def _changes(case: PointQuestion, cases: Cases, place: Place) -> Iterator[tuple[str, PointQuestion]]:
+    """A change in words and the question under it: other software, then what changes learning, then GPUs."""
+    tried: list[tuple[str, Mapping[str, Any]]] = []
+    request = case.request
+    for backend in BACKENDS:
+        if backend != request.backend:
+            tried.append((f"backend {backend}", {"request.backend": backend, "request.framework": None}))
+    for name in SWITCHES:
+        if name not in request.switches | request.forbid:
+            allowed = [*sorted(request.allow), name]
+            tried.append((f"{name} allowed", {"request.allow": allowed}))
+    if len(request.cluster.node_groups) == 1:
+        tried += [(gpu, {"cluster.node_groups.0.gpu": gpu}) for gpu in GPUS]
+    for words, given in tried:
+        try:
+            yield words, cases.patched(case.name, given, dict.fromkeys(given, place), on=case)
+        except RlhfsimError:  # a change that this base cannot have
+            continue
 
 
 def _margin(group: Sequence[Tried]) -> str:

@@ -278,5 +278,9 @@ class Designs:
 
     def of(self, request: Request) -> DesignResult:
         """The design of a request at its prices."""
-        self.ensure([request])
-        return priced(self.known[search_key(request)], request.cluster)
+        return self.all([request])[0]
+
+    def all(self, requests: Sequence[Request]) -> list[DesignResult]:
+        """The designs of requests at their prices, searched side by side."""
+        self.ensure(requests)
+        return [priced(self.known[search_key(request)], request.cluster) for request in requests]

@@ -9,7 +9,7 @@ from rlhfsim.search.pareto import undominated
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointResult, TornadoBar
-from rlhfsim.what_if.scenarios.whole_run import result
+from rlhfsim.what_if.scenarios.whole_run import points
 from rlhfsim.what_if.work import StepWork
 
 
@@ -46,7 +46,7 @@ def tornado(
 
 
 def _bar(cases: Cases, one: TornadoInput, base: PointResult, designs: Designs) -> TornadoBar:
-    low, high = (result(case, designs.of(case.request)) for case in (one.low, one.high))
+    low, high = points((one.low, one.high), designs)
     labels = [worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)]
     return TornadoBar(
         path=one.path,

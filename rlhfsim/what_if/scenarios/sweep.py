@@ -20,7 +20,7 @@ from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.points import PointQuestion
 from rlhfsim.what_if.scenarios.result import PARQUET, PointResult, parquet, row
 from rlhfsim.what_if.scenarios.sensitivity import marked, other_work
-from rlhfsim.what_if.scenarios.whole_run import result
+from rlhfsim.what_if.scenarios.whole_run import points
 
 BATCH = 100
 """Points that are designed side by side."""
@@ -45,7 +45,7 @@ def swept(
 
     With how many points there are, `fitting`, and `of other work`. `told` hears how many are written.
     """
-    first = result(base, designs.of(base.request), requirements)
+    [first] = points([base], designs, requirements)
     front, counts = list[PointResult](), Counter[str]()
     packed = [path for path in tables if path.suffix == PARQUET]
     plain = next((path for path in tables if path not in packed), None)
@@ -63,16 +63,17 @@ def swept(
         lines.writerow(_cells(first, paths))
         lines.writerow(cells(first))
         for batch in _batches(cases):
-            designs.ensure([case.request for case in batch])
-            points = [result(case, designs.of(case.request), requirements) for case in batch]
-            points = [replace(point, other_work=other_work(point, first)) for point in points]
-            lines.writerows(map(cells, points))
+            some = [
+                replace(point, other_work=other_work(point, first))
+                for point in points(batch, designs, requirements)
+            ]
+            lines.writerows(map(cells, some))
             file.flush()
-            alike = [point for point in points if point.plan is not None and not point.other_work]
+            alike = [point for point in some if point.plan is not None and not point.other_work]
             front = [point for point in marked([first, *front, *alike])[1:] if point.on_front]
-            counts["points"] += len(points)
-            counts["fitting"] += sum(point.plan is not None for point in points)
-            counts["of other work"] += sum(bool(point.other_work) for point in points)
+            counts["points"] += len(some)
+            counts["fitting"] += sum(point.plan is not None for point in some)
+            counts["of other work"] += sum(bool(point.other_work) for point in some)
             told(counts["points"])
             designs.forget(KEPT)
     for path in packed:

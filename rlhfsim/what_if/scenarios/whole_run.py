@@ -28,10 +28,22 @@ from rlhfsim.units import format, significant
 from rlhfsim.what_if.curve_files import rows_of
 from rlhfsim.what_if.risk.odds import odds
 from rlhfsim.what_if.risk.run import outlook_for
-from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
+from rlhfsim.what_if.scenarios.designs import DesignResult, Designs, search_key
 from rlhfsim.what_if.scenarios.document import FaultsText, RunText
 from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, PointTarget
+
+
+def points(
+    cases: Sequence[PointQuestion], designs: Designs, requirements: Sequence[Requirement] = ()
+) -> list[PointResult]:
+    """Some points with their plans, designed side by side.
+
+    Raises:
+        RlhfsimError: a curve that cannot be read or does not reach its target.
+    """
+    designed = designs.all([case.request for case in cases])
+    return [result(case, design, requirements) for case, design in zip(cases, designed, strict=True)]
 
 
 def result(

@@ -1,17 +1,25 @@
-"""A batch that every GPU gets an equal share of, where the one that was asked for does not divide so."""
+"""Whether a batch feeds the GPUs that are asked for: fewer GPUs, or a batch that all share evenly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import gcd
 
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
+from rlhfsim.search.space import pools_of
 from rlhfsim.what_if.engine import ASIDE, Question
 from rlhfsim.what_if.points import points, setting
 from rlhfsim.what_if.verdict import aside
 
+HUNGRY = 2.0
+"""Sequences of an update and GPU up to which fewer GPUs are tried."""
+DEARER = 1.25
+"""Money of a sample on twice the GPUs over that on half of them, from which on these are past the knee."""
+HALVINGS = 8
+"""Most halvings of the GPUs that are tried."""
 SHARES = (1, 8)
 """Sequences of a GPU and update that its share is a multiple of: large micro-batches need more than one."""
 MOST_CHANGE = 0.25
@@ -22,6 +30,14 @@ much less time, where it is the larger one, whose fixed costs weigh less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FewerGpus:
+    """A good plan on the most GPUs, by halving, on which a sample costs little more than on half of them."""
+
+    gpus: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvenBatch:
     """A good plan for a batch close to the one that was asked for, which divides over all GPUs."""
 
@@ -29,6 +45,30 @@ class EvenBatch:
     step_s: float
     gain: float
     """Samples per second over those of the batch that was asked for."""
+
+
+def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
+    """The knee: the GPUs beyond which money per sample rises by a quarter; None where that is not below them.
+
+    Asked only where a GPU has hardly a sequence of an update, of plans whose roles share pools as those of
+    the best one do; met by warm starts, not proven.
+    """
+    work, (group, *others) = request.workload, request.cluster.node_groups
+    gpus, step_s = request.cluster.gpus, best.seconds
+    if work.num_sequences / work.mini_batches > HUNGRY * gpus or others:
+        return None
+    knee: FewerGpus | None = None
+    halves = takewhile(bool, (gpus >> times for times in range(1, HALVINGS + 1)))
+    sized = (group.sized(half, group.gpus_per_node) for half in halves)
+    axis = (setting("", {"request.cluster.node_groups": (half,)}) for half in sized)
+    alike = Question(request=request, scope=replace(ASIDE, only=pools_of(best.placement)[0]))
+    for point in points(alike, axis, lambda asked: [aside(asked)]):
+        half, [met] = point.question.request.cluster.gpus, point.answer
+        if met is None or step_s * gpus <= DEARER * met.seconds * half:
+            break
+        gpus, step_s = half, met.seconds
+        knee = FewerGpus(gpus=gpus, step_s=step_s)
+    return knee
 
 
 def even_batch(request: Request, best: Candidate) -> EvenBatch | None:

@@ -10,8 +10,8 @@ import rlhfsim
 from rlhfsim.present.verdict_lines import even
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.batch import EvenBatch, batches
 from rlhfsim.what_if.design import design
-from rlhfsim.what_if.even_batch import EvenBatch, batches
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-7b", prompts=32, samples=4)
 ASKED = Request(cluster=rlhfsim.parse_cluster(3, "h100"), workload=WORK, framework="openrlhf")
