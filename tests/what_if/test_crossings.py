@@ -74,12 +74,13 @@ def test_neither_side_fits_is_a_state_of_its_own() -> None:
 def test_nothing_is_tried_twice() -> None:
     asked: list[float] = []
 
-    def evaluate(xs: Sequence[float]) -> list[Tried]:
-        asked.extend(xs)
-        return [Tried(x=x, a=x, b=5.5) for x in xs]
+    def evaluate(x: float) -> Tried:
+        asked.append(x)
+        return Tried(x=x, a=x, b=5.5)
 
     made = Curve(evaluate)
-    made.add(samples(1, 10, whole=False))
+    for x in samples(1, 10, whole=False):
+        made.at(x)
     list(made.crossings(1e-3, whole=False))
     assert len(asked) == len(set(asked))
 
