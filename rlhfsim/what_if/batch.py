@@ -11,7 +11,7 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
 from rlhfsim.what_if.engine import ASIDE, Question
-from rlhfsim.what_if.points import points, setting
+from rlhfsim.what_if.points import on_gpus, points, setting
 from rlhfsim.what_if.verdict import aside
 
 HUNGRY = 2.0
@@ -53,16 +53,14 @@ def fewer_gpus(request: Request, best: Candidate) -> FewerGpus | None:
     Asked only where a GPU has hardly a sequence of an update, of plans whose roles share pools as those of
     the best one do; met by warm starts, not proven.
     """
-    work, (group, *others) = request.workload, request.cluster.node_groups
+    work = request.workload
     gpus, step_s = request.cluster.gpus, best.seconds
-    if work.num_sequences / work.mini_batches > HUNGRY * gpus or others:
+    if work.num_sequences / work.mini_batches > HUNGRY * gpus or len(request.cluster.node_groups) > 1:
         return None
     knee: FewerGpus | None = None
     halves = takewhile(bool, (gpus >> times for times in range(1, HALVINGS + 1)))
-    sized = (group.sized(half, group.gpus_per_node) for half in halves)
-    axis = (setting("", {"request.cluster.node_groups": (half,)}) for half in sized)
     alike = Question(request=request, scope=replace(ASIDE, only=pools_of(best.placement)[0]))
-    for point in points(alike, axis, lambda asked: [aside(asked)]):
+    for point in points(alike, on_gpus(request, halves), lambda asked: [aside(asked)]):
         half, [met] = point.question.request.cluster.gpus, point.answer
         if met is None or step_s * gpus <= DEARER * met.seconds * half:
             break

@@ -31,6 +31,7 @@ from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
 from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
+from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
@@ -284,11 +285,10 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
 
 def _nearest(request: Request) -> tuple[Workload | None, Placement | None, Ledger | None]:
     """The plan that misses memory by least, for the workload as asked or with every allowed switch."""
-    found = []
-    for work in dict.fromkeys((request.workload, variants(request)[-1])):
-        near = nearest(Question(request=replace(request, workload=work)))
-        if near is not None:
-            found.append((work, near, priced_placement(near, work, request.cluster).memory))
+    works = dict.fromkeys((request.workload, variants(request)[-1]))
+    near = points(Question(request=request), (asking(workload=work) for work in works), nearest)
+    placed = ((point.question.request.workload, point.answer) for point in near)
+    found = [(work, at, priced_placement(at, work, request.cluster).memory) for work, at in placed]
     return min(found, key=lambda each: each[2].peak.bytes / each[2].peak.capacity, default=(None, None, None))
 
 

@@ -11,8 +11,7 @@ from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import narrowed
 from rlhfsim.search.scope import ALONE
 from rlhfsim.what_if.engine import Question, good
-from rlhfsim.what_if.points import Change, first_of_each, points, setting
-from rlhfsim.what_if.remedies import LARGER, same_vendor
+from rlhfsim.what_if.points import Change, asking, first_of_each, on_gpus, on_larger, points
 from rlhfsim.what_if.risk.odds import Odds, Targets
 from rlhfsim.what_if.verdict import refusal
 
@@ -50,25 +49,15 @@ def _families(request: Request) -> Iterator[Iterator[Change]]:
             yield iter([_allowed(request, name)])
     group = request.cluster.node_group
     if len(request.cluster.node_groups) == 1:
-        yield (_resized(group.gpus * times, request) for times in MORE)
-        yield (_resized(group.gpus // part, request) for part in FEWER if group.gpus >= part)
-        yield (
-            setting(f"--gpu {g.profile.aliases[0]}", {"request.cluster.node_groups": (g,)})
-            for g in same_vendor(group, LARGER)
-        )
+        yield on_gpus(request, (group.gpus * times for times in MORE))
+        yield on_gpus(request, (group.gpus // part for part in FEWER if group.gpus >= part))
+        yield on_larger(request)
 
 
 def _allowed(request: Request, name: str) -> Change:
-    work = switched(request.workload, frozenset({name} - {"async"}))
-    allow = {"request.allow": request.allow | {name}}
-    only = {"request.architecture": "async"} if name == "async" else {"request.workload": work}
-    return setting(f"--allow {name}", {**allow, **only})
-
-
-def _resized(gpus: int, request: Request) -> Change:
-    group = request.cluster.node_group
-    per_node = group.profile.node.gpus if gpus > group.gpus else group.gpus_per_node
-    return setting(f"--gpus {gpus}", {"request.cluster.node_groups": (group.sized(gpus, per_node),)})
+    stale = {"architecture": "async"}
+    only = stale if name == "async" else {"workload": switched(request.workload, {name})}
+    return asking(f"--allow {name}", allow=request.allow | {name}, **only)
 
 
 def _meetings(question: Question, family: Iterable[Change], targets: Targets) -> Iterator[Meeting]:

@@ -18,11 +18,16 @@ from typing import Any, Generic, TypeVar
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import clock
 from rlhfsim.search.parallel import mapped
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.engine import Question
 
 T = TypeVar("T")
 MAX_HALVINGS = 60
+GROUPS = "request.cluster.node_groups"
+LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
+"""Kinds of GPU with more memory than most, by size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,22 @@ def setting(name: str, values: Mapping[str, Any]) -> Change:
 def asking(name: str = "", **fields: Any) -> Change:
     """The change of some fields of the request."""
     return setting(name, {"request": partial(replace, **fields)})
+
+
+def on_gpus(request: Request, counts: Iterable[int]) -> Iterator[Change]:
+    """The axis of some numbers of GPUs of the first kind, in whole nodes where they are more."""
+    group, *others = request.cluster.node_groups
+    for gpus in counts:
+        per_node = group.profile.node.gpus if gpus > group.gpus else group.gpus_per_node
+        yield setting(f"--gpus {gpus}", {GROUPS: (group.sized(gpus, per_node), *others)})
+
+
+def on_larger(request: Request, least: float = 0.0) -> Iterator[Change]:
+    """The axis of other kinds of GPU with much memory, above `least` bytes, that the vendor makes as well."""
+    now = request.cluster.node_group
+    for group in (node_group(name, now.gpus) for name in LARGER if name != now.profile.name):
+        if group.profile.vendor == now.profile.vendor and group.profile.memory.value > least:
+            yield setting(f"--gpu {group.profile.aliases[0]}", {GROUPS: (group,)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.request import Request
 from rlhfsim.specs.frameworks.runs import ANY, frameworks
-from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
-from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
@@ -24,7 +23,7 @@ from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
 from rlhfsim.what_if.engine import Question
 from rlhfsim.what_if.estimate import planned, priced_placement
-from rlhfsim.what_if.points import Change, asking, first_of_each, points, setting
+from rlhfsim.what_if.points import Change, asking, first_of_each, on_gpus, on_larger, points, setting
 from rlhfsim.what_if.verdict import check_plan, fitting, put_to
 
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
@@ -35,8 +34,6 @@ NARROWING = ("architecture", "weight_path", "max_gpus_per_role", "max_memory")
 MAX_PAIRS = 300
 RISKIEST = 0.3
 """Largest risk of running out of memory that a request may carry."""
-LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
-"""Kinds of GPU with more memory than most, by size."""
 
 
 # --- a request that nothing fits --------------------------------------------------------------------
@@ -103,8 +100,11 @@ def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Ite
             else "--reward none --rules seconds_per_sample=5ms"
         )
         yield [asking(text, workload=replace(request.workload, reward=rules))]
-    yield _more_gpus(request)
-    yield _larger_gpus(request)
+    pool, *others = request.cluster.node_groups
+    if pool.gpus <= pool.gpus_per_node or pool.gpus_per_node >= pool.profile.node.gpus:
+        yield on_gpus(request, (pool.gpus * factor for factor in MORE_GPUS))
+    if not others:
+        yield on_larger(request, pool.profile.memory.value)
     if request.max_oom < RISKIEST and typed is None:
         yield [asking(f"--max-oom {RISKIEST:g}", max_oom=RISKIEST)]
 
@@ -126,14 +126,8 @@ def _restrictions(request: Request, typed: Mapping[str, str] | None) -> Iterator
     for option, values in free.items():
         yield asking(f"without {option}", **values)
     if len(free) > 1:
-        every = dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role", "max_memory"))
-        opened: dict[str, Any] = {
-            "fix": {},
-            "limits": request.hardware_limits,
-            "forbid": frozenset(),
-            **every,
-        }
-        yield asking(f"without {' '.join(free)}", **opened)
+        opened = {**dict.fromkeys(NARROWING), "limits": request.hardware_limits}
+        yield asking(f"without {' '.join(free)}", fix={}, forbid=frozenset(), **opened)
 
 
 def _others(request: Request) -> Iterator[Change]:
@@ -151,34 +145,6 @@ def _others(request: Request) -> Iterator[Change]:
 
 def _put(text: str, framework: str | None, backend: Backend) -> Change:
     return setting(text, {"request": partial(put_to, framework=framework, backend=backend)})
-
-
-def _more_gpus(request: Request) -> Iterator[Change]:
-    pool, *others = request.cluster.node_groups
-    if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
-        return
-    for factor in MORE_GPUS:
-        group = pool.sized(pool.gpus * factor, pool.profile.node.gpus)
-        cluster = replace(request.cluster, node_groups=(group, *others))
-        yield asking(f"--gpus {group.gpus}", cluster=cluster)
-
-
-def _larger_gpus(request: Request) -> Iterator[Change]:
-    """As many GPUs with more memory, of the same vendor."""
-    pool = request.cluster.node_group
-    if len(request.cluster.node_groups) > 1:
-        return
-    for group in same_vendor(pool, LARGER):
-        profile = group.profile
-        if profile.memory.value > pool.profile.memory.value:
-            cluster = replace(request.cluster, node_groups=(group,))
-            yield asking(f"--gpu {profile.aliases[0]}", cluster=cluster)
-
-
-def same_vendor(pool: NodeGroup, names: Iterable[str]) -> Iterator[NodeGroup]:
-    """As many GPUs of each other kind of these that the vendor makes."""
-    groups = (node_group(name, pool.gpus) for name in names if name != pool.profile.name)
-    return (group for group in groups if group.profile.vendor == pool.profile.vendor)
 
 
 # --- a placement that does not fit ------------------------------------------------------------------

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import ALONE
 from rlhfsim.search.space import pools_of
 from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import Question, good
+from rlhfsim.what_if.points import points, setting
 from rlhfsim.what_if.verdict import production, put_to_each_backend
 
 
@@ -25,11 +27,9 @@ def beside(request: Request, like: Placement) -> Plan | None:
         return None
     own = framework(OWN)
     request = replace(request, fix={}, limits=request.hardware_limits)
-    others = list(put_to_each_backend(request, own) if request.runs is not own else production(request))
-    only, sizes = pools_of(like)
-    free = [Question(request=asked, scope=ALONE) for asked in others]
-    for question in (*(q.scoped(only=only, sizes=sizes) for q in free), *free):
-        if (found := good(question)) is not None:
-            asked = question.request
-            return plan_of(found, asked.workload, question.models, asked.cluster, asked.price)
-    return None
+    others = put_to_each_backend(request, own) if request.runs is not own else production(request)
+    axis = [setting("", {"request": other}) for other in others]
+    free, (only, sizes) = Question(request=request, scope=ALONE), pools_of(like)
+    some = (points(asked, axis, good) for asked in (free.scoped(only=only, sizes=sizes), free))
+    found = next(chain.from_iterable(some), None)
+    return None if found is None else plan_for(found.question.request, found.answer)

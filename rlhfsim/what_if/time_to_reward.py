@@ -24,7 +24,6 @@ from pydantic import Field
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
@@ -34,6 +33,7 @@ from rlhfsim.specs.workload.workload import Count
 from rlhfsim.what_if.curve_files import rows_of
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.estimate import priced_placement
+from rlhfsim.what_if.points import asking, first_of_each, points
 from rlhfsim.what_if.risk.step import Floats, law_of, normals, two_sided
 
 SURE = 0.9
@@ -166,10 +166,9 @@ def more_samples(learning: Learning, batch: float, age: float) -> Floats:
 
 def time_to_reward(request: Request, learning: Learning, samples: float) -> TimeToReward:
     """The proven best plan of every schedule and batch, by the time until the reward is reached."""
-    asked = [schedule for batch in _batches(request, learning) for schedule in _schedules(batch)]
-    found = mapped(lambda one: answer(Question(request=one)).best, asked)
-    pairs = zip(asked, found, strict=True)
-    reached = [_reached(one, best, learning, samples) for one, best in pairs if best is not None]
+    asked = (schedule for batch in _batches(request, learning) for schedule in _schedules(batch))
+    each = (points(Question(request=one), [asking()], lambda asked: answer(asked).best) for one in asked)
+    reached = [_reached(p.question.request, p.answer, learning, samples) for p in first_of_each(each)]
     if not reached:
         return TimeToReward(learning=learning, samples=samples, reached=())
     least = np.argmin([one.seconds for one in reached], axis=0)
