@@ -24,7 +24,7 @@ from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.risk.odds import Odds, Targets
 from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.scenarios.workers import local
-from rlhfsim.what_if.sizing import resized, sizes
+from rlhfsim.what_if.sizing import doubled, resized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,7 @@ class ClusterOption:
 def questions(request: Request, profiles: Sequence[Profile], least: int, most: int) -> Iterator[Request]:
     """The request on every kind and size, by every framework and backend that may run it there."""
     for profile in profiles:
-        node = profile.node.gpus
-        whole = (n for n in sizes(node, most) if n >= least and (n < node or (n // node).bit_count() == 1))
+        whole = (n for n in doubled(profile.node.gpus, most) if n >= least)
         for sized in (resized(request, profile, gpus) for gpus in whole):
             for runs in _named(request):
                 for backend in runs.trainers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
@@ -68,7 +67,7 @@ def elsewhere(prices: Prices, best: Candidate, step_s: float, known: Collection[
     names = [name for name in _other_backends(prices.request) if name not in known]
     timed = prices.request.objective != "memory"  # else bounds are bytes
     below = step_s * (1 - WORTH_A_LINE) if timed else math.inf
-    others = _gains(names, prices, best, step_s, below=dict.fromkeys(names, below))
+    others = _gains(names, prices, best, step_s, below)
     better = [gain for gain in others if (gain.saved or 0.0) > WORTH_A_LINE]
     return max(better, key=lambda gain: gain.saved or 0.0, default=None)
 
@@ -97,15 +96,10 @@ def learning_gain(prices: Prices, best: Candidate, step_s: float) -> Gain | None
 
 
 def _gains(
-    names: Sequence[str],
-    prices: Prices,
-    like: Candidate,
-    step_s: float,
-    *,
-    below: Mapping[str, float] = MappingProxyType({}),
+    names: Sequence[str], prices: Prices, like: Candidate, step_s: float, below: float = math.inf
 ) -> list[Gain]:
     """Those of some choices; a step whose bound already is not `below` counts as none."""
-    plans = _plans(names, prices, like, below)
+    plans = _plans(names, prices, like, dict.fromkeys(names, below))
     return [_gain(name, plan, step_s, prices.request) for name, plan in plans.items()]
 
 
@@ -120,7 +114,7 @@ def _plans(
             if refusal(asked.request) is not None:
                 return None
             search = search_of(asked, prices)
-            return search.first() if search.may_stay(below.get(name, math.inf)) else None
+            return search.first() if search.may_stay(below[name]) else None
 
         return ((name, point.answer) for point in points(question, [_change(name, like.placement)], ask))
 

@@ -116,6 +116,11 @@ def sizes(per_node: int, max_gpus: int) -> Iterator[int]:
     yield from (n * per_node for n in nodes if n * per_node <= max_gpus)
 
 
+def doubled(per_node: int, max_gpus: int) -> list[int]:
+    """1, 2, 4, ... inside a node, then 1, 2, 4, ... nodes."""
+    return [n for n in sizes(per_node, max_gpus) if n < per_node or (n // per_node).bit_count() == 1]
+
+
 def resized(request: Request, profile: Profile, gpus: int) -> Request:
     """The question for another cluster."""
     pool = node_group(profile, gpus, gpus_per_node=min(gpus, profile.node.gpus), price=request.price)

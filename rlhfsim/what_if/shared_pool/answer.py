@@ -39,7 +39,7 @@ from rlhfsim.what_if.shared_pool.schedule import (
     scheduled,
 )
 from rlhfsim.what_if.shared_pool.spot import SpotRollouts, check, plan_pace
-from rlhfsim.what_if.sizing import floor_seconds, resized, sizes
+from rlhfsim.what_if.sizing import doubled, floor_seconds, resized
 
 LEAST, MOST = 2, 16
 """Jobs of a pool."""
@@ -163,7 +163,7 @@ def priced_options(
     workload share their designs. `limit_s`: of all designs.
     """
     node = profile.node.gpus
-    some_gpus = [n for n in sizes(node, gpus) if n < node or (n // node).bit_count() == 1]
+    some_gpus = doubled(node, gpus)
     counts = [n for n in some_gpus if n >= min(node, gpus)]
     alike: dict[tuple[object, ...], list[PoolJobText]] = {}
     for job in jobs:
