@@ -15,7 +15,18 @@ from rlhfsim.search.candidates import Steps, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.engine import Prices, Question, answer, good, search_of
-from rlhfsim.what_if.points import Change, Line, asking, edge, first_of_each, geometric, points, setting
+from rlhfsim.what_if.points import (
+    Change,
+    Line,
+    asking,
+    edge,
+    first_of_each,
+    geometric,
+    on_gpus,
+    on_larger,
+    points,
+    setting,
+)
 
 WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 QUESTION = Question(request=Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=WORK))
@@ -104,6 +115,22 @@ def test_many_questions_about_one_narrower_request_share_its_tables() -> None:
     assert one.tables("actor") != []
     assert all(a is b for a, b in zip(one.tables("actor"), other.tables("actor"), strict=True))
     assert prices.again(replace(narrower, backend="fsdp2")) is prices  # nothing of it is priced yet
+
+
+def test_more_gpus_are_whole_nodes_and_fewer_keep_theirs() -> None:
+    request = replace(QUESTION.request, cluster=rlhfsim.parse_cluster(4, "h100"))
+    sized = [change.apply(QUESTION).request.cluster.node_group for change in on_gpus(request, (2, 4, 16))]
+    assert [(group.gpus, group.gpus_per_node) for group in sized] == [(2, 2), (4, 4), (16, 8)]
+    assert [change.name for change in on_gpus(request, (2, 16))] == ["--gpus 2", "--gpus 16"]
+
+
+def test_larger_kinds_are_of_the_same_vendor_and_not_the_one_that_is_there() -> None:
+    request = replace(QUESTION.request, cluster=rlhfsim.parse_cluster(8, "h200"))
+    kinds = {c.name: c.apply(QUESTION).request.cluster.node_group for c in on_larger(request)}
+    assert list(kinds) == ["--gpu b200", "--gpu b300"]
+    assert {group.gpus for group in kinds.values()} == {8}
+    least = kinds["--gpu b200"].profile.memory.value
+    assert [change.name for change in on_larger(request, least)] == ["--gpu b300"]
 
 
 def test_a_value_of_a_line_is_asked_once() -> None:

@@ -17,7 +17,7 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if import sizing
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.risk.odds import Odds, Targets
-from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
+from rlhfsim.what_if.sizing import Sizing, between, doubled, floor_seconds, fronts, resized, size, sizes
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))
 SMALL = Request(cluster=rlhfsim.parse_cluster(1, "h100"), workload=GRPO)
@@ -49,6 +49,7 @@ def test_sizes_are_powers_of_two_in_a_node_then_whole_nodes() -> None:
     assert list(sizes(8, 6)) == [1, 2, 4]
     assert list(sizes(1, 8)) == [1, 2, 3, 4, 6, 8]
     assert list(sizes(4, 4)) == [1, 2, 4]
+    assert doubled(8, 128) == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
 def test_sizes_before_the_first_that_meets_the_targets_are_tried_too() -> None:
