@@ -32,7 +32,7 @@ SAFE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class FrontPoint:
     """A plan that no other one of the front beats in everything."""
 
     plan: Plan
@@ -49,12 +49,10 @@ class Point:
         return self.seconds, self.bytes, self.staleness, round(self.risk, RISK_DIGITS)
 
 
-def front(request: Request) -> tuple[Point, ...]:
+def front(request: Request) -> tuple[FrontPoint, ...]:
     """The non-dominated plans that the walks meet, the fastest first."""
     models = models_of(request.workload)
-    points = [
-        _point(request, models, candidate) for walk in _walks(request) for candidate in _walk(walk, models)
-    ]
+    points = [_point(request, candidate) for walk in _walks(request) for candidate in _walk(walk, models)]
     best = undominated([p.values for p in points])
     return tuple(sorted((points[i] for i in best), key=lambda p: p.values))
 
@@ -82,9 +80,9 @@ def _walk(request: Request, models: Models) -> Iterator[Candidate]:
         request = replace(request, max_memory=SHRINK * most_bytes(result.best.ledger))
 
 
-def _point(request: Request, models: Models, candidate: Candidate) -> Point:
+def _point(request: Request, candidate: Candidate) -> FrontPoint:
     plan = plan_for(request, candidate)
-    return Point(
+    return FrontPoint(
         plan=plan,
         seconds=candidate.seconds,
         bytes=most_bytes(candidate.ledger),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlhfsim
-from rlhfsim.search.pareto import Point, front, undominated
+from rlhfsim.search.pareto import FrontPoint, front, undominated
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
@@ -20,7 +20,7 @@ SMALL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=GRPO, allow=f
 
 
 @cache
-def points() -> tuple[Point, ...]:
+def points() -> tuple[FrontPoint, ...]:
     return front(SMALL)
 
 

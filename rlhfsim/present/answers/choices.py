@@ -13,7 +13,7 @@ from rlhfsim.present.tables import WORDS, each, fields
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
-from rlhfsim.search.pareto import Point
+from rlhfsim.search.pareto import FrontPoint
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
@@ -135,7 +135,7 @@ def missing_dict(missing: MissingBytes) -> dict[str, Any]:
 # --- the front --------------------------------------------------------------------------------------
 
 
-def front_table(points: Sequence[Point]) -> TypedTable:
+def front_table(points: Sequence[FrontPoint]) -> TypedTable:
     """No plan of these is worse than another one in everything."""
     return table_of(
         "Plans between which you may choose",

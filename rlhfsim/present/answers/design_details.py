@@ -27,7 +27,7 @@ from rlhfsim.present.known import known
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.present.words import signed
 from rlhfsim.search.explain import best_name
-from rlhfsim.search.pareto import Point
+from rlhfsim.search.pareto import FrontPoint
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.what_if.bottleneck import Bottleneck
 from rlhfsim.what_if.design import Design
@@ -57,7 +57,7 @@ class Extras:
     the other side."""
     bottleneck: Bottleneck | None = None
     """What binds most of the step of the chosen plan."""
-    front: tuple[Point, ...] | None = None
+    front: tuple[FrontPoint, ...] | None = None
     """None where it is not asked for."""
     recalibrated: Recalibrated | None = None
     """None where no profile was calibrated."""
