@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 23370,
     "rlhfsim/present": 87460,
     "rlhfsim/rollout": 17050,
-    "rlhfsim/search": 57240,
+    "rlhfsim/search": 57260,
     "rlhfsim/simulation": 25160,
     "rlhfsim/specs": 55670,
     "rlhfsim/step": 15220,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
-from rlhfsim.search.candidates import Candidate, Steps, judged, lent_moves, streaming_seconds, value
+from rlhfsim.search.candidates import Candidate, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import LENT_GAP, Beside, rollout_of
 from rlhfsim.search.frontier import Entry, Frontier, Queue
@@ -29,7 +29,7 @@ from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
-from rlhfsim.search.scope import WHOLE, Scope
+from rlhfsim.search.scope import WHOLE, Scope, Steps
 from rlhfsim.search.space import Partition, Skeleton, competing, may_carry
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models

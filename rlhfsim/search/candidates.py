@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Steps
 from rlhfsim.simulation.asynchronous.priced_rollout import least_seconds, switch_seconds
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
@@ -19,10 +20,6 @@ from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3
 """Steps that are simulated where staleness is allowed: measured ones, and those before."""
-
-
-Steps = dict[Placement, tuple[Iteration, float]]
-"""Simulated steps of plans, and up to which cutoff they say enough: inf where all of it was simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from rlhfsim.search.candidates import Steps
 from rlhfsim.search.options import Wish
 from rlhfsim.search.space import Partition
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.step.iteration import Iteration
+
+Steps = dict[Placement, tuple[Iteration, float]]
+"""Simulated steps of plans, and up to which cutoff they say enough: inf where all of it was simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,12 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
-from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, stats
 from rlhfsim.units import Dimension
 from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.engine import ASIDE, Question, answer, good
-from rlhfsim.what_if.points import Line, edge
+from rlhfsim.what_if.points import Line, edge, with_memory
 
 RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
@@ -238,23 +237,6 @@ def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:
         if hasattr(lengths, name)
     }
     return replace(lengths, **stretched)
-
-
-def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Cluster:
-    """The same cluster with another size of GPU memory, and of host memory too where `hosts`."""
-
-    def grown(profile: Profile) -> Profile:
-        host = profile.node.host_memory
-        host = replace(host, value=host.value * factor) if hosts else host
-        return replace(
-            profile,
-            memory=replace(profile.memory, value=profile.memory.value * factor),
-            usable_memory=replace(profile.usable_memory, value=profile.usable_memory.value * factor),
-            node=replace(profile.node, host_memory=host),
-        )
-
-    changed: Cluster = put(cluster, keys("node_groups.*.profile"), grown)
-    return changed
 
 
 def spread(placement: Placement, factor: float) -> Placement | None:

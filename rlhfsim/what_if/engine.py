@@ -16,11 +16,11 @@ from typing import Any
 
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
-from rlhfsim.search.candidates import Candidate, Steps, judged, stale_seconds, value
+from rlhfsim.search.candidates import Candidate, judged, stale_seconds, value
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import FP32_SUMS, STALE, Limit, Request, switched
 from rlhfsim.search.role_fields import FIXABLE_ROLES
-from rlhfsim.search.scope import WHOLE, Scope
+from rlhfsim.search.scope import WHOLE, Scope, Steps
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement

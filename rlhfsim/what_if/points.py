@@ -19,6 +19,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import clock
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.engine import Question
@@ -68,6 +69,23 @@ def on_larger(request: Request, least: float = 0.0) -> Iterator[Change]:
     for group in (node_group(name, now.gpus) for name in LARGER if name != now.profile.name):
         if group.profile.vendor == now.profile.vendor and group.profile.memory.value > least:
             yield setting(f"--gpu {group.profile.aliases[0]}", {GROUPS: (group,)})
+
+
+def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Cluster:
+    """The same cluster with another size of GPU memory, and of host memory too where `hosts`."""
+
+    def grown(profile: Profile) -> Profile:
+        host = profile.node.host_memory
+        host = replace(host, value=host.value * factor) if hosts else host
+        return replace(
+            profile,
+            memory=replace(profile.memory, value=profile.memory.value * factor),
+            usable_memory=replace(profile.usable_memory, value=profile.usable_memory.value * factor),
+            node=replace(profile.node, host_memory=host),
+        )
+
+    changed: Cluster = put(cluster, keys("node_groups.*.profile"), grown)
+    return changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.branch_and_bound import SearchResult
+from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.specs.frameworks.runs import ANY, frameworks
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -21,10 +22,10 @@ from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
-from rlhfsim.what_if.engine import Question
+from rlhfsim.what_if.engine import Question, good, variants
 from rlhfsim.what_if.estimate import planned, priced_placement
-from rlhfsim.what_if.points import Change, asking, first_of_each, on_gpus, on_larger, points, setting
-from rlhfsim.what_if.verdict import check_plan, fitting, put_to
+from rlhfsim.what_if.points import Change, Point, asking, first_of_each, on_gpus, on_larger, points, setting
+from rlhfsim.what_if.verdict import check_plan, check_question, put_to
 
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -83,6 +84,16 @@ def _remedies(question: Question, family: Iterable[Change]) -> Iterator[Remedy]:
             usd_per_step=usd_per_step(other.cluster, step_s, other.price),
             other_work=(other.workload.lora, other.workload.reward) != (asked.lora, asked.reward),
         )
+
+
+def fitting(question: Question) -> Point[Candidate] | None:
+    """A good plan of a question, asked as a command asks it; None where it is refused or nothing fits."""
+    try:
+        check_question(question.request)
+    except RlhfsimError:
+        return None
+    axis = (asking(workload=work) for work in variants(question.request))
+    return next(points(question, axis, good), None)
 
 
 def _families(request: Request, typed: Mapping[str, str] | None) -> Iterator[Iterable[Change]]:

@@ -26,7 +26,6 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.step.measured import compared
 from rlhfsim.what_if.engine import Question, good, variants
 from rlhfsim.what_if.estimate import priced_placement
-from rlhfsim.what_if.points import Point, asking, points
 
 ASKED: Mapping[str, str] = {
     "residency=swapped": "reference swapped in place of the actor",
@@ -46,16 +45,6 @@ def check_question(request: Request) -> None:
     """
     if (error := refusal(request)) is not None:
         raise error
-
-
-def fitting(question: Question) -> Point[Candidate] | None:
-    """A good plan of a question, asked as a command asks it; None where it is refused or nothing fits."""
-    try:
-        check_question(question.request)
-    except RlhfsimError:
-        return None
-    axis = (asking(workload=work) for work in variants(question.request))
-    return next(points(question, axis, good), None)
 
 
 def aside(question: Question) -> Candidate | None:

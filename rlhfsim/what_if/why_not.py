@@ -31,10 +31,9 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.step.measured import memory_doubt
-from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answers, good
 from rlhfsim.what_if.framework_rules import rules_broken
-from rlhfsim.what_if.points import Line, asking, edge, geometric
+from rlhfsim.what_if.points import Line, asking, edge, geometric, with_memory
 from rlhfsim.what_if.verdict import refusal
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)

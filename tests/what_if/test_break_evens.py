@@ -17,18 +17,9 @@ from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if import break_evens as module
-from rlhfsim.what_if.break_evens import (
-    CLEAR,
-    BreakEven,
-    Quantity,
-    break_evens,
-    label,
-    scaled,
-    spread,
-    with_memory,
-)
+from rlhfsim.what_if.break_evens import CLEAR, BreakEven, Quantity, break_evens, label, scaled, spread
 from rlhfsim.what_if.engine import Question
-from rlhfsim.what_if.points import Line
+from rlhfsim.what_if.points import Line, with_memory
 
 REQUEST = Request(
     cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=512)

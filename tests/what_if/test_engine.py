@@ -11,8 +11,9 @@ import pytest
 import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import candidates, clock
-from rlhfsim.search.candidates import Steps, judged
+from rlhfsim.search.candidates import judged
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Steps
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.engine import Prices, Question, answer, good, search_of
 from rlhfsim.what_if.points import (
