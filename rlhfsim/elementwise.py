@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+FEW = 8
+"""Most words of a column that are looked for one by one."""
 SPARSE = 64
 """Most places of a table for each row that stands in it."""
 Size: TypeAlias = Any
@@ -65,12 +67,19 @@ def each(function: Callable[..., Any], *columns: Size) -> Any:
     """
     if not any(isinstance(column, np.ndarray) for column in columns):
         return function(*columns)
-    first, rows = _places([column for column in columns if isinstance(column, np.ndarray)])
-    chosen = (column[first] if isinstance(column, np.ndarray) else column for column in columns)
-    found = [function(*row) for row in _rows_of(*chosen)]
+    rows, places = distinct(*columns)
+    found = [function(*row) for row in rows]
     if isinstance(found[0], tuple | list):
         found = list(zip_longest(*found, fillvalue=0.0))
-    return np.array(found, dtype=float)[..., rows]
+    return np.array(found, dtype=float)[..., places]
+
+
+def distinct(*columns: Size) -> tuple[list[tuple[Any, ...]], NDArray[np.intp]]:
+    """Distinct rows of columns, one of which is an array, and the place among them of every row; a number
+    stands in every row."""
+    first, places = _places([column for column in columns if isinstance(column, np.ndarray)])
+    chosen = (c[first].tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
+    return list(zip(*chosen, strict=False)), places
 
 
 def _places(columns: Iterable[NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -99,12 +108,11 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.int64]:
             return number
     if column.dtype.kind in "buif":
         return np.unique(column, return_inverse=True)[1].astype(np.int64)
-    return np.array(numbered(column.tolist())[1], dtype=np.int64)
-
-
-def _rows_of(*columns: Size) -> Iterator[tuple[Any, ...]]:
-    """The rows of columns, one of which is an array; a number stands in every row."""
-    return zip(*(c.tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns), strict=False)
+    number, left, count = np.full(len(column), -1, dtype=np.int64), column, 0
+    while len(left) and count < FEW:
+        number[column == left[0]] = count
+        left, count = column[number < 0], count + 1
+    return np.array(numbered(column.tolist())[1], dtype=np.int64) if len(left) else number
 
 
 def numbered(rows: Iterable[T]) -> tuple[list[T], list[int]]:

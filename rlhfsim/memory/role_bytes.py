@@ -9,7 +9,7 @@ to be emptied at every switch), and copies during start and checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial, reduce
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlhfsim.elementwise import alike, each, numbered
+from rlhfsim.elementwise import alike, distinct, each, numbered
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
@@ -163,7 +163,8 @@ class RoleMemory(NamedTuple):
         actor's too).
         """
         kind = self.kind._replace(trained=True) if swapped else self.kind
-        standing = _stood(kind, layouts.rows(memory.CUT), stage)
+        cuts = distinct(*(getattr(layouts, name) for name in memory.CUT))
+        standing = _stood(kind, *cuts, stage)
         forward, backward = self._activations(kind, layouts, stage, standing.layers)
         score = _extra(standing.gathered, 0.0, forward, self.waste)
         if swapped:
@@ -183,7 +184,8 @@ class RoleMemory(NamedTuple):
         """GPU bytes of a training call without activations and buffers, on the fullest pipeline stage, of the
         layouts with these fields (`memory.states.CUT`)."""
         ends: tuple[Stage, ...] = ("first", "last")
-        held = [_stood(self.kind, cuts, stage) for stage in ends]
+        rows, places = numbered(cuts)
+        held = [_stood(self.kind, rows, places, stage) for stage in ends]
         totals = (x.states.total + self.nccl * x.communicators + self.framework for x in held)
         return reduce(np.maximum, totals)
 
@@ -193,12 +195,13 @@ class RoleMemory(NamedTuple):
         """Activations of scoring, and of training where the role is trained: by groups of like layouts."""
         tokens, micro_batches = self.batch.each(layouts)
         found = np.zeros((2, len(Activations._fields), len(layouts)))
-        for piped, rows in alike((layouts.pp > 1).tolist()):
+        piped = layouts.pp > 1
+        for rows in filter(len, map(np.flatnonzero, (piped, ~piped))):
             layout = layouts.only(rows)
             passed = _passed(
                 kind,
                 layout,
-                stage if piped else "only",
+                stage if piped[rows[0]] else "only",
                 *tokens[:, rows],
                 micro_batches=micro_batches[rows],
                 longest=self.batch.max_tokens,
@@ -434,19 +437,18 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     )
 
 
-def _stood(kind: RoleKind, cuts: Iterable[Cut], stage: Stage) -> _Standing:
-    """The same of many layouts, each with the fields of a cut: arrays."""
-    distinct, places = numbered(cuts)
-    sizes = np.zeros((len(States._fields) + len(OWN), len(distinct)))
-    parted, of = numbered(map(_parted, distinct))
+def _stood(kind: RoleKind, cuts: Sequence[Cut], places: Any, stage: Stage) -> _Standing:
+    """The same of many layouts, each with one of some cuts, at its place: arrays."""
+    sizes = np.zeros((len(States._fields) + len(OWN), len(cuts)))
+    parted, of = numbered(map(_parted, cuts))
     parts = memory.stacked([_part(kind, stage if part[1] > 1 else "only", part) for part in parted])
-    for _, rows in alike(_alike(kind, *cut) for cut in distinct):
-        layout = Layout(**dict(zip(memory.CUT, distinct[rows[0]], strict=True)))
+    for _, rows in alike(_alike(kind, *cut) for cut in cuts):
+        layout = Layout(**dict(zip(memory.CUT, cuts[rows[0]], strict=True)))
         held = _standing(kind, layout, parts.only(np.array(of)[rows]))
         for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=True):
             row[rows] = size
     if passed := COPIES * (kind.routes + kind.logits):
-        sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in distinct])
+        sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in cuts])
     states, own = np.split(sizes[:, places], [len(States._fields)])
     communicators: Size = np.array([memory.communicators(*part) for part in parted])[of][places]
     named = dict(zip(OWN, own, strict=True))

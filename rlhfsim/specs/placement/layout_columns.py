@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -46,10 +46,6 @@ class Layouts:
 
     def __len__(self) -> int:
         return len(self.tp)
-
-    def rows(self, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-        """These fields of each layout."""
-        return zip(*(getattr(self, name).tolist() for name in names), strict=True)
 
     def only(self, rows: Any) -> Layouts:
         """Some of them."""
