@@ -20,9 +20,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 os.environ["COLUMNS"] = "100"
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before torch: where others compute too, its threads spin and wait
+# before torch, and for all processes that tests start: where others compute too, threads that spin cost twice
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -111,6 +111,7 @@ def settings(model: Path, **changes: Any) -> Settings:
         "optimizer": Optimizer(learning_rate=1e-3),
         "tracking": Tracking(tensorboard=False),
         "limits": Limits(start_s=240, call_s=120, sync_s=60, retries=0),
+        "variables": {"OMP_NUM_THREADS": "1"},  # several threads spin longer than a small operation takes
     }
     return Settings(**(fields | changes))
 
