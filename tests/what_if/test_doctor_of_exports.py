@@ -15,7 +15,7 @@ from rlhfsim.api import cluster_of
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.recognise import read_configuration
-from rlhfsim.interchange.export import AS_READ, export, exporters
+from rlhfsim.interchange.export import AS_READ, Exported, export, exporters
 from rlhfsim.memory.ledger import LIKELY
 from rlhfsim.plan import Plan
 from rlhfsim.search.layouts import role_layouts
@@ -91,6 +91,11 @@ def drawn(name: str, seed: int) -> PricedPlacement:
         backend=asked.backend,
         schedule=Schedule(**(rng.choice(SCHEDULES) if apart else {})),
     )
+    runs = framework(name).of(work)
+    lacks = runs.lacks_schedule(placement.schedule)
+    lacks = lacks or (None if apart else runs.lacks_path(placement.weight_path, "same GPU"))
+    if lacks is not None:  # what an export would say, before anything is priced
+        raise RlhfsimError("not-run-by-framework", lacks.what, help="")
     roles = {n: r for n, r in placement.roles.items() if isinstance(r, RolePlacement)}
     same = all(
         len({value_of(same.aspect, roles[role], asked.backend) for role in same.roles if role in roles}) <= 1
@@ -104,10 +109,12 @@ def drawn(name: str, seed: int) -> PricedPlacement:
     return priced_placement(placement, work, replace(asked.cluster, framework=name))
 
 
-def doctored(plan: Plan, name: str, folder: Path) -> tuple[Case, Judged, int]:
+def doctored(
+    plan: Plan, name: str, folder: Path, exported: Exported | None = None
+) -> tuple[Case, Judged, int]:
     """What the doctor is told of an export, its verdict, and the exit code of its command."""
     folder.mkdir()
-    for file, text in export(plan, name, frozenset()).files.items():
+    for file, text in (exported or export(plan, name, frozenset())).files.items():
         (folder / file).write_text(text)
     configuration, settings = read_configuration([folder], {})
     case = Case(configuration=configuration, settings=settings, gpu=plan.hardware[0].profile)
@@ -118,8 +125,9 @@ def doctored(plan: Plan, name: str, folder: Path) -> tuple[Case, Judged, int]:
 
 def check(plan: Plan, name: str, folder: Path) -> bool:
     """The same layouts, batch, lengths, step and verdict, but for what is named; whether nothing is."""
-    case, found, code = doctored(plan, name, folder)
-    unsaid = export(plan, name, frozenset()).written.unsaid
+    exported = export(plan, name, frozenset())
+    case, found, code = doctored(plan, name, folder, exported)
+    unsaid = exported.written.unsaid
     assumed = list(case.assumed(found.described))
     assert not [sentence for sentence in assumed if "${MODEL}" in sentence], "it is in the comments"
     for each in unsaid:
