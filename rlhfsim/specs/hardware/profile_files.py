@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
 from pathlib import Path
 
 from rlhfsim import resources
@@ -39,27 +38,12 @@ def folders() -> list[Path]:
 
 def profile_files() -> dict[str, Path]:
     """Every profile by name; a user's file hides a shipped one of the same name."""
-    return {stem: Path(path) for stem, path in _files().items()}
-
-
-def _files() -> dict[str, str]:
-    """The same without `Path`, which takes longer to make than a file to find."""
-    files: dict[str, str] = {}
-    for folder in map(str, folders()):
-        for name in _listed(folder):
-            stem, ending = os.path.splitext(name)
-            path = os.path.join(folder, name)
-            if ending == ".yaml" and stem not in (COMMON, PRICES) and os.path.isfile(path):
-                files.setdefault(stem, path)
+    files: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem not in (COMMON, PRICES) and path.is_file():
+                files.setdefault(path.stem, path)
     return dict(sorted(files.items()))
-
-
-def _listed(folder: str) -> list[str]:
-    """Names in a folder; none where it cannot be read."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def profile_names() -> tuple[str, ...]:
@@ -69,7 +53,7 @@ def profile_names() -> tuple[str, ...]:
 
 def aliases() -> dict[str, str]:
     """Alias to profile name, read from the head of each file; both in canonical spelling."""
-    return {alias: name for name, path in _files().items() for alias in _aliases_in(path)}
+    return {alias: name for name, path in profile_files().items() for alias in _aliases_in(path)}
 
 
 def find_profile(name: str) -> Path:
@@ -78,18 +62,18 @@ def find_profile(name: str) -> Path:
     Raises:
         RlhfsimError: no such profile; the message names the nearest ones.
     """
-    files = {_canonical(stem): path for stem, path in _files().items()}
+    files = {_canonical(stem): path for stem, path in profile_files().items()}
     wanted = _canonical(name)
     if wanted in files:
-        return Path(files[wanted])
+        return files[wanted]
     known = {alias: path for path in files.values() for alias in _aliases_in(path)}
     if wanted in known:
-        return Path(known[wanted])
+        return known[wanted]
     if Path(name).name == name:  # a file of the working folder, such as one of rlhfsim calibrate --out
-        beside = [*sorted(Path.cwd().glob("*.yaml")), *map(Path, files.values())]
+        beside = [*sorted(Path.cwd().glob("*.yaml")), *files.values()]
         if named := next((p for p in beside if wanted in (_canonical(p.stem), _name_in(p))), None):
             return named
-    if found := meant(name, {Path(path): {stem, *_aliases_in(path)} for stem, path in files.items()}):
+    if found := meant(name, {path: {stem, *_aliases_in(path)} for stem, path in files.items()}):
         return found
     if wanted == MEASURED:
         raise RlhfsimError(
@@ -97,7 +81,7 @@ def find_profile(name: str) -> Path:
             "this machine was not measured: there is no hardware_profiles/local.yaml here",
             help="run: rlhfsim profile measure",
         )
-    raise unknown_name("hardware profile", name, [*_files(), *known])
+    raise unknown_name("hardware profile", name, [*profile_files(), *known])
 
 
 def _canonical(name: str) -> str:
@@ -105,31 +89,21 @@ def _canonical(name: str) -> str:
 
 
 def _name_in(path: Path) -> str | None:
-    match = _NAME.search(_head(path).decode(errors="replace"))
+    match = _NAME.search(_head(path))
     return _canonical(match[1].strip("'\"")) if match else None
 
 
-def _head(path: str | Path) -> bytes:
-    """The first bytes of a file; none of what cannot be read or would be waited for."""
+def _head(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not path.is_file():
+            return ""
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(HEAD_BYTES)
     except OSError:
-        return b""
-    try:
-        return os.read(descriptor, HEAD_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+        return ""
 
 
-def _aliases_in(path: str | Path) -> tuple[str, ...]:
-    return _aliases_of(_head(path))
-
-
-@lru_cache(maxsize=256)
-def _aliases_of(head: bytes) -> tuple[str, ...]:
-    """The aliases that a head names: one command asks for those of every profile many times."""
-    match = _ALIASES.search(head.decode(errors="replace"))
+def _aliases_in(path: Path) -> list[str]:
+    match = _ALIASES.search(_head(path))
     names = match[1].split(",") if match else []
-    return tuple(_canonical(name.strip().strip("'\"")) for name in names if name.strip())
+    return [_canonical(name.strip().strip("'\"")) for name in names if name.strip()]
