@@ -14,7 +14,7 @@ from itertools import combinations
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.keys import Unread, as_written, key_table, unread
-from rlhfsim.interchange.export import Value, Written, exporter, exporters
+from rlhfsim.interchange.export import Exporter, Value, Written, exporter, exporters
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.interchange.table import bare
 from rlhfsim.specs.frameworks.runs import runs_of
@@ -117,8 +117,10 @@ def diagnose(case: Case) -> Diagnosis:
 def unread_keys(case: Case, base: Judged) -> tuple[Unread, ...]:
     """Keys that the configuration sets and nothing reads; none matters that says what is priced."""
     left = unread(case.configuration.name, case.version, base.described.settings)
+    if all(key.kind == "default" for key in left):
+        return left
     try:
-        return as_written(left, _writer(case)(base.described).values)
+        return as_written(left, _exporter(case).write(base.plan).values)
     except RlhfsimError:
         return left
 
@@ -126,12 +128,17 @@ def unread_keys(case: Case, base: Judged) -> tuple[Unread, ...]:
 # --- a change in keys -------------------------------------------------------------------------------
 
 
-def _writer(case: Case) -> Callable[[Described], Written]:
-    """How what is said is written in the keys of its framework."""
+def _exporter(case: Case) -> Exporter:
+    """How plans are written in the keys of its framework."""
     name = case.configuration.name
     if name not in exporters():
         raise RlhfsimError("framework-not-exported", f"{name} has no export that names its keys", help="")
-    way = exporter(name)
+    return exporter(name)
+
+
+def _writer(case: Case) -> Callable[[Described], Written]:
+    """How what is said is written in the keys of its framework."""
+    way = _exporter(case)
 
     def write(described: Described) -> Written:
         specs = described.specs
@@ -144,7 +151,7 @@ def _writer(case: Case) -> Callable[[Described], Written]:
 def _tries(case: Case, base: Judged, write: Callable[[Described], Written]) -> Iterator[KeyChange]:
     """Every edit that the framework has keys for, read again from the user's configuration."""
     specs = base.described.specs
-    before = write(base.described).values
+    before = _exporter(case).write(base.plan).values
     seen: list[Keys] = []
     for edit in edits(specs):
         try:
