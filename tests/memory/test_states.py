@@ -132,7 +132,7 @@ def test_fp32_sums_of_deepspeed_hold_two_bytes_more_for_each_gradient_that_a_ran
     assert sum(memory.bytes_per_element("deepspeed", zero, 8, gradient_bytes=4)) == pytest.approx(expected)
     part = memory.shard(LLAMA8B, Layout(dp=8, zero=zero), "deepspeed")
     kind = RoleKind(LLAMA8B, "deepspeed", True, "adam", None, Software(gradient_bytes=4), False)
-    standing = _stood(kind, [memory.cut(Layout(dp=8, zero=zero))], "only")
+    standing = _stood(kind, [memory.cut(Layout(dp=8, zero=zero))], [0], "only")
     assert standing.states.total == pytest.approx(expected * part.elements)
     # beside them: stage 1 reduces a BF16 copy of all, stage 2 steps on the sums, stage 3 flattens one GB
     assert standing.step == {1: 2 * part.elements, 2: 0.0, 3: 4 * min(part.elements / 8, 1e9)}[zero]

@@ -305,16 +305,18 @@ def test_share_of_activations_that_modules_leave() -> None:
 def test_sets_of_adapters_stand_beside_one_base() -> None:
     layout = Layout(dp=2, zero=1)
     lora = Lora(rank=8)
-    one = role_bytes._stood(_kind(lora=lora), [states.cut(layout)], "only")
-    two = role_bytes._stood(_kind(lora=lora, software=Software(adapters=3)), [states.cut(layout)], "only")
+    one = role_bytes._stood(_kind(lora=lora), [states.cut(layout)], [0], "only")
+    two = role_bytes._stood(
+        _kind(lora=lora, software=Software(adapters=3)), [states.cut(layout)], [0], "only"
+    )
     own = 2 * states.lora_params(LLAMA, 8)
     assert two.states.weights - one.states.weights == 2 * own
     assert two.states.gradients == 3 * one.states.gradients
-    quantised = role_bytes._stood(_kind(lora=Lora(rank=8, base="nf4")), [states.cut(layout)], "only")
+    quantised = role_bytes._stood(_kind(lora=Lora(rank=8, base="nf4")), [states.cut(layout)], [0], "only")
     assert quantised.gathered == 2 * states.shard(LLAMA, layout, "megatron").layer
     assert one.gathered == 0
     wide = role_bytes._stood(
-        _kind(lora=lora, software=Software(base_bytes=4.0)), [states.cut(layout)], "only"
+        _kind(lora=lora, software=Software(base_bytes=4.0)), [states.cut(layout)], [0], "only"
     )
     assert wide.states.weights - one.states.weights == 2 * states.shard(LLAMA, layout, "megatron").elements
 

@@ -119,7 +119,7 @@ def test_columns_hold_layouts_of_several_pools() -> None:
         [1, 3],
         [None, None],
     )
-    assert [list(row) for row in column.rows(("dp", "micro_batch"))] == [[4, 1], [8, 2]]
+    assert (column.dp.tolist(), column.micro_batch.tolist()) == ([4, 8], [1, 2])
     assert column.only(np.array([1])).dp.tolist() == [8]
 
 
