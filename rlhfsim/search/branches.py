@@ -37,31 +37,47 @@ class PoolSizes:
         for place, number in enumerate(self.gpus):
             for key in subproblems.keys_of(partition, index, number):
                 self._places.setdefault(key, []).append(place)
-        self.least = [self._least_of(number) for number in self.gpus]
-        self._numbers = np.array([least.numbers.values for least in self.least])
-        self._priced = np.array([least.priced for least in self.least], dtype=np.bool_)
+        self._least = [self._least_of(number) for number in self.gpus]
+        self._numbers = np.array([least.numbers.values for least in self._least])
+        self._priced = np.array([least.priced for least in self._least], dtype=np.bool_)
+        self._old = np.zeros(len(self.gpus), dtype=np.bool_)
+        """Numbers of GPUs on which a role was priced since."""
 
     def _least_of(self, gpus: int) -> Least:
         return self._subproblems.least(self._partition, self._index, gpus)
 
     def update(self, priced: Collection[PriceKey]) -> Bools | None:
         """(n,) skeletons in which the pool has a role that was priced now; None: none has."""
-        places = {place for key in priced for place in self._places.get(key, ()) if not self._priced[place]}
+        places = [place for key in priced for place in self._places.get(key, ()) if not self._priced[place]]
         if not places:
             return None
         changed = np.zeros(len(self.gpus), dtype=np.bool_)
-        for place in places:
-            self.least[place], changed[place] = self._least_of(self.gpus[place]), True
-            self._numbers[place] = self.least[place].numbers.values
-            self._priced[place] = self.least[place].priced
+        changed[places] = True
+        self._old |= changed
         return np.asarray(changed[self.at])
+
+    def least(self, place: int) -> Least:
+        """What it contributes at least on one of its numbers of GPUs."""
+        if self._old[place]:
+            self._least[place] = found = self._least_of(self.gpus[place])
+            self._numbers[place], self._priced[place] = found.numbers.values, found.priced
+            self._old[place] = False
+        return self._least[place]
+
+    @property
+    def every(self) -> list[Least]:
+        """The same on each of them."""
+        return [self.least(place) for place in range(len(self.gpus))]
 
     def numbers(self, rows: Ints) -> Numbers:
         """What the pool contributes at least in some skeletons; inf where a role fits nowhere."""
-        return Numbers(self._numbers[self.at[rows]])
+        places = self.at[rows]
+        for place in {*places[self._old[places]].tolist()}:
+            self.least(place)
+        return Numbers(self._numbers[places])
 
     def priced(self, rows: Ints) -> Bools:
-        """Whether all of its roles are."""
+        """Whether all of its roles are, as `numbers` of these skeletons knew."""
         return self._priced[self.at[rows]]
 
 
@@ -80,6 +96,11 @@ class Bounds:
         self._lowest: dict[tuple[int, float, bool], Ints] = {}
         """What `lowest` said since bounds were last raised."""
         self.raise_up_to(inf)
+
+    @property
+    def least(self) -> float:
+        """The least bound that is known of any."""
+        return float(self.bound.min())
 
     def update(self, priced: Collection[PriceKey]) -> None:
         """Notes which bounds may rise, with roles that are priced now or have closer floors."""
@@ -118,15 +139,15 @@ class Bounds:
 
     def unpriced(self, row: int) -> list[PriceKey]:
         """Roles of a skeleton that are not priced."""
-        return [floor.key for pool in self.pools for floor in pool.least[pool.at[row]].unpriced]
+        return [floor.key for pool in self.pools for floor in pool.least(pool.at[row]).unpriced]
 
     def legal(self) -> Iterator[int]:
         """Plans of each skeleton."""
-        return self._products([[least.legal for least in pool.least] for pool in self.pools])
+        return self._products([[least.legal for least in pool.every] for pool in self.pools])
 
     def fitting(self) -> Iterator[int]:
         """Those whose roles fit by themselves; one that is not priced keeps all options."""
-        return self._products([[least.fitting for least in pool.least] for pool in self.pools])
+        return self._products([[least.fitting for least in pool.every] for pool in self.pools])
 
     def _products(self, factors: Sequence[Sequence[int]]) -> Iterator[int]:
         columns = [np.array(of, dtype=object) for of in factors]
@@ -171,7 +192,7 @@ class Branch:
 
     def fitting_in(self, row: int) -> int:
         """The same of one skeleton."""
-        return prod(pool.least[pool.at[row]].fitting for pool in self.bounds.pools)
+        return prod(pool.least(pool.at[row]).fitting for pool in self.bounds.pools)
 
     def skeleton(self, row: int) -> Skeleton:
         """One of them."""
@@ -196,7 +217,7 @@ def bounded(
 
 def least_of(branches: Sequence[Branch]) -> float:
     """The least bound of their skeletons."""
-    return min(float(bounds.bound.min()) for bounds in {id(b.bounds): b.bounds for b in branches}.values())
+    return min(bounds.least for bounds in {branch.bounds for branch in branches})
 
 
 def totals(branches: Sequence[Branch]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhfsim.search import clock
-from rlhfsim.search.branches import Branch
+from rlhfsim.search.branches import Bounds, Branch
 from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import PriceKey
 from rlhfsim.search.parallel import serial
@@ -84,10 +84,17 @@ class Frontier:
     def promising(self, branches: Sequence[Branch], limit: float, count: int) -> list[Entry]:
         """The best skeletons with bounds up to `limit`, at most `count` of a branch and twice as many in all;
         without time those alone that are priced."""
-        bounds = {branch.bounds for branch in branches}
-        rows = {of: of.lowest(count, limit, priced=clock.over()).tolist() for of in bounds}
+        rows: dict[Bounds, list[int]] = {}
+        met: list[float] = []
+        for bounds in sorted({branch.bounds for branch in branches}, key=lambda bounds: bounds.least):
+            if len(met) >= 2 * count and bounds.least > sorted(met)[2 * count - 1]:
+                break  # bounds only rise
+            rows[bounds] = bounds.lowest(count, limit, priced=clock.over()).tolist()
+            met += bounds.bound[rows[bounds]].tolist()
         entries = [
-            Entry(float(branch.bound[row]), branch, row) for branch in branches for row in rows[branch.bounds]
+            Entry(float(branch.bound[row]), branch, row)
+            for branch in branches
+            for row in rows.get(branch.bounds, ())
         ]
         return sorted(entries, key=lambda entry: entry.bound)[: 2 * count]
 

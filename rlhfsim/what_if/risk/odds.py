@@ -67,7 +67,7 @@ class Targets:
 
     requirements: Sequence[Requirement] = ()
     steps: int | None = None
-    """Of the whole run; None: unknown."""
+    """Steps of the whole run; None: unknown."""
     confidence: float | None = None
     """Probability with which a plan must fit and meet all; None: by its own figures."""
 
