@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 23410,
     "rlhfsim/present": 87450,
     "rlhfsim/rollout": 17050,
-    "rlhfsim/search": 57380,
+    "rlhfsim/search": 57580,
     "rlhfsim/simulation": 25160,
     "rlhfsim/specs": 55620,
     "rlhfsim/step": 15220,
