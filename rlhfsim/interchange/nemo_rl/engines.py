@@ -12,19 +12,9 @@ from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.dispatching import in_megatron
 from rlhfsim.interchange.fields import Fields, cut
 from rlhfsim.interchange.given_data import samples_at_once
+from rlhfsim.interchange.megatron_core import hosted_adam
 from rlhfsim.interchange.nemo_rl.unsaid import refuses_split
-from rlhfsim.interchange.table import (
-    Codec,
-    FixedKey,
-    Key,
-    count,
-    flag,
-    given_that,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.table import Codec, FixedKey, Key, count, flag, given_that, of_call, of_held, whole
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import Head
@@ -227,7 +217,6 @@ def _trains(row: Key | FixedKey) -> bool:
 def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
     """Rows of Megatron-Core."""
     megatron = f"{MODELS[role]}.{ENGINES['megatron']}"
-    adam = f"{megatron}.optimizer.optimizer"
     sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
     train, held, policy = of_call(_call(role)), of_held(_call(role), role), role == "actor"
     return given_that(
@@ -243,14 +232,7 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
         Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),
         *in_megatron(role, f"++{megatron}."),
         FixedKey(f"++{megatron}.recompute_granularity", "selective", f"{role}.recompute=selective"),
-        Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
-        Key(
-            f"{role}.offload_fraction",
-            f"{adam}_offload_fraction",
-            1.0,
-            number(),
-            when=f"{role}.offload_optimizer=cpu",
-        ),
+        *hosted_adam(role, f"{megatron}.optimizer."),
         Key(
             f"{role}.recompute",
             f"{megatron}.activation_checkpointing",

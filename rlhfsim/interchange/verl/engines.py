@@ -14,6 +14,7 @@ from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.dispatching import in_megatron
 from rlhfsim.interchange.export import longest_prompt, longest_response
 from rlhfsim.interchange.fields import Fields, cut, leaves
+from rlhfsim.interchange.megatron_core import hosted_adam
 from rlhfsim.interchange.predictions import memory
 from rlhfsim.interchange.table import (
     Codec,
@@ -23,7 +24,6 @@ from rlhfsim.interchange.table import (
     flag,
     given_that,
     like,
-    number,
     of_call,
     of_held,
     unwritten,
@@ -334,7 +334,6 @@ def _follows(read: Fields) -> bool:
 def recomputing(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
     """Activations that are computed again, and optimizer states on the host."""
     role, model = keys.role, keys.model
-    adam = f"+{keys.optimizer}.override_optimizer_config.optimizer"
     override, why = f"{keys.megatron}.override_transformer_config", of_held(f"{role}.train", role)
     rows = (
         Key(
@@ -347,14 +346,7 @@ def recomputing(keys: Prefixes) -> tuple[Key | FixedKey, ...]:
         ),
         *given_that(
             "backend=megatron",
-            Key(f"{role}.offload_optimizer", f"{adam}_cpu_offload", codec=flag("cpu", "none")),
-            Key(
-                f"{role}.offload_fraction",
-                f"{adam}_offload_fraction",
-                1.0,
-                number(),
-                when=f"{role}.offload_optimizer=cpu",
-            ),
+            *hosted_adam(role, f"+{keys.optimizer}.override_optimizer_config."),
             Key(
                 f"{role}.recompute",
                 f"{override}.recompute_granularity",
