@@ -24,7 +24,7 @@ BUDGET = {
     "rlhfsim/calibration": 35780,
     "rlhfsim/cli": 32990,
     "rlhfsim/desk": 14490,
-    "rlhfsim/interchange": 107060,
+    "rlhfsim/interchange": 107090,
     "rlhfsim/kernels": 12570,
     "rlhfsim/memory": 23410,
     "rlhfsim/present": 87450,
