@@ -77,13 +77,15 @@ def each(function: Callable[..., Any], *columns: Size) -> Any:
 def distinct(*columns: Size) -> tuple[list[tuple[Any, ...]], NDArray[np.intp]]:
     """Distinct rows of columns, one of which is an array, and the place among them of every row; a number
     stands in every row."""
-    first, places = _places([column for column in columns if isinstance(column, np.ndarray)])
+    first, places = groups(*(column for column in columns if isinstance(column, np.ndarray)))
     chosen = (c[first].tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
     return list(zip(*chosen, strict=False)), places
 
 
-def _places(columns: Iterable[NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Where each distinct row of the columns is first, and the place among those of every row."""
+    if not len(columns[0]):
+        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     numbers = list(map(_numbers, columns))
     code, count = numbers[0], int(numbers[0].max()) + 1
     for number in numbers[1:]:

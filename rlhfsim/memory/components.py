@@ -23,7 +23,7 @@ from rlhfsim.memory.states import Stage, States
 from rlhfsim.memory.transfer import Arrival
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout_columns import Layouts
-from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.placement import Rest
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
@@ -110,18 +110,17 @@ def training_bytes(rows: Rows) -> Floats:
     return np.asarray(sum(parts) + rows["framework"] + rows["nccl"])
 
 
-def rested(rows: Rows, roles: Sequence[RolePlacement], kind: RoleKind) -> Rows:
-    """Rows (option, stage) of layouts, whatever rests between calls, with what each role keeps then."""
+def rested(rows: Rows, rests: Sequence[Rest], rest: NDArray[np.intp], kind: RoleKind) -> Rows:
+    """Rows (option, stage) of layouts, whatever rests between calls, with what each role keeps then; `rest`:
+    which of `rests` an option has."""
     rows = rows.copy()
-    names = [(role.residency, role.offload_between) for role in roles]
-    for like in dict.fromkeys(names):
-        same = np.array([name == like for name in names])
-        role = roles[names.index(like)]
+    for number, one in enumerate(rests):
+        same = rest == number
         full: Any = rows["states"][same]
-        kept = kept_states(States(*(full[n] for n in States._fields)), role, kind)
+        kept = kept_states(States(*(full[n] for n in States._fields)), one, kind)
         for name, size in zip(States._fields, kept, strict=True):
             rows["kept"][name][same] = size
-        rows["recreated"][same] = role.residency == "recreated"
+        rows["recreated"][same] = one.residency == "recreated"
     return rows
 
 

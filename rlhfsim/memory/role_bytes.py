@@ -33,7 +33,7 @@ from rlhfsim.specs.placement.backends import Backend, sums_fp32
 from rlhfsim.specs.placement.drafts import draft_of, own_params
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
-from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.placement import Rest, RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
@@ -292,7 +292,7 @@ def most_host(stages: Sequence[RoleBytes]) -> float:
     return max(part.host for part in stages)
 
 
-def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
+def kept_states(states: States, role: RolePlacement | Rest, kind: RoleKind) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
     `states` may hold arrays. Of gradients a resident role keeps what stays from step to step, unless a

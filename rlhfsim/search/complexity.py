@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
-from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement, Schedule
+from rlhfsim.elementwise import Size
+from rlhfsim.search.role_rows import Roles
+from rlhfsim.specs.placement.placement import Placement, Rest, RolloutPlacement, Schedule
 from rlhfsim.specs.workload.roles import TRAINED
 
 
@@ -59,7 +63,7 @@ def overlaps(schedule: Schedule) -> int:
     return sum((*overlaps, schedule.streaming, schedule.double_buffered, schedule.lend))
 
 
-def cut(role: AnyRolePlacement) -> tuple[int, ...]:
+def cut(role: Roles) -> tuple[Size, ...]:
     """How a model is divided over GPUs; more replicas of it are no other layout."""
     x = role.layout
     return x.tp, x.pp, x.ep, getattr(x, "cp", 1), getattr(x, "vp", 1)
@@ -70,20 +74,21 @@ def zero_stages(placement: Placement) -> frozenset[int]:
     return frozenset(role.layout.zero for name, role in placement.trainers.items() if name in TRAINED)
 
 
-def piped(role: AnyRolePlacement) -> bool:
+def piped(role: Roles) -> Size:
     """Whether a role is cut into pipeline stages."""
     return role.layout.pp > 1
 
 
-def moves(role: AnyRolePlacement) -> bool:
+def moves(role: Roles) -> Size:
     """Whether a role that trains or scores keeps something on the host, or is made again."""
-    if not isinstance(role, RolePlacement):
+    if isinstance(role, RolloutPlacement):
         return False
-    away = role.residency != "resident" or role.offload_between
-    return away or role.layout.offload_optimizer != "none" or role.layout.offload_params != "none"
+    hosted = (role.layout.offload_optimizer != "none") | (role.layout.offload_params != "none")
+    return hosted | Rest(role.residency, role.offload_between).frees
 
 
-def uneven(role: AnyRolePlacement) -> bool:
+def uneven(role: Roles) -> Size:
     """Whether a degree of a layout is no power of two."""
     x = role.layout
-    return any(degree & (degree - 1) for degree in (x.tp, x.pp, x.dp, getattr(x, "cp", 1), x.ep))
+    bits = [degree & (degree - 1) for degree in (x.tp, x.pp, x.dp, getattr(x, "cp", 1), x.ep)]
+    return reduce(or_, bits) > 0

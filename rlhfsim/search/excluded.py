@@ -21,10 +21,11 @@ from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
 from rlhfsim.search.merging import PoolTable, pool_table
-from rlhfsim.search.options import ALONE, OptionTable, PriceKey, broken_limit
+from rlhfsim.search.options import OptionTable, PriceKey, broken_limit
 from rlhfsim.search.pools import Subproblem, compared
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_rows import ALONE
 from rlhfsim.search.space import Partition, Skeleton, partitions, roles_of, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
@@ -164,11 +165,7 @@ class _Asked:
                 self.subproblems.pricer.table(key),
                 replace(self.placement.roles[key.role], pool=ALONE),
             )
-            return (
-                table
-                if key.role == free
-                else table.only(np.array([i for i, o in enumerate(table.options) if o == own], np.int64))
-            )
+            return table if key.role == free else table.only(table.like(own))
 
         subproblem = self.subproblems.subproblem(self.skeleton, index, options)
         return subproblem, pool_table(subproblem, lambda numbers: np.zeros(len(numbers)), inf)

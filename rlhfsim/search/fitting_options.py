@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import zip_longest
 
 import numpy as np
 
@@ -25,11 +25,11 @@ from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.layout_shapes import Space, columns_of_shapes
 from rlhfsim.search.options import PriceKey, Variants
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_rows import RoleRows
 from rlhfsim.specs.frameworks.runs import engine_of
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import columns_of
-from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.placement import Rest
 from rlhfsim.specs.workload.roles import TRAINED
 
 
@@ -38,10 +38,10 @@ def fitting_options(
     models: Models,
     keys: Sequence[PriceKey],
     spaces: Sequence[Space],
-    variants_of: Sequence[Variants],
+    variants: Sequence[Variants],
     kinds: Iterable[str],
     doubt: float,
-) -> Iterator[tuple[tuple[RolePlacement, ...], Rows, Floats]]:
+) -> Iterator[tuple[RoleRows, Rows, Floats]]:
     """Options of each key that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls.
 
     The keys are of one role with the same `memory_of`.
@@ -49,7 +49,7 @@ def fitting_options(
     pool, memory = request.cluster.node_groups[keys[0].hardware], memory_of(request, models, keys[0])
     usable = pool.profile.usable_memory.value
     limit = usable if keys[0].role in TRAINED else np.inf
-    rows, roles, owners = _rows(memory, spaces, variants_of, limit)
+    rows, roles, owners = _rows(memory, spaces, variants, limit)
     host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
     in_node = np.array([min(key.gpus, pool.gpus_per_node) for key in keys])[owners]
     fits = host * in_node <= pool.profile.node.host_memory.value
@@ -58,7 +58,7 @@ def fitting_options(
         fits &= fitting(state, usable, request.max_oom, doubt)
     for i in range(len(keys)):
         mine = np.flatnonzero(fits & (owners == i))
-        yield tuple(roles[row] for row in mine), rows[mine], host[mine]
+        yield roles.only(mine).alone, rows[mine], host[mine]
 
 
 def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
@@ -79,8 +79,8 @@ def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:
 
 
 def _rows(
-    memory: RoleMemory, spaces: Sequence[Space], variants_of: Sequence[Variants], usable: float
-) -> tuple[Rows, list[RolePlacement], Ints]:
+    memory: RoleMemory, spaces: Sequence[Space], variants: Sequence[Variants], usable: float
+) -> tuple[Rows, RoleRows, Ints]:
     """Rows (option, stage) of what a role holds in each layout, its options, and the space of each.
 
     Left out are layouts in which training takes more than `usable` bytes whatever happens between the calls.
@@ -90,16 +90,31 @@ def _rows(
         least = memory.standing_bytes([shape.cut for _, shape in shapes])
         shapes = [shapes[i] for i in np.flatnonzero(least <= usable)]
     if not shapes:
-        return np.zeros((0, STAGES), dtype=ROLE), [], np.zeros(0, dtype=np.int64)
-    rows = stage_rows(memory, columns_of_shapes([shape for _, shape in shapes]), swapped=False)
+        none = np.zeros(0, dtype=np.int64)
+        roles = RoleRows(layouts=columns_of_shapes([]), rests=(), layout=none, rest=none)
+        return np.zeros((0, STAGES), dtype=ROLE), roles, none
+    layouts = columns_of_shapes([shape for _, shape in shapes])
+    rows = stage_rows(memory, layouts, swapped=False)
     hopeful = np.flatnonzero((training_bytes(rows) <= usable).all(axis=1))
-    every = [(i, shape.fields, size) for i, shape in shapes for size in shape.sizes]
-    left = [every[row] for row in hopeful.tolist()]
-    variants = [variants_of[i](Layout(**fields, **size)) for i, fields, size in left]
-    counts = list(map(len, variants))
-    roles = list(chain.from_iterable(variants))
-    own = np.repeat(rows[hopeful], counts, axis=0)
-    if away := [i for i, role in enumerate(roles) if role.residency == "swapped"]:
-        own[away] = stage_rows(memory, columns_of(roles[i].layout for i in away), swapped=True)
-    owners = np.repeat(np.array([i for i, *_ in left], dtype=np.int64), counts)
-    return rested(own, roles, memory.kind), roles, owners
+    owners = np.repeat([i for i, _ in shapes], [len(shape.sizes) for _, shape in shapes])[hopeful]
+    roles = _varied(layouts.only(hopeful), owners, variants)
+    own = rows[hopeful[roles.layout]]
+    if len(away := np.flatnonzero(roles.that(lambda role: role.residency == "swapped"))):
+        own[away] = stage_rows(memory, roles.layouts.only(roles.layout[away]), swapped=True)
+    return rested(own, roles.rests, roles.rest, memory.kind), roles, owners[roles.layout]
+
+
+def _varied(layouts: Layouts, owners: Ints, variants: Sequence[Variants]) -> RoleRows:
+    """Each layout with everything that may happen between calls in its space, one after the other."""
+    rests, answers = dict[Rest, int](), list[list[int]]()
+    answer = np.zeros(len(layouts), dtype=np.int64)
+    for i, own in enumerate(variants):
+        mine = np.flatnonzero(owners == i)
+        found, places = own.each(layouts.only(mine))
+        answer[mine] = len(answers) + places
+        answers += [[rests.setdefault(rest, len(rests)) for rest in each] for each in found]
+    counts = np.array(list(map(len, answers)), dtype=np.int64)[answer]
+    layout = np.repeat(np.arange(len(layouts)), counts)
+    place = np.arange(len(layout)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.array(list(zip_longest(*answers, fillvalue=-1)), dtype=np.int64).reshape(-1, len(answers))
+    return RoleRows(layouts=layouts, rests=tuple(rests), layout=layout, rest=table[place, answer[layout]])

@@ -16,8 +16,9 @@ from rlhfsim.memory.states import CUT
 from rlhfsim.search.fitting_options import memory_of
 from rlhfsim.search.layout_shapes import LayoutShape, Shapes
 from rlhfsim.search.least import Floor
-from rlhfsim.search.options import ALONE, PriceKey
+from rlhfsim.search.options import PriceKey
 from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.role_rows import ALONE
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import Call

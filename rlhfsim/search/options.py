@@ -17,22 +17,38 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.elementwise import groups, numbered
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.frameworks.says import value_of
+from rlhfsim.search.role_rows import ALONE, Condition, RoleRows
+from rlhfsim.specs.frameworks.says import READS, Aspect, value_of
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import AnyRolePlacement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.layout_columns import Layouts
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Rest, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import BOTH, End
 from rlhfsim.specs.workload.roles import TRAINED
 
-Variants = Callable[[Layout], tuple[RolePlacement, ...]]
-"""Layout -> what a role may do between its calls."""
-ALONE = "alone"
-"""Pool name while a role is priced by itself."""
+HOME = ("zero", "offload_optimizer", "offload_params")
+"""Where the states of a layout lie and how they are cut, which decides what may happen between calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """What a role may do between its calls, layout by layout."""
+
+    reads: tuple[str, ...]
+    """Fields of a layout that decide it."""
+    of: Callable[[Layout], tuple[Rest, ...]]
+
+    def each(self, layouts: Layouts) -> tuple[list[tuple[Rest, ...]], Ints]:
+        """Distinct answers, and which of them holds for each of some layouts."""
+        first, places = groups(*layouts.columns(self.reads))
+        return [self.of(layouts.at(row)) for row in first.tolist()], places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -70,8 +86,8 @@ class Wish:
     """What the options of some roles must be to compete."""
 
     roles: frozenset[str]
-    holds: Callable[[AnyRolePlacement], bool]
-    """Asked once for every option of a table, however many wishes have this very function."""
+    holds: Condition
+    """Asked once about a table, however many wishes have this very function."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,7 +99,7 @@ class OptionTable:
     """Options of the space, those that do not fit included."""
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    options: tuple[AnyRolePlacement, ...]
+    options: Sequence[AnyRolePlacement]
     times: OptionTimes
     bytes: Rows
     """Columns of `memory.components`: (m, stage) of a role (`ROLE`), (m,) of an engine (`ENGINE`)."""
@@ -140,7 +156,8 @@ class OptionTable:
     @property
     def frees(self) -> NDArray[np.bool_]:
         """Options that take something out of GPU memory between calls."""
-        return np.array([frees(role) for role in self.options], dtype=np.bool_)
+        options = self.options
+        return options.frees if isinstance(options, RoleRows) else _each(frees, options)
 
     @property
     def moved(self) -> Ints:
@@ -162,20 +179,25 @@ class OptionTable:
             )
         return self._states[name]
 
-    def that(self, wishes: Iterable[Callable[[AnyRolePlacement], bool]]) -> OptionTable:
+    def that(self, wishes: Iterable[Condition]) -> OptionTable:
         """The table with those options alone that all of the wishes hold for; `legal` stays."""
         left = np.ones(len(self), dtype=np.bool_)
         for holds in wishes:
             if holds not in self._held:
-                self._held[holds] = np.fromiter(map(holds, self.options), np.bool_, len(self))
+                options = self.options
+                known = options.that(holds) if isinstance(options, RoleRows) else _each(holds, options)
+                self._held[holds] = known
             left &= self._held[holds]
         return self if left.all() else self.only(np.flatnonzero(left))
 
     def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""
+        options = self.options
         return replace(
             self,
-            options=tuple(self.options[i] for i in rows.tolist()),
+            options=options.only(rows)
+            if isinstance(options, RoleRows)
+            else tuple(options[i] for i in rows.tolist()),
             times=self.times.only(rows),
             places=rows if self.places is None else self.places[rows],
             host=self.host[rows],
@@ -185,6 +207,17 @@ class OptionTable:
             sync_class=self.sync_class[rows],
             agreed=None if self.agreed is None else self.agreed[rows],
         )
+
+    def like(self, role: AnyRolePlacement) -> Ints:
+        """Rows of the options that are this one."""
+        if isinstance(self.options, RoleRows):
+            assert isinstance(role, RolePlacement)
+            return self.options.like(role)
+        return np.array([i for i, own in enumerate(self.options) if own == role], dtype=np.int64)
+
+
+def _each(holds: Condition, options: Sequence[AnyRolePlacement]) -> NDArray[np.bool_]:
+    return np.fromiter(map(holds, options), np.bool_, len(options))
 
 
 # --- the options of the space -----------------------------------------------------------------------
@@ -235,12 +268,20 @@ def agreed(request: Request, name: str, roles: Sequence[AnyRolePlacement]) -> In
     if not same:
         return None
     columns = [
-        [_number(value_of(each.aspect, role, request.backend)) for role in roles]
-        if name in each.roles
-        else [0] * len(roles)
+        _numbers(each.aspect, roles, request.backend) if name in each.roles else np.zeros(len(roles))
         for each in same
     ]
     return np.array(columns, dtype=np.int64).reshape(len(same), len(roles)).T
+
+
+def _numbers(aspect: Aspect, roles: Sequence[AnyRolePlacement], backend: Backend) -> Ints:
+    """(n,) A number for what each role says of an aspect; of rows it is asked once for all that say the
+    same."""
+    if not isinstance(roles, RoleRows):
+        return np.array([_number(value_of(aspect, role, backend)) for role in roles], dtype=np.int64)
+    first, places = groups(roles.rest, *(c[roles.layout] for c in roles.layouts.columns(READS[aspect])))
+    found = [_number(value_of(aspect, roles[row], backend)) for row in first.tolist()]
+    return np.array(found, dtype=np.int64)[places]
 
 
 @lru_cache(maxsize=65536)
@@ -268,8 +309,13 @@ def broken_limit(request: Request, name: str, role: AnyRolePlacement) -> Limit |
 
 def sync_classes(roles: Sequence[AnyRolePlacement]) -> Ints:
     """A number for each distinct layout as the weight sync sees it."""
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(sync_layout(s), len(numbers)) for s in roles], dtype=np.int64)
+    if not isinstance(roles, RoleRows):
+        return np.array(numbered(map(sync_layout, roles))[1], dtype=np.int64)
+    x = roles.layouts
+    _, places = groups(*x.columns(("tp", "pp", "ep", "etp")), x.gpus, x.zero == 3)
+    used, number = groups(places[roles.layout])
+    order = np.argsort(np.argsort(used))
+    return order[number]
 
 
 def sync_layout(role: AnyRolePlacement, counts: Collection[End] = BOTH) -> object:

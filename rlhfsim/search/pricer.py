@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from rlhfsim.elementwise import groups
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, Rows, engine_sums
 from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.states import cut
-from rlhfsim.memory.states import passed as passed_fields
+from rlhfsim.memory.states import CUT, PASSED, cut
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -25,7 +25,7 @@ from rlhfsim.search.columns import Floats, OptionTimes
 from rlhfsim.search.fitting_options import fitting_options
 from rlhfsim.search.layout_shapes import CutShapes
 from rlhfsim.search.options import (
-    ALONE,
+    HOME,
     OptionTable,
     PriceKey,
     Variants,
@@ -39,17 +39,18 @@ from rlhfsim.search.options import (
 from rlhfsim.search.parallel import dealt, mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Request
+from rlhfsim.search.role_rows import ALONE, RoleRows, joined
 from rlhfsim.search.rollout_layouts import rollout_layouts
 from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import columns_of
+from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts
 from rlhfsim.specs.placement.placement import (
     AnyRolePlacement,
     Placement,
-    Residency,
     ResourcePool,
+    Rest,
     RolePlacement,
     RolloutPlacement,
     Schedule,
@@ -62,7 +63,7 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
 
-scored = attrgetter(
+SCORED = (
     *("tp", "pp", "cp", "dp", "ep", "etp", "dispatcher", "ep_overlap", "sequence_parallel"),
     *("shards", "micro_batch", "score_micro_batch", "offload_params"),
 )
@@ -248,8 +249,8 @@ class Pricer:
         self._fit(keys)
         for some in self._alike(keys):
             tables = [self._fitting(key) for key in some]
-            roles = [role for table in tables for role in table.options if isinstance(role, RolePlacement)]
             ends = np.cumsum([len(table) for table in tables])[:-1]
+            roles = joined([t.options for t in tables if isinstance(t.options, RoleRows)])
             times = np.split(self._times(some[0], roles).values, ends)
             priced += [
                 _sorted(replace(t, times=OptionTimes(own))) for t, own in zip(tables, times, strict=True)
@@ -271,13 +272,11 @@ class Pricer:
             some = list(group)
             spaces = [self._options(key).space for key in some]
             kinds = [call.kind for call in self.calls_of(some[0].role)]
-            variants = list(map(self._variants_of, some))
+            variants = list(map(self._variants, some))
             found = fitting_options(self.request, self.models, some, spaces, variants, kinds, self.doubt)
             known.update((key, self._fitted(key, *of)) for key, of in zip(some, found, strict=True))
 
-    def _fitted(
-        self, key: PriceKey, roles: tuple[RolePlacement, ...], rows: Rows, host: Floats
-    ) -> OptionTable:
+    def _fitted(self, key: PriceKey, roles: RoleRows, rows: Rows, host: Floats) -> OptionTable:
         """The options of a role that fit, not yet timed."""
         options = self._options(key)
         return OptionTable(
@@ -298,45 +297,40 @@ class Pricer:
     def _options(self, key: PriceKey) -> RoleOptions:
         """The layouts of a role in the space, and how many options they make, whether or not those fit."""
         if key not in self._shared.options:
-            space, variants_of = self._shared.space(self.request, self.models, key), self._variants_of(key)
-            if any(limit.role == key.role for limit in self.request.limits):
-                legal = sum(len(variants_of(layout)) for layout in space.layouts)
-            else:
+            space, variants = self._shared.space(self.request, self.models, key), self._variants(key)
+            if variants.reads == HOME:
                 homes = (
                     (Layout(offload_optimizer=a, offload_params=b, zero=zero), n)
                     for (a, b, zero), n in space.homes.items()
                 )
-                legal = sum(n * len(variants_of(layout)) for layout, n in homes)
+                legal = sum(n * len(variants.of(layout)) for layout, n in homes)
+            else:
+                legal = sum(len(variants.of(layout)) for layout in space.layouts)
             self._shared.options[key] = RoleOptions(legal=legal, refused=space.dropped, space=space)
         return self._shared.options[key]
 
-    def _variants_of(self, key: PriceKey) -> Variants:
+    def _variants(self, key: PriceKey) -> Variants:
         """What a role may do between its calls: that depends on where its states lie and are cut, and on
         limits."""
         request, role = self.request, key.role
         limited = any(limit.role == role for limit in request.limits)
 
-        def variants(layout: Layout) -> tuple[RolePlacement, ...]:
+        def rests(layout: Layout) -> tuple[Rest, ...]:
             every = role_variants(request, role, layout, beside_actor=key.beside_actor, shares=key.shares)
-            return tuple(s for s in every if not (limited and broken_limit(request, role, s)))
+            left = (s for s in every if not (limited and broken_limit(request, role, s)))
+            return tuple(Rest(s.residency, s.offload_between) for s in left)
 
-        known: dict[object, list[tuple[Residency, bool]]] = {}
-
-        def unlimited(layout: Layout) -> tuple[RolePlacement, ...]:
-            home = layout.zero, layout.offload_optimizer, layout.offload_params
-            if home not in known:
-                known[home] = [(s.residency, s.offload_between) for s in variants(layout)]
-            return tuple(
-                RolePlacement(pool=ALONE, layout=layout, residency=stays, offload_between=moves)
-                for stays, moves in known[home]
-            )
-
-        return variants if limited else unlimited
+        return Variants(FIELDS if limited else HOME, rests)
 
     def every(self, key: PriceKey) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
-            return tuple(chain(*map(self._variants_of(key), self._options(key).space.layouts)))
+            of = self._variants(key).of
+            return tuple(
+                RolePlacement(pool=ALONE, layout=layout, **rest._asdict())
+                for layout in self._options(key).space.layouts
+                for rest in of(layout)
+            )
         layouts = rollout_layouts(
             self.request, self.models.actor, key.gpus, self.hardware(key), shares=key.shares
         )
@@ -347,27 +341,27 @@ class Pricer:
         )
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
-    def _times(self, key: PriceKey, roles: Sequence[RolePlacement]) -> OptionTimes:
+    def _times(self, key: PriceKey, roles: RoleRows) -> OptionTimes:
         setting, model = self.setting(key), self.models.of(key.role)
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
-        alike = [(layout, len(list(of))) for layout, of in groupby(role.layout for role in roles)]
-        counts, layouts = [count for _, count in alike], [layout for layout, _ in alike]
-        apart = [i for i, r in enumerate(roles) if r.residency != "resident" or r.offload_between]
-        moves_of = [(roles[i].residency, roles[i].offload_between, cut(roles[i].layout)) for i in apart]
+        apart = np.flatnonzero(roles.frees)
+        first, places = groups(roles.rest[apart], *roles.layouts.only(roles.layout[apart]).columns(CUT))
+        movers = [roles[row] for row in apart[first].tolist()]
         for call in self.calls_of(key.role):
             train = call.kind == "train"
             load, run, unload = times.of_call(train=train)
-            run[:] = np.repeat(self._seconds(key, call, layouts), counts)
+            run[:] = self._seconds(key, call, roles.layouts)[roles.layout]
             moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
-            for i, name in zip(apart, moves_of, strict=True):
-                if name not in moved:
-                    costs = moves(device, model, roles[i], call, self.request.workload, setting.placement)
+            for role in movers:
+                if (name := _mover(role)) not in moved:
+                    costs = moves(device, model, role, call, self.request.workload, setting.placement)
                     moved[name] = costs[0].seconds, costs[1].seconds
-                load[i], unload[i] = moved[name]
+            if movers:
+                load[apart], unload[apart] = np.array([moved[_mover(role)] for role in movers])[places].T
         return times
 
-    def _seconds(self, key: PriceKey, call: Call, layouts: Sequence[Layout]) -> Floats:
+    def _seconds(self, key: PriceKey, call: Call, layouts: Layouts) -> Floats:
         """Seconds of a call in each layout; what layouts share is priced once.
 
         A forward pass is the same whatever the backward does, a backward wherever the optimizer lies, an
@@ -379,26 +373,28 @@ class Pricer:
         forward = model, call.kind == "logprob", bias_of(setting, call.name, ALONE), adapted
         known = self._runs.setdefault((key.hardware, call.name if train else forward), {})
 
-        def priced(
-            name_of: Callable[[Layout], object], price: Callable[[Collection[Layout]], Iterable[float]]
-        ) -> Floats:
-            names = list(map(name_of, layouts))
-            if new := {name: x for name, x in zip(names, layouts, strict=True) if name not in known}:
-                known.update(zip(new, price(new.values()), strict=True))
-            return np.array([known[name] for name in names])
+        def priced(columns: Sequence[Any], price: Callable[[Layouts], Iterable[float]]) -> Floats:
+            first, places = groups(*columns)
+            names = list(zip(*(column[first].tolist() for column in columns), strict=True))
+            if new := [i for i, name in enumerate(names) if name not in known]:
+                known.update(zip([names[i] for i in new], price(layouts.only(first[new])), strict=True))
+            return np.array([known[name] for name in names])[places]
 
-        def passed(pricing: Pricing) -> Callable[[Collection[Layout]], Iterable[float]]:
-            return lambda new: np.broadcast_to(pricing.passes(columns_of(new)).seconds, len(new)).tolist()
+        def passed(pricing: Pricing) -> Callable[[Layouts], Iterable[float]]:
+            return lambda new: np.broadcast_to(pricing.passes(new).seconds, len(new)).tolist()
 
+        if not len(layouts):
+            return np.zeros(0)
         if not train:
-            scoring = passed(scorer(setting, call, placed))
-            return priced(lambda x: (scored(x), x.zero == 3, x.pack(scoring=True)), scoring)
+            read = (*layouts.columns(SCORED), layouts.zero == 3, layouts.pack(scoring=True))
+            return priced(read, passed(scorer(setting, call, placed)))
         pricing = trainer(setting, call.role, placed)
-        passes = priced(lambda x: (passed_fields(x), x.offload_params), passed(pricing))
+        passes = priced(layouts.columns((*PASSED, "offload_params")), passed(pricing))
         updates = pricing.updates
         if updates is None:
             return passes
-        return passes + priced(cut, lambda new: [updates(layout).seconds for layout in new])
+        cuts = layouts.columns(CUT)
+        return passes + priced(cuts, lambda new: [updates(new.at(i)).seconds for i in range(len(new))])
 
     def calls_of(self, role: str) -> list[Call]:
         """Forward calls and training of a role."""
@@ -503,6 +499,11 @@ class Pricer:
             assert generation is not None
             self._rollouts[name] = generation
         return generation
+
+
+def _mover(role: RolePlacement) -> tuple[object, ...]:
+    """What decides how long a role moves."""
+    return role.residency, role.offload_between, cut(role.layout)
 
 
 def _sorted(table: OptionTable) -> OptionTable:

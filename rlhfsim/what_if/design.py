@@ -349,7 +349,7 @@ def _reasons(
 def most_bf16_sums(request: Request, plan: Plan) -> int:
     """Most micro-batches whose gradients a role sums in BF16."""
     request = replace(request, workload=plan.workload)
-    return max(bf16_sums(request, name, role) for name, role in plan.placement.roles.items())
+    return max(int(bf16_sums(request, name, role)) for name, role in plan.placement.roles.items())
 
 
 def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:

@@ -12,17 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain, combinations
+from operator import and_, eq
 
+from rlhfsim.elementwise import Size, where
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import Wish
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import FP32_SUMS, Request, switched
+from rlhfsim.search.role_rows import Condition, Roles
 from rlhfsim.search.scope import ALONE
 from rlhfsim.search.space import Partition
-from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.roles import FROZEN, GENERATING, MODELS, TRAINED
 from rlhfsim.specs.workload.workload import Workload
@@ -69,16 +73,16 @@ class Rule:
         )
 
 
-def _of(roles: Collection[str], simple: Callable[[AnyRolePlacement], bool]) -> Rule:
+def _of(roles: Collection[str], simple: Condition) -> Rule:
     """Some roles are simple."""
     return Rule(wish=Wish(roles=frozenset(roles), holds=simple))
 
 
-def _fewest(placement: Placement, complicated: Callable[[AnyRolePlacement], bool]) -> Iterator[list[Rule]]:
+def _fewest(placement: Placement, complicated: Condition) -> Iterator[list[Rule]]:
     """As few complicated roles as can be: none, one, ..., those of the plan."""
 
-    def simple(role: AnyRolePlacement) -> bool:
-        return not complicated(role)
+    def simple(role: Roles) -> Size:
+        return where(complicated(role), False, True)
 
     names = [name for name in DEMANDING if name in placement.roles]
     own = [name for name in names if complicated(placement.roles[name])]
@@ -97,8 +101,8 @@ def _meshes(placement: Placement) -> Iterator[list[Rule]]:
     """All roles are cut like one of them; where that is too much, as many as can be like the actor."""
     names = [name for name in MODELS if name in placement.roles]
 
-    def like(mesh: object) -> Callable[[AnyRolePlacement], bool]:
-        return lambda role: cut(role) == mesh
+    def like(mesh: Sequence[int]) -> Condition:
+        return lambda role: reduce(and_, map(eq, cut(role), mesh))
 
     cuts = [cut(placement.roles[name]) for name in names]
     yield [_of(names, like(one)) for one in sorted(set(cuts), key=lambda one: -cuts.count(one))]
@@ -110,18 +114,18 @@ def _stages(placement: Placement) -> Iterator[list[Rule]]:
     """Trained roles share a ZeRO stage, that of one of them."""
 
     def at(stage: int) -> Rule:
-        return _of(TRAINED, lambda role: getattr(role.layout, "zero", None) == stage)
+        return _of(TRAINED, lambda role: role.layout.zero == stage)
 
     yield [at(stage) for stage in sorted(zero_stages(placement))]
 
 
-def bf16_sums(request: Request, name: str, role: AnyRolePlacement) -> int:
+def bf16_sums(request: Request, name: str, role: Roles) -> Size:
     """Micro-batches of a step whose gradients a role sums in BF16; 1 where it sums in FP32, or trains not."""
     on_cpus = all(group.profile.vendor == "cpu" for group in request.cluster.node_groups)
     fp32 = request.workload.gradients == "fp32" or request.trainer.gradient_bytes > 2
     if name not in TRAINED or on_cpus or fp32:
         return 1
-    assert isinstance(role, RolePlacement)
+    assert not isinstance(role, RolloutPlacement)
     return batch_lengths(request.workload).micro_batches(role.layout)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from rlhfsim import parse_cluster
 from rlhfsim.kernels.devices import device_on
-from rlhfsim.search.options import ALONE, sync_layout
+from rlhfsim.search.options import sync_layout
+from rlhfsim.search.role_rows import ALONE
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout

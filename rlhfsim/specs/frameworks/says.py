@@ -23,6 +23,20 @@ Aspect = Literal["cut", "groups", "virtual stages", "scoring", "training", "betw
 virtual stages, the size of scoring micro-batches (in samples or tokens), how they are trained, what they do
 between their calls, or only whether all of them leaves."""
 
+READS: Mapping[Aspect, tuple[str, ...]] = {
+    "cut": ("tp", "pp", "cp", "ep", "etp", "shards", "zero", "offload_params"),
+    "groups": ("tp", "pp", "cp", "ep", "etp"),
+    "virtual stages": ("vp",),
+    "scoring": ("cp", "pack_tokens", "score_pack_tokens", "micro_batch", "score_micro_batch"),
+    "training": (
+        *("zero", "vp", "recompute", "offload_optimizer", "offload_fraction"),
+        *("cp", "pack_tokens", "micro_batch"),
+    ),
+    "between": (),
+    "leaves": (),
+}
+"""Fields of a layout that `value_of` an aspect reads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:

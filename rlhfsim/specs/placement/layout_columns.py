@@ -17,6 +17,8 @@ _OBJECTS = frozenset(
     {"dispatcher", "ep_overlap", "shards", "recompute", "offload_optimizer", "offload_params"}
 )
 """Fields that are no numbers, or may be None."""
+_ABSENT = frozenset({"pack_tokens", "score_micro_batch", "score_pack_tokens"})
+"""Sizes that a layout may lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,16 @@ class Layouts:
         """Some of them."""
         return Layouts(**{name: getattr(self, name)[rows] for name in FIELDS})
 
+    def at(self, row: int) -> Layout:
+        """One of them, as a layout."""
+        values: dict[str, Any] = {name: getattr(self, name).item(row) for name in FIELDS}
+        values |= {name: values[name] or None for name in _ABSENT}
+        return Layout(**values | {"sequence_parallel": bool(values["sequence_parallel"])})
+
+    def columns(self, names: Iterable[str]) -> tuple[Any, ...]:
+        """Some of the fields."""
+        return tuple(getattr(self, name) for name in names)
+
     @property
     def gpus(self) -> Any:
         """GPUs that each of them fills."""
@@ -75,6 +87,11 @@ def columns_of(layouts: Iterable[Layout]) -> Layouts:
     """The columns of some layouts, at least one."""
     columns = zip(FIELDS, zip(*map(_row_of, layouts), strict=True), strict=True)
     return Layouts(**{name: array_of(name, column) for name, column in columns})
+
+
+def all_of(parts: Sequence[Layouts]) -> Layouts:
+    """The layouts of some tables, one after the other."""
+    return Layouts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in FIELDS})
 
 
 def array_of(name: str, values: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cache
 from itertools import combinations
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, PlainSerializer
 
@@ -62,6 +62,18 @@ class RolePlacement:
     residency: Residency = "resident"
     offload_between: bool = False
     """Optimizer states (and gradients) of a trained role move to host memory between its calls."""
+
+
+class Rest(NamedTuple):
+    """What happens to a trained or scoring role between its calls, as `RolePlacement` has it."""
+
+    residency: Residency
+    offload_between: bool
+
+    @property
+    def frees(self) -> bool:
+        """Whether something leaves GPU memory."""
+        return self.offload_between or self.residency != "resident"
 
 
 @checked

@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.elementwise import Size, most
+from rlhfsim.elementwise import Size, ceil, most, where
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import Layouts, columns_of
+from rlhfsim.specs.placement.layout_columns import AnyLayout, Layouts, columns_of
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 
@@ -60,19 +60,18 @@ class BatchLengths(Hashed):
         ranks = np.stack([np.full(len(layouts), float(self.sequences)), np.ceil(self.sequences / dp)])
         most = np.minimum(self._typical(ranks), self.sequences * self.mean_tokens)
         packed = np.maximum(longest, np.minimum(pack, most))
-        each = np.where(pack[1] > 0, pack[1] / self.mean_tokens, sizes[1])
-        micro_batches = np.ceil(self.sequences / (dp * np.maximum(self.together, each)) - 1e-9)
-        return np.where(pack > 0, packed, alone), np.maximum(1, micro_batches)
+        return np.where(pack > 0, packed, alone), self.micro_batches(layouts)
 
     def _typical(self, sequences: Floats) -> Floats:
         """b mean + 4 sqrt(b) sd."""
         return sequences * self.mean_tokens + 4 * np.sqrt(sequences) * self.deviation
 
-    def micro_batches(self, layout: Layout) -> int:
+    def micro_batches(self, layout: AnyLayout) -> Size:
         """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
-        pack = layout.pack(scoring=False)
-        each = pack / self.mean_tokens if pack else whole_units(layout.micro_batch, self.together)
-        return max(1, math.ceil(self.sequences / (layout.dp * max(self.together, each)) - 1e-9))
+        pack: Size = layout.pack(scoring=False)
+        pack = 0 if pack is None else pack
+        each = where(pack > 0, pack / self.mean_tokens, whole_units(layout.micro_batch, self.together))
+        return most(1, ceil(self.sequences / (layout.dp * most(self.together, each)) - 1e-9))
 
 
 def whole_units(sequences: Size, together: int) -> Size:
