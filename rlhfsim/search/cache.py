@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -127,6 +129,16 @@ class SearchCache:
             paths=self._table("paths", *synced),
             moves=self._table("moves", work.optimizer, *synced),
         )
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Tables that are asked for first meanwhile are dropped at the end, as nobody asks for them again."""
+        before = set(self._tables)
+        try:
+            yield
+        finally:
+            for question in self._tables.keys() - before:
+                del self._tables[question]
 
     def _table(self, *question: object) -> dict[Any, Any]:
         """Table that all who ask this share; those that were asked for longest ago are dropped."""

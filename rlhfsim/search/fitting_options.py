@@ -116,5 +116,6 @@ def _varied(layouts: Layouts, owners: Ints, variants: Sequence[Variants]) -> Rol
     counts = np.array(list(map(len, answers)), dtype=np.int64)[answer]
     layout = np.repeat(np.arange(len(layouts)), counts)
     place = np.arange(len(layout)) - np.repeat(np.cumsum(counts) - counts, counts)
-    table = np.array(list(zip_longest(*answers, fillvalue=-1)), dtype=np.int64).reshape(-1, len(answers))
+    most = max(map(len, answers), default=0)
+    table = np.array(list(zip_longest(*answers, fillvalue=-1)), dtype=np.int64).reshape(most, len(answers))
     return RoleRows(layouts=layouts, rests=tuple(rests), layout=layout, rest=table[place, answer[layout]])

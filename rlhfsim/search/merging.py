@@ -31,9 +31,9 @@ Bound = Callable[[Numbers], Floats]
 """What no plan of the skeleton with these numbers of a pool goes below."""
 MERGE = (*TRAINED, *GENERATING, *FROZEN)
 """Order in which roles are merged: those that decide most first."""
-CHUNK = 25_000
+CHUNK = 6_000
 """Combinations that are looked at in one go."""
-BATCH = 50_000
+BATCH = 12_000
 """Combinations that go on together to the next role."""
 PER_OPTION = 10
 """Combinations that take as long as the price of one option (671B on 1,024 GPUs: some 12 us)."""

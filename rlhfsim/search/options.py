@@ -167,17 +167,19 @@ class OptionTable:
         return np.asarray(waits, dtype=np.int64)
 
     def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """State -> bytes, mean and variance (see `memory.components`); computed once, for many pools."""
+        """The same as `sums`, computed once, for many pools."""
         generates = self.key.role == "rollout"
         sync = sync if generates or self.key.role == "actor" else NO_SYNC
         name = DeviceKey(profile), sync, with_actor and generates
         if name not in self._states:
-            self._states[name] = (
-                engine_sums(profile, self.held, sync, with_actor=with_actor)
-                if generates
-                else role_sums(profile, self.held, sync)
-            )
+            self._states[name] = self.sums(profile, sync, with_actor=with_actor)
         return self._states[name]
+
+    def sums(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
+        """State -> bytes, mean and variance (see `memory.components`)."""
+        if self.key.role == "rollout":
+            return engine_sums(profile, self.held, sync, with_actor=with_actor)
+        return role_sums(profile, self.held, sync if self.key.role == "actor" else NO_SYNC)
 
     def that(self, wishes: Iterable[Condition]) -> OptionTable:
         """The table with those options alone that all of the wishes hold for; `legal` stays."""

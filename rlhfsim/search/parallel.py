@@ -35,6 +35,8 @@ ENDED = "search-was-ended"
 THREADS = Path("/proc/self/task")
 ALONE: ContextVar[bool] = ContextVar("ALONE", default=False)
 """Nothing is forked, see `serial`."""
+_BESIDE: ContextVar[Connection | None] = ContextVar("_BESIDE", default=None)
+"""What the process of `beside` answers through; one that has answered works no longer."""
 
 
 def mapped(
@@ -64,10 +66,12 @@ def beside(here: Callable[[], T], there: Callable[[], R]) -> tuple[T, R]:
     if cores() < 2 or not may_fork():
         return here(), there()
     worker = _Worker(lambda task: task(), [there])
+    token = _BESIDE.set(worker.pipe)
     try:
         worker.give(range(1))
         return here(), worker.result()[1]
     finally:
+        _BESIDE.reset(token)
         worker.end()
 
 
@@ -147,8 +151,10 @@ def serial() -> Iterator[None]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use and that no process beside it works on."""
+    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    other = _BESIDE.get()
+    return every if other is None or other.poll() else max(1, every - 1)
 
 
 class _Worker(Generic[T, R]):

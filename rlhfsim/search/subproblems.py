@@ -340,7 +340,7 @@ class Subproblems:
         name = (key, sync, with_actor, by_label, by_move)
         if name not in self._lean:
             profile = self.request.cluster.node_groups[key.hardware].profile
-            states = table.states(profile, sync, with_actor=with_actor)
+            states = table.sums(profile, sync, with_actor=with_actor)
             flat = [s.reshape(len(table), -1) for s in states.values()]
             columns = np.concatenate([table.times.values, table.pieces, table.host[:, None], *flat], axis=1)
             agreed = [each.column for each in self._agreement((key.role,))]

@@ -12,6 +12,7 @@ from rlhfsim.choice import BreakEven
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
+from rlhfsim.search.cache import process_cache
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -84,7 +85,8 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
     rivals = [Question(request=request, placement=c.placement) for c in _other_kinds(ranked)]
     if len(rivals) < 2 or request.objective == "memory":
         return []
-    points = mapped(lambda quantity: _break_even(quantity, rivals), list(_quantities(request)))
+    ask = process_cache().passing()(_break_even)
+    points = mapped(lambda quantity: ask(quantity, rivals), list(_quantities(request)))
     return [at for at in points if at is not None]
 
 
