@@ -18,10 +18,12 @@ from rlhfsim.memory.role_bytes import role_memory, software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.fitting_options import _rows
 from rlhfsim.search.layout_shapes import DEFAULTS, LayoutShape
+from rlhfsim.search.options import HOME, Variants
+from rlhfsim.search.role_rows import ALONE
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.placement import Placement, Rest, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.roles import ROLES
 from rlhfsim.specs.workload.workload import Workload
@@ -177,11 +179,12 @@ def test_a_reference_holds_its_own_weights_unless_it_is_swapped_in() -> None:
     work = Workload(algorithm="grpo", model="qwen2.5-7b", prompts=8, samples=8)
     profile, layout = parse_cluster(8, "h100").node_groups[0].profile, Layout(tp=2, dp=4, zero=1)
     memory = role_memory(models_of(work), "reference", work, backend="megatron", profile=profile)
-    both = [RolePlacement(pool="all", layout=layout, residency=name) for name in ("swapped", "offloaded")]
+    both = [RolePlacement(pool=ALONE, layout=layout, residency=name) for name in ("swapped", "offloaded")]
+    variants = Variants(HOME, lambda layout: tuple(Rest(x.residency, x.offload_between) for x in both))
     fields = {name: getattr(layout, name) for name in DEFAULTS if name != "micro_batch"}
     space: Any = SimpleNamespace(shapes=[LayoutShape(fields, [{"micro_batch": layout.micro_batch}])])
-    rows, roles, owners = _rows(memory, [space], [lambda layout: both], np.inf)
-    assert roles == both
+    rows, roles, owners = _rows(memory, [space], [variants], np.inf)
+    assert list(roles) == both
     assert owners.tolist() == [0, 0]
     for row, role in zip(rows, roles, strict=True):
         expected = memory.of(role, "first").states
