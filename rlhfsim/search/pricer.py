@@ -132,6 +132,11 @@ class Pricer:
         return [table for key, table in self._tables.items() if key.role == role]
 
     @property
+    def priced(self) -> int:
+        """Options that are priced, of all roles."""
+        return sum(map(len, self._tables.values()))
+
+    @property
     def paths(self) -> dict[Any, Any]:
         """What is known of weight paths, see `search.weight_paths`."""
         return self._shared.paths
@@ -373,15 +378,18 @@ class Pricer:
         forward = model, call.kind == "logprob", bias_of(setting, call.name, ALONE), adapted
         known = self._runs.setdefault((key.hardware, call.name if train else forward), {})
 
-        def priced(columns: Sequence[Any], price: Callable[[Layouts], Iterable[float]]) -> Floats:
+        def priced(
+            columns: Sequence[Any], price: Callable[[Sequence[Any], Layouts], Iterable[float]]
+        ) -> Floats:
             first, places = groups(*columns)
             names = list(zip(*(column[first].tolist() for column in columns), strict=True))
             if new := [i for i, name in enumerate(names) if name not in known]:
-                known.update(zip([names[i] for i in new], price(layouts.only(first[new])), strict=True))
+                fresh = [names[i] for i in new]
+                known.update(zip(fresh, price(fresh, layouts.only(first[new])), strict=True))
             return np.array([known[name] for name in names])[places]
 
-        def passed(pricing: Pricing) -> Callable[[Layouts], Iterable[float]]:
-            return lambda new: np.broadcast_to(pricing.passes(new).seconds, len(new)).tolist()
+        def passed(pricing: Pricing) -> Callable[[Sequence[Any], Layouts], Iterable[float]]:
+            return lambda names, new: np.broadcast_to(pricing.passes(new).seconds, len(new)).tolist()
 
         if not len(layouts):
             return np.zeros(0)
@@ -393,8 +401,7 @@ class Pricer:
         updates = pricing.updates
         if updates is None:
             return passes
-        cuts = layouts.columns(CUT)
-        return passes + priced(cuts, lambda new: [updates(new.at(i)).seconds for i in range(len(new))])
+        return passes + priced(layouts.columns(CUT), lambda cuts, _: [updates(x).seconds for x in cuts])
 
     def calls_of(self, role: str) -> list[Call]:
         """Forward calls and training of a role."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.kv_cache import BF16, draft_weights
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.memory.routes import step_bytes, teacher_bytes
+from rlhfsim.memory.states import cut
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
@@ -277,12 +278,13 @@ class Pricing(NamedTuple):
 
     passes: Callable[[AnyLayout], Cost]
     """With what a framework adds; the same wherever an optimizer lies."""
-    updates: Callable[[Layout], Cost] | None = None
+    updates: Callable[[tuple[Any, ...]], Cost] | None = None
     """Cost of the optimizer's updates, where the call trains; see `TrainedModel.updates`."""
 
     def __call__(self, layout: Layout) -> Cost:
         """The whole call in one layout."""
-        return self.passes(layout) if self.updates is None else self.passes(layout) + self.updates(layout)
+        passes = self.passes(layout)
+        return passes if self.updates is None else passes + self.updates(cut(layout))
 
 
 def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
@@ -310,8 +312,8 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     def passes(layout: AnyLayout, packs: Size | None) -> Cost:
         return asked.passes(layout, packs).scaled(work)
 
-    def updates(layout: Layout) -> Cost:
-        return asked.updates(layout).scaled(factor)
+    def updates(fields: tuple[Any, ...]) -> Cost:
+        return asked.updates(fields).scaled(factor)
 
     priced = _caller(setting, f"{role}.train", placed, passes)
     each = workload.custom.loss * workload.epochs if role == "actor" else 0.0

@@ -16,7 +16,6 @@ from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.memory.states import cut
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute
@@ -70,12 +69,10 @@ class TrainedModel(NamedTuple):
         busy = sum(x.seconds for x in parts)
         return _times([*parts, *_from_elsewhere(self, layout, count, busy)], self.steps)
 
-    def updates(self, layout: Layout) -> Cost:
-        """The updates of all optimizer steps: the same of layouts that agree in `memory.states.CUT`."""
+    def updates(self, cut: tuple[Any, ...]) -> Cost:
+        """The updates of all optimizer steps, in every layout with these fields (`memory.states.CUT`)."""
         share = adapter_share(self.model, self.lora)
-        return _times(
-            exchange.updated(self.device, self.model, cut(layout), self.optimizer, share), self.steps
-        )
+        return _times(exchange.updated(self.device, self.model, cut, self.optimizer, share), self.steps)
 
 
 def _times(parts: Iterable[Part], steps: int) -> Cost:

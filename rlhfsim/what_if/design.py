@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from math import inf
@@ -18,6 +19,7 @@ from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
 from rlhfsim.search.parallel import beside as in_parallel
+from rlhfsim.search.parallel import serial
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_for, runner_up, searched
 from rlhfsim.search.request import Request
@@ -40,6 +42,9 @@ from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
 
+FORKED = 80_000
+"""Most options that are priced where the rest of the answer is looked for in several processes: with more of
+them each process would hold over 100 MB of its own."""
 RUNNERS_UP = 6
 
 
@@ -168,9 +173,10 @@ def design(
         settled = _Settled(request, searches, met, found.certificate.proven, explain)
         sought = partial(settled.others, rivals=rivals, overturned=overturned)
         run = partial(settled.recommended, simplest_s, left_out=left_out)
-        (behind, others), (close, ours) = (
-            in_parallel(sought, run) if explain and rivals else (sought(), run())
-        )
+        with nullcontext() if settled.options <= FORKED else serial():
+            (behind, others), (close, ours) = (
+                in_parallel(sought, run) if explain and rivals else (sought(), run())
+            )
         best, first, prices = settled.best, settled.first, settled.prices
         whynots = tuple(why_not(a, best, first.candidate, prices) for a in instead)
         found = replace(found, best=best, whynots=whynots, **others, **ours)
@@ -197,6 +203,11 @@ class _Settled:
     def prices(self) -> Prices:
         """Those that found it."""
         return _prices(self.request, self.first.workload, self.searches)
+
+    @property
+    def options(self) -> int:
+        """Those that were priced on the way."""
+        return sum(result.pricer.priced for _, result in self.searches)
 
     @cached_property
     def best(self) -> Plan:
