@@ -4,14 +4,16 @@ Torch, DeepSpeed and vLLM take more CPU to import than a small engine takes to b
 run would import them. `forks.py serve SOCKET MODULE...` imports the modules once and serves; any other words
 are Ray's: it is what Ray runs in place of its own setup_worker.py. It asks the server that FORK_SERVER names
 for a fork, and lives and ends as that one does; where none answers it becomes the worker itself. A fork runs
-the program that it would have run, with its arguments, environment, folder and outputs. Standard library
-only, until the modules are imported. Not for GPUs: libraries that have looked for one must not be forked.
+the program that it would have run, with its arguments, environment, folder and outputs; so do processes that
+`multiprocessing` spawns, with the pipes that they are given. Standard library only, until the modules are
+imported. Not for GPUs: libraries that have looked for one must not be forked.
 """
 
 from __future__ import annotations
 
 import argparse
 import array
+import fcntl
 import gc
 import importlib
 import json
@@ -43,6 +45,10 @@ PREFIX = "rlhfsim-forks-"
 """Prefix of the folder of a run's socket."""
 SERVED_FILES = 256
 """Numbers of files that a fork does not take over from the server end below."""
+MAX_FILES = 64
+"""Files that a fork is given, its outputs among them."""
+SPAWNED = "--multiprocessing-fork"
+"""Last word of the command of a process that `multiprocessing` spawns."""
 
 
 # --- the asking side --------------------------------------------------------------------------------
@@ -54,13 +60,17 @@ def ask(
     environment: Mapping[str, str],
     outputs: tuple[int, int],
     folder: Path | None = None,
+    files: Sequence[int] = (),
 ) -> socket.socket:
-    """A fork that runs `words`; the connection gives its exit code, and closing it ends the fork."""
+    """A fork that runs `words`; the connection gives its exit code, and closing it ends the fork.
+
+    `files`: numbers of open files that it has too, under the same numbers.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     asked = {"words": words, "environment": dict(environment), "folder": str(folder or os.getcwd())}
-    request = json.dumps(asked).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", outputs))]
+    request = json.dumps(asked | {"files": list(files)}).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [*outputs, *files]))]
     connection.sendmsg([len(request).to_bytes(LENGTH_BYTES, "big")], rights)
     connection.sendall(request)
     return connection
@@ -149,10 +159,39 @@ def set_up_worker() -> NoReturn:
     own, words = parser.parse_known_args()
     context = json.loads(own.serialized_runtime_env_context)
     os.environ |= context.get("env_vars", {})
-    with suppress(OSError), ask(os.environ[VARIABLE], words, os.environ, (1, 2)) as connection:
+    _run(words)
+
+
+def _run(words: Sequence[str], files: Sequence[int] = ()) -> NoReturn:
+    """A fork of the server runs `python WORD...`; where none answers, this process."""
+    with suppress(OSError), ask(os.environ[VARIABLE], words, os.environ, (1, 2), files=files) as connection:
         if connection.recv(len(FORKED)):
             sys.exit(exit_code(connection))
     os.execv(sys.executable, [sys.executable, *words])
+
+
+def in_place_of_spawned() -> None:
+    """From now on processes that this one spawns are forks, where a server can be asked."""
+    if VARIABLE in os.environ:
+        spawn: Any = importlib.import_module("multiprocessing.spawn")
+        spawn.get_command_line = _command_line
+
+
+def _command_line(**pipes: int) -> list[str]:
+    """Words for a process that asks for the fork, in place of `multiprocessing.spawn.get_command_line`."""
+    given = ", ".join(f"{name}={number}" for name, number in pipes.items())
+    program = f"from multiprocessing.spawn import spawn_main; spawn_main({given})"
+    return [sys.executable, "-S", __file__, "-c", program, SPAWNED]
+
+
+def _open_files() -> list[int]:
+    """Numbers of this process's open files, without its inputs and outputs."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # what listed them
+            os.fstat(number)
+            found += [number] * (number > 2)
+    return found
 
 
 # --- the serving side -------------------------------------------------------------------------------
@@ -206,18 +245,19 @@ def _import(modules: Sequence[str]) -> None:
 
 def _fork(listener: socket.socket, waiting: selectors.BaseSelector) -> None:
     connection, _ = listener.accept()
-    head, rights, _, _ = connection.recvmsg(LENGTH_BYTES, socket.CMSG_SPACE(8))
+    files = array.array("i")
+    head, rights, _, _ = connection.recvmsg(LENGTH_BYTES, socket.CMSG_SPACE(MAX_FILES * files.itemsize))
     length = int.from_bytes(head, "big")
     request = connection.recv(length, socket.MSG_WAITALL) if rights else b""
-    outputs = array.array("i", rights[0][2] if rights else b"")
+    files = array.array("i", rights[0][2] if rights else b"")
     if not request or len(request) < length:  # who asked was ended in the middle
         connection.close()
         return
     child = os.fork()
     if child == 0:
         listener.close()
-        _become(json.loads(request), outputs)
-    for file in outputs:
+        _become(json.loads(request), files)
+    for file in files:
         os.close(file)
     with suppress(OSError):
         connection.sendall(FORKED)
@@ -245,23 +285,29 @@ def _end(key: selectors.SelectorKey, waiting: selectors.BaseSelector) -> None:
         connection.sendall(f"{os.waitstatus_to_exitcode(status)} {cpu_s:.3f}".encode())
 
 
-def _become(request: dict[str, Any], outputs: array.array[int]) -> NoReturn:
+def _become(request: dict[str, Any], files: array.array[int]) -> NoReturn:
     """Run the program; never returns into the server."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(outputs[0], 1)
-    os.dup2(outputs[1], 2)
+    received = [fcntl.fcntl(file, fcntl.F_DUPFD, SERVED_FILES) for file in files]
     os.closerange(3, SERVED_FILES)
+    for file, number in zip(received, (1, 2, *request["files"]), strict=True):
+        os.dup2(file, number)
+        os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    in_place_of_spawned()
     program, *_ = sys.argv = list(request["words"])
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [os.path.dirname(program), *(folder for folder in own if folder not in sys.path)]
     code: Any = 0
     try:
-        runpy.run_path(program, run_name="__main__")
+        if program == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        else:
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
         code = end.code
     except BaseException:
@@ -273,4 +319,9 @@ def _become(request: dict[str, Any], outputs: array.array[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[2:]) if sys.argv[1:2] == ["serve"] else set_up_worker()
+    if sys.argv[1:2] == ["serve"]:
+        serve(*sys.argv[2:])
+    elif sys.argv[-1] == SPAWNED:
+        _run(sys.argv[1:], _open_files())
+    else:
+        set_up_worker()
