@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Sequence
-from importlib import metadata
+from functools import partial
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from rlhfsim.errors import RlhfsimError
 
 KNOWN = ((0, 29), (0, 34))
 """First known release and first unknown one; vLLM changes the reload module without notice."""
+LOOK_S = 0.0005
+"""Between two looks for a message."""
 
 
 def check_version() -> str:
@@ -46,6 +50,16 @@ def _installed() -> str:
         "vLLM is not installed",
         help="install requirements/cpu.lock (CPU) or the extra real-gpu",
     )
+
+
+def wait_asleep() -> None:
+    """From now on a process that waits for a message of another one of its replica sleeps between two looks.
+
+    vLLM's readers look all the time for a second, which is quicker where GPUs compute; on CPUs they take the
+    cores of those that they wait for. Their notifications alone are not enough: some are lost, for 5 s each.
+    """
+    queues: Any = import_module("vllm.distributed.device_communicators.shm_broadcast")
+    queues.sched_yield = partial(time.sleep, LOOK_S)
 
 
 class Reload:

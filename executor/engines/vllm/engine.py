@@ -57,6 +57,8 @@ class VllmEngine:
         from executor.engines.vllm import api as vllm_api
 
         vllm_api.check_version()
+        if self._device == "cpu":
+            vllm_api.wait_asleep()
         self._api: Any = vllm_api
         self._stops = vllm_start.stop_tokens(spec.model)
         self._llm: Any = vllm_start.start(spec, self._device)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
+from executor.engines import device
 from executor.engines.memory import Meter
 from executor.engines.protocols import Link
 from executor.engines.vllm import api as vllm_api
@@ -32,6 +33,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.units import GIB
 
 Result = TypeVar("Result")
+if not device.available():
+    vllm_api.wait_asleep()
 
 
 class Staging:
