@@ -227,6 +227,8 @@ def _remove(folder: Path) -> None:
 def _import(modules: Sequence[str]) -> None:
     """Without Ray, which reads what a raylet says to its worker while it is imported."""
     gc.disable()
+    with suppress(ImportError):  # it looks for the place of its title before a fork's environment is another
+        importlib.import_module("setproctitle").getproctitle()
     compiled = os.environ.get("TORCHDYNAMO_DISABLE") != "1"
     left_out = [n for n in ("ray", *(() if compiled else OF_COMPILERS)) if n not in sys.modules]
     sys.modules |= dict.fromkeys(left_out)  # their imports fail

@@ -35,6 +35,8 @@ def ray_address(fork_server: str) -> Iterator[str]:
         "resources": {"slot": SLOTS},
         "object_store_memory": 256 * 2**20,
         "include_dashboard": False,
+        "include_log_monitor": False,  # a launch reads its workers' logs itself
+        "no_monitor": True,  # no node is added
         "setup_worker_path": forks.__file__,
     }
     cluster = Cluster(initialize_head=True, head_node_args=head)

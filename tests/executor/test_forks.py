@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,3 +107,50 @@ def test_ray_sets_workers_up_by_it_while_a_server_is_there(
     assert usual == ray_constants.SETUP_WORKER_FILENAME
     assert forks.VARIABLE not in os.environ
     assert not Path(address).parent.exists()
+
+
+SPAWNS = """
+import multiprocessing, sys
+def answer(pipe):
+    pipe.send("wave" in sys.modules)
+    assert pipe.recv() == "end"
+    sys.exit(5)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    mine, other = context.Pipe()
+    child = context.Process(target=answer, args=(other,))
+    child.start()
+    print(mine.recv(), flush=True)
+    if sys.argv[1] == "end":
+        mine.send("end")
+    else:
+        child.terminate()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), [("end", 5), ("terminate", -signal.SIGTERM)])
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_fork_spawns_is_a_fork_with_its_pipes_and_exit_code(
+    word: str, code: int, there: bool, server: str, tmp_path: Path
+) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    environment = os.environ | {forks.VARIABLE: server if there else str(tmp_path / "nobody")}
+    read, write = os.pipe()
+    with forks.ask(server, [str(tmp_path / "spawns.py"), word], environment, (write, write)) as connection:
+        os.close(write)
+        assert forks.exit_code(connection) == 0
+    with os.fdopen(read) as printed:
+        assert printed.read().split() == [str(there), str(code)]
+
+
+def test_a_fork_without_a_server_spawns_anew(server: str, tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    environment = {name: value for name, value in os.environ.items() if name != forks.VARIABLE}
+    read, write = os.pipe()
+    with forks.ask(server, [str(tmp_path / "spawns.py"), "end"], environment, (write, write)) as connection:
+        os.close(write)
+        assert forks.exit_code(connection) == 0
+    with os.fdopen(read) as printed:
+        assert printed.read().split() == ["False", "5"]

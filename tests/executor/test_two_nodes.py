@@ -33,9 +33,14 @@ def nodes_with(slots: int) -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster as RayCluster
 
-    small = {"object_store_memory": 128 * 2**20, "setup_worker_path": forks.__file__}
+    small = {
+        "object_store_memory": 128 * 2**20,
+        "include_log_monitor": False,
+        "setup_worker_path": forks.__file__,
+    }
     cluster = RayCluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small}
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "no_monitor": True, **small},
     )
     try:
         for _ in range(2):

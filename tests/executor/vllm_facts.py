@@ -277,7 +277,10 @@ def code_of(call: Callable[[], Any]) -> str:
 
 
 def footprint() -> dict[str, Any]:
-    children = psutil.Process().children(recursive=True)
+    """Processes begun since this one: its own children, and what the fork server that made it made for it."""
+    own = psutil.Process()
+    family = psutil.Process(own.ppid()).children(recursive=True)
+    children = [p for p in family if p != own and p.create_time() >= own.create_time()]
     return {
         "shared": sorted(os.listdir("/dev/shm")),
         "children": [p.name() for p in children if p.status() != psutil.STATUS_ZOMBIE],
