@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
-from operator import itemgetter
 
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 
@@ -26,7 +25,8 @@ WATERMARK = 0.01
 """Share of the KV cache kept free when a sequence is admitted. Source: vLLM block manager, default."""
 EPSILON = 1e-9
 """Decode steps below which a sequence counts as finished."""
-ORDER = itemgetter(1)
+MOST_EVICTED = 4
+"""Sequences in the heap for one that runs, above which the evicted ones are taken out."""
 Sequence = tuple[float, int, float, int, float]
 """Step at which it ends, order of its start, step at which it would have begun, group, length."""
 
@@ -37,6 +37,7 @@ class RolloutReplica:
     __slots__ = (
         "_again",
         "_began",
+        "_ends",
         "_fired",
         "_first",
         "_order",
@@ -65,7 +66,10 @@ class RolloutReplica:
         """Seconds per second of the priced engine; above 1 on a straggler."""
         self.now = 0.0
         self.step = 0.0
-        self.running: list[Sequence] = []
+        self.running: dict[int, Sequence] = {}
+        """By the order of their start, in that order."""
+        self._ends: list[Sequence] = []
+        """A heap of them; but for its first, sequences that were evicted may still lie in it."""
         self.waiting: deque[tuple[float, float, int]] = deque()
         """Length, tokens that it has already, group."""
         self._began = 0.0
@@ -119,7 +123,7 @@ class RolloutReplica:
 
     def admit(self) -> None:
         """Start waiting samples, oldest first, while there is room."""
-        waiting, running, engine = self.waiting, self.running, self.engine
+        waiting, running, engine, ends = self.waiting, self.running, self.engine, self._ends
         step, room = self.step, (1.0 - WATERMARK) * engine.capacity - engine.own
         n, began = len(running), self._began
         while waiting:
@@ -131,7 +135,8 @@ class RolloutReplica:
                 self._prefill_again(1.0, engine.prompt + done)
             self._order += 1
             begin = step - done
-            heappush(running, (begin + length, self._order, begin, group, length))
+            running[self._order] = started = (begin + length, self._order, begin, group, length)
+            heappush(ends, started)
             n += 1
             began += begin
         self._began = began
@@ -143,22 +148,23 @@ class RolloutReplica:
 
     def drop(self, groups: Collection[int]) -> float:
         """The samples of these groups leave; tokens that they still had to generate."""
-        gone = [s for s in self.running if s[3] in groups]
+        gone = [s for s in self.running.values() if s[3] in groups]
         left = math.fsum(s[0] - self.step for s in gone)
         left += math.fsum(length - done for length, done, group in self.waiting if group in groups)
         self.waiting = deque(w for w in self.waiting if w[2] not in groups)
         if gone:
-            self.running = [s for s in self.running if s[3] not in groups]
-            heapify(self.running)
-            self._began = math.fsum(s[2] for s in self.running)
+            self.running = {order: s for order, s in self.running.items() if s[3] not in groups}
+            self._rebuild()
+            self._began = math.fsum(s[2] for s in self._ends)
         self.admit()
         return left
 
     def leave(self) -> list[tuple[float, float, int]]:
         """All samples go, to be prefilled elsewhere: length, tokens that each has, group."""
-        gone = [(length, self.step - begin, group) for _, _, begin, group, length in sorted(self.running)]
+        running = sorted(self.running.values())
+        gone = [(length, self.step - begin, group) for _, _, begin, group, length in running]
         gone += self.waiting
-        self.running, self._began, self.closed = [], 0.0, True
+        self.running, self._ends, self._began, self.closed = {}, [], 0.0, True
         self._first = self._again = 0.0
         self.waiting.clear()
         return gone
@@ -172,11 +178,11 @@ class RolloutReplica:
 
         One call an event, hence written out: the same as `StepClock.seconds`.
         """
-        running, step, engine, began = self.running, self.step, self.engine, self._began
-        n = len(running)
+        step, engine, began = self.step, self.engine, self._began
+        n = len(self.running)
         if not n:
             return math.inf
-        target = running[0][0] - step
+        target = self._ends[0][0] - step
         self._fired = True
         if n > 1:
             left = (engine.capacity + began) / n - engine.own - step
@@ -213,7 +219,7 @@ class RolloutReplica:
         elapsed = self._pay(elapsed)
         if elapsed > 0:
             steps = self.engine.clock.steps(len(self.running), self.context, elapsed / self.pace)
-            self._decode(min(steps, max(0.0, self.running[0][0] - self.step)))
+            self._decode(min(steps, max(0.0, self._ends[0][0] - self.step)))
 
     def _pay(self, elapsed: float) -> float:
         first = min(elapsed, self._first)
@@ -233,7 +239,7 @@ class RolloutReplica:
 
     def fire(self, time: float) -> list[int]:
         """The event announced by `next_time`; groups of the samples that finish, one entry a sample."""
-        running = self.running
+        running, ends = self.running, self._ends
         if self._first or self._again:
             self._pay(self._first + self._again)
         self.busy += time - self.now
@@ -243,12 +249,18 @@ class RolloutReplica:
             self._evict()
             return []
         end = self.step + EPSILON
-        _, _, begin, group, _ = heappop(running)
+        _, order, begin, group, _ = heappop(ends)
+        del running[order]
         began, done = self._began - begin, [group]
-        while running and running[0][0] <= end:
-            _, _, begin, group, _ = heappop(running)
-            began -= begin
-            done.append(group)
+        while ends:
+            last, order, begin, group, _ = ends[0]
+            if order in running:
+                if last > end:
+                    break
+                del running[order]
+                began -= begin
+                done.append(group)
+            heappop(ends)
         self._began = began if running else 0.0
         if self.waiting:
             self.admit()
@@ -256,13 +268,17 @@ class RolloutReplica:
 
     def _evict(self) -> None:
         """The sequence that started last gives up its KV cache and waits first in line."""
-        running = self.running
-        latest = max(running, key=ORDER)
-        index = running.index(latest)
-        running[index] = running[-1]
-        running.pop()
-        heapify(running)
-        _, _, begin, group, length = latest
+        running, ends = self.running, self._ends
+        _, (_, _, begin, group, length) = running.popitem()
+        if len(ends) > MOST_EVICTED * len(running):
+            self._rebuild()
+        while ends[0][1] not in running:
+            heappop(ends)
         self._began -= begin
         self.waiting.appendleft((length, self.step - begin, group))
         self.preempted += 1
+
+    def _rebuild(self) -> None:
+        """The heap without what was evicted."""
+        self._ends[:] = self.running.values()
+        heapify(self._ends)
