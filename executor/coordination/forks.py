@@ -227,8 +227,6 @@ def _remove(folder: Path) -> None:
 def _import(modules: Sequence[str]) -> None:
     """Without Ray, which reads what a raylet says to its worker while it is imported."""
     gc.disable()
-    with suppress(ImportError):  # it looks for the place of its title before a fork's environment is another
-        importlib.import_module("setproctitle").getproctitle()
     compiled = os.environ.get("TORCHDYNAMO_DISABLE") != "1"
     left_out = [n for n in ("ray", *(() if compiled else OF_COMPILERS)) if n not in sys.modules]
     sys.modules |= dict.fromkeys(left_out)  # their imports fail
@@ -297,6 +295,9 @@ def _become(request: dict[str, Any], files: array.array[int]) -> NoReturn:
         os.dup2(file, number)
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["words"][0] == "-c":
+        with suppress(ImportError):  # looks for the place of its title while the environment is the server's
+            importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
