@@ -179,13 +179,18 @@ class Store:
         self._cache.write(f"{key}.json", json.dumps(kept).encode() + b"\n")
 
 
+@cache
+def _adapter() -> TypeAdapter[DesignResult]:
+    """What writes and reads designs, built once: that takes far longer than to read one."""
+    return TypeAdapter(DesignResult)
+
+
 def _plain(designed: DesignResult) -> Any:
-    return TypeAdapter(DesignResult).dump_python(designed, mode="json")
+    return _adapter().dump_python(designed, mode="json")
 
 
 def _read(data: Any) -> DesignResult:
-    designed: DesignResult = TypeAdapter(DesignResult).validate_python(data)
-    return designed
+    return _adapter().validate_python(data)
 
 
 # --- every design of a scenario ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -243,7 +244,7 @@ class WhatIf:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain: dict[str, Any] = TypeAdapter(WhatIf).dump_python(self, mode="json")
+        plain: dict[str, Any] = _adapter().dump_python(self, mode="json")
         return plain
 
     def to_frame(self) -> pd.DataFrame:
@@ -260,6 +261,11 @@ class WhatIf:
             write_table(self.to_frame(), where)
         else:
             write_atomically(where, json.dumps(self.to_dict()) + "\n")
+
+
+@cache
+def _adapter() -> TypeAdapter[WhatIf]:
+    return TypeAdapter(WhatIf)
 
 
 def read_whatif(path: str | Path) -> WhatIf:
