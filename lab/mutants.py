@@ -258,7 +258,12 @@ class Runner:
 
     def __init__(self, folders: list[str], sample: int | None, cpu_s: float) -> None:
         self.folders, self.sample, self.cpu_s = folders, sample, cpu_s
+        self.drawn: dict[str, list[Mutant]] = {}
         self.lines: dict[tuple[str, int], set[int]] = defaultdict(set)
+        """Line of a drawn mutant, or next to one -> tests that reach it."""
+        self._codes: dict[int, tuple[types.CodeType, bool]] = {}
+        """Identity of code -> the code, and whether a drawn mutant stands on one of its lines."""
+        self._wanted: set[tuple[str, int]] = set()
         self.seconds: dict[int, float] = {}
         self.failed: list[str] = []
         self.verdicts: dict[str, list[tuple[Mutant, bool]]] = {}
@@ -271,17 +276,19 @@ class Runner:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """In place of pytest's own loop."""
-        items = session.items
+        items, known = session.items, tuple(equivalent())
+        for folder in self.folders:
+            drawn = [mutant for mutant in mutants(folder) if not mutant.name.startswith(known)]
+            self.total[folder], self.drawn[folder] = len(drawn), drawn[: self.sample]
+            self._wanted |= {(mutant.path, mutant.line) for mutant in self.drawn[folder]}
         for index, item in enumerate(items):
             self._observe(index, item, items[index + 1] if index + 1 < len(items) else None)
         forget()
         gc.collect()
         gc.freeze()
         for folder in self.folders:
-            start, known = cpu_seconds(), tuple(equivalent())
-            drawn = [mutant for mutant in mutants(folder) if not mutant.name.startswith(known)]
-            self.total[folder], self.verdicts[folder] = len(drawn), []
-            for mutant in drawn[: self.sample]:
+            start, self.verdicts[folder] = cpu_seconds(), []
+            for mutant in self.drawn[folder]:
                 if cpu_seconds() - start > self.cpu_s:
                     break
                 self.verdicts[folder].append((mutant, self._dies(mutant, items)))
@@ -289,21 +296,18 @@ class Runner:
         return True
 
     def _observe(self, index: int, item: pytest.Item, following: pytest.Item | None) -> None:
-        prefix, cut = str(ROOT / "rlhfsim") + os.sep, len(str(ROOT)) + 1
-        lines, inside = self.lines, {str(ROOT / "rlhfsim" / f) + os.sep for f in self.folders}
+        lines = self.lines
+
+        def each(frame: types.FrameType, event: str, _: object) -> Any:
+            lines[_short(frame.f_code), frame.f_lineno].add(index)
+            return each
 
         def watch(frame: types.FrameType, event: str, _: object) -> Any:
-            name = frame.f_code.co_filename
-            if not name.startswith(prefix) or not any(name.startswith(folder) for folder in inside):
-                return None
-            short = name[cut:]
-
-            def each(frame: types.FrameType, event: str, _: object) -> Any:
-                lines[short, frame.f_lineno].add(index)
-                return each
-
-            lines[short, frame.f_lineno].add(index)
-            return each
+            code = frame.f_code
+            known = self._codes.get(id(code))
+            if known is None:
+                known = self._codes[id(code)] = (code, self._is_wanted(code))
+            return each(frame, event, None) if known[1] else None
 
         start = time.process_time()
         sys.settrace(watch)
@@ -313,6 +317,9 @@ class Runner:
             sys.settrace(None)
         self.seconds[index] = time.process_time() - start
         self.failed += [item.nodeid for report in reports if report.failed]
+
+    def _is_wanted(self, code: types.CodeType) -> bool:
+        return any((_short(code), line) in self._wanted for *_, line in code.co_lines() if line is not None)
 
     def _dies(self, mutant: Mutant, items: list[pytest.Item]) -> bool:
         chosen = self._reaching(mutant, items)
@@ -338,6 +345,11 @@ class Runner:
         own = str(ROOT / "tests" / mutant.folder) + os.sep
         inside = [index for index in tests if str(items[index].path).startswith(own)]
         return sorted(inside, key=lambda index: self.seconds[index])
+
+
+def _short(code: types.CodeType) -> str:
+    """Path of the file of code, from the repository."""
+    return code.co_filename.removeprefix(f"{ROOT}{os.sep}")
 
 
 def _fails(item: pytest.Item) -> bool:
