@@ -70,6 +70,8 @@ SCORED = (
 """With `zero` and the packs: what a forward pass reads of a layout."""
 AT_ONCE = 4000
 """Options that are priced together, so that a search hears within half a second that its time is up."""
+FEW = 20_000
+"""Most options that one process prices: with fewer a second one costs more than it saves."""
 ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)
 
 
@@ -181,7 +183,8 @@ class Pricer:
         missing = sorted(wanted - self._tables.keys())
         pools = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
         largest_first = sorted(pools, key=lambda batch: (-len(batch), -batch[0].gpus))
-        batches = dealt(largest_first)
+        few = sum(self.legal(key) for key in missing if key.role != "rollout") <= FEW
+        batches = [largest_first] if few else dealt(largest_first)
 
         def told(done: int) -> None:
             tell(Progress("pricing layouts", done * len(pools) // len(batches), len(pools), "pool sizes"))
