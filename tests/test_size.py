@@ -32,7 +32,7 @@ BUDGET = {
     "rlhfsim/search": 59350,
     "rlhfsim/simulation": 25270,
     "rlhfsim/specs": 55890,
-    "rlhfsim/step": 15220,
+    "rlhfsim/step": 15240,
     "rlhfsim/training": 14900,
     "rlhfsim/validation": 27800,
     "rlhfsim/weight_sync": 9810,
