@@ -111,15 +111,22 @@ def levels(trace: Trace, pool: str, start: float, end: float) -> dict[str, list[
 def turns(sizes: list[float]) -> tuple[list[float], list[float]]:
     """Every top and every distinct bottom of a sequence, in the order of size: calls of one pool may swap.
 
-    The last top, the weight sync, counts once: trainer and engine let go one after the other.
+    The last top, the weight sync, counts once, with what lies between: trainer and engine let go one after the
+    other.
     """
     level = [sizes[0]]
     for size in sizes[1:]:
         if abs(size - level[-1]) > 0.01 * size:
             level.append(size)
-    tops = [b for a, b, c in zip([0.0, *level], level, [*level[1:], 0.0], strict=False) if a < b > c]
-    while len(tops) > 1 and tops[-1] == pytest.approx(tops[-2], rel=0.01):
-        tops.pop()
+    at = [
+        i
+        for i, (a, b, c) in enumerate(zip([0.0, *level], level, [*level[1:], 0.0], strict=False))
+        if a < b > c
+    ]
+    while len(at) > 1 and level[at[-1]] == pytest.approx(level[at[-2]], rel=0.01):
+        del level[at[-2] : at[-1]]
+        at.pop()
+    tops = [level[i] for i in at]
     bottoms = [b for a, b, c in zip(level, level[1:], level[2:], strict=False) if a > b < c]
     return sorted(tops), sorted({round(b, -8) for b in bottoms})
 
