@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.points import points_page
 from rlhfsim.run_folder import PLAN, TRACE
+from rlhfsim.search.parallel import beside
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, SUFFIXES, read_whatif
@@ -147,8 +149,10 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
         return plan_page(priced, file=source.name, title=title)
     limit_s = given["size_limit"]
     with _searching(len(sizes.counts(priced))) as done:
-        best = sizes.other_sizes(basis(priced), limit_s=limit_s, done=done)
-    told = sizes.with_break_evens(priced, limit_s=limit_s)
+        best, told = beside(
+            partial(sizes.other_sizes, basis(priced), limit_s=limit_s, done=done),
+            partial(sizes.with_break_evens, priced, limit_s=limit_s),
+        )
     return plan_page(told, file=source.name, title=title, sizes=best)
 
 

@@ -21,7 +21,7 @@ from rlhfsim.what_if.sizing import attempt
 
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
 """Sizes that are tried, times the GPUs of the plan."""
-LIMIT_S = 20.0
+LIMIT_S = 15.0
 """Longest search of all of them, shared among those that are left."""
 LEAST_S = 0.1
 """Longest search of a size for which nothing is left."""
