@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 12630,
     "rlhfsim/calibration": 35780,
-    "rlhfsim/cli": 32990,
+    "rlhfsim/cli": 33010,
     "rlhfsim/desk": 14490,
     "rlhfsim/interchange": 107090,
     "rlhfsim/kernels": 12570,
