@@ -33,6 +33,8 @@ TICK = 0.5
 ENDED = "search-was-ended"
 """Code of the error where a process of a search was ended from outside."""
 THREADS = Path("/proc/self/task")
+JEMALLOC = "jemalloc_bg_thd\n"
+"""Name of the thread of pyarrow's allocator, which takes its own locks around a fork (`pthread_atfork`)."""
 ALONE: ContextVar[bool] = ContextVar("ALONE", default=False)
 """Nothing is forked, see `serial`."""
 _BESIDE: ContextVar[Connection | None] = ContextVar("_BESIDE", default=None)
@@ -123,13 +125,14 @@ def may_fork() -> bool:
     """Whether a fork is safe: a copy of one thread keeps for ever the locks that others held at that moment.
 
     The threads of Ray, which stay when it is shut down, and of gRPC have names of their own. Those of BLAS
-    libraries are named like the process and survive a fork, and Python itself leaves its locks in order.
+    libraries are named like the process and survive a fork, pyarrow's allocator and Python itself leave their
+    locks in order.
     """
     if ALONE.get() or not THREADS.is_dir() or "fork" not in multiprocessing.get_all_start_methods():
         return False
     pythons = {str(thread.native_id) for thread in threading.enumerate()}
     names = {_name(thread) for thread in THREADS.iterdir() if thread.name not in pythons}
-    return names <= {_name(THREADS.parent), ""}
+    return names <= {_name(THREADS.parent), JEMALLOC, ""}
 
 
 def _name(task: Path) -> str:
