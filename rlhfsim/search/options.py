@@ -316,8 +316,7 @@ def sync_classes(roles: Sequence[AnyRolePlacement]) -> Ints:
     x = roles.layouts
     _, places = groups(*x.columns(("tp", "pp", "ep", "etp")), x.gpus, x.zero == 3)
     used, number = groups(places[roles.layout])
-    order = np.argsort(np.argsort(used))
-    return order[number]
+    return np.argsort(np.argsort(used))[number]  # in the order of their first options
 
 
 def sync_layout(role: AnyRolePlacement, counts: Collection[End] = BOTH) -> object:
