@@ -228,10 +228,12 @@ class Search:
         """The most promising skeletons of every kind, with a beam instead of a proof: a plan to beat."""
         kinds: dict[tuple[object, ...], list[Branch]] = {}
         for branch in branches:
-            kinds.setdefault((branch.partition.labels, branch.partition.role_placement), []).append(branch)
+            like = branch.partition
+            continuous = like.pace == "continuous"  # whose bounds are far below, and whose simulations are long
+            kinds.setdefault((continuous, like.labels, like.role_placement), []).append(branch)
         while kinds:
             most, least = self._reach * self.limit, {kind: least_of(of) for kind, of in kinds.items()}
-            kind = min(least, key=lambda kind: least[kind])
+            kind = min(least, key=lambda kind: (least[kind] > most, kind[0], least[kind]))
             if least[kind] > most or least[kind] == inf:
                 return
             near = self.frontier.promising(kinds[kind], most, self._warm_starts)
