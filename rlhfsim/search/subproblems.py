@@ -32,7 +32,7 @@ from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, Rollo
 from rlhfsim.specs.workload.roles import ENDS
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
-BEAM = 300
+BEAM = 100
 """Combinations of a pool that the warm start carries from role to role."""
 
 
