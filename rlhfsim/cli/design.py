@@ -118,6 +118,7 @@ ANSWERED_EARLY = 3
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
+    ctx.with_resource(clock.within(given["time_limit"]))  # who leads is looked for too
     rewarded = given["objective"] == REWARDED
     request = question({**given, "objective": "time"} if rewarded else given)
     if rewarded:

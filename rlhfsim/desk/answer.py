@@ -16,6 +16,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.basis import basis
 from rlhfsim.present.sizes import NONE, Sizes, other_sizes
 from rlhfsim.present.words import seconds
+from rlhfsim.search import clock
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import CONFIDENCE, Requirement
 from rlhfsim.what_if.design import Design, design
@@ -46,6 +47,10 @@ class DeskQuestion:
     """Probability with which it must fit and meet all targets in one."""
 
 
+ReadQuestion = Callable[[], DeskQuestion]
+"""Reads a question anew: it says who runs its plans, which takes a search."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What is known of a question so far."""
@@ -59,19 +64,23 @@ class Answer:
     sizes: Sizes = NONE
 
 
-def first(asked: DeskQuestion) -> Answer:
-    """The best plan that a short search meets."""
+def first(read: ReadQuestion) -> Answer:
+    """The best plan that a short search meets; who leads at its size is looked for as shortly."""
+    with clock.within(FIRST_S):
+        asked = read()
     short = replace(asked.request, time_limit=min(FIRST_S, asked.request.time_limit or FIRST_S))
     return _answer(asked, design(short, explain=False, rivals=False, simplest_s=None), "first")
 
 
-def proven(asked: DeskQuestion) -> Answer:
+def proven(read: ReadQuestion) -> Answer:
     """The plan of `rlhfsim design`."""
+    asked = read()
     return _answer(asked, asked.designed(False), "proven")
 
 
-def complete(asked: DeskQuestion) -> Answer:
+def complete(read: ReadQuestion) -> Answer:
     """The whole answer of `rlhfsim design`, and the best plans of other numbers of GPUs."""
+    asked = read()
     answer = _answer(asked, asked.designed(True), "complete")
     if answer.plan is None:
         return answer

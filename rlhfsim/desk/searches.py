@@ -23,12 +23,23 @@ from multiprocessing.process import BaseProcess
 from threading import Condition, Thread
 from typing import TypeVar
 
-from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion, complete, died, failed, first, proven
+from rlhfsim.desk.answer import (
+    FINAL,
+    Answer,
+    DeskQuestion,
+    ReadQuestion,
+    complete,
+    died,
+    failed,
+    first,
+    proven,
+)
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.parallel import ENDED, forked, how_ended, may_fork
 
 Read = Callable[[str], DeskQuestion]
 """From the query of an address to the question; importable, since another process calls it."""
+Stage = Callable[[ReadQuestion], Answer]
 MAX_ANSWERS, MAX_PAGES = 64, 16
 """Answers that are kept, and pages that are listened to; each asks two questions at most."""
 TICK = 0.1
@@ -170,7 +181,7 @@ class _Server:
         _keep(self._known, question, answer)
         self._pipe.send((question, answer))
 
-    def _away(self, stage: Callable[[DeskQuestion], Answer], question: str) -> None:
+    def _away(self, stage: Stage, question: str) -> None:
         """A stage from a process of its own, which ends where nobody asks any longer."""
         if not may_fork():
             return self._tell(question, self._answered(stage, question))
@@ -186,10 +197,10 @@ class _Server:
             self._tell(question, died(error.message, self._known.get(question)))
         return None
 
-    def _answered(self, stage: Callable[[DeskQuestion], Answer], question: str) -> Answer:
+    def _answered(self, stage: Stage, question: str) -> Answer:
         """The answer, or why there is none; a bug of ours is told where the desk was started."""
         try:
-            return stage(self._read(question))
+            return stage(partial(self._read, question))
         except RlhfsimError as error:
             return died(error.message, self._known.get(question)) if error.code == ENDED else failed(error)
         except MemoryError:

@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ WORK, PART_WORK, FIRST_WORK = 300_000, 50_000, 150_000
 space, and of one that asks for any plan."""
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
+SIMPLEST = 4
+"""Simple skeletons that are tried before promising ones where any plan will do."""
 AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
@@ -229,7 +232,9 @@ class Search:
         kinds: dict[tuple[object, ...], list[Branch]] = {}
         for branch in branches:
             like = branch.partition
-            continuous = like.pace == "continuous"  # whose bounds are far below, and whose simulations are long
+            continuous = (
+                like.pace == "continuous"
+            )  # whose bounds are far below, and whose simulations are long
             kinds.setdefault((continuous, like.labels, like.role_placement), []).append(branch)
         while kinds:
             most, least = self._reach * self.limit, {kind: least_of(of) for kind, of in kinds.items()}
@@ -261,11 +266,18 @@ class Search:
         """
         self._any = True
         with clock.lifted(), clock.worth(work):
-            self._warm_start(branches)
-            if self.best is None:
-                self._prove(branches, AT_ONCE)
+            for meet in (self._meet_simplest, self._warm_start, partial(self._prove, rounds=AT_ONCE)):
+                if self.best is None:
+                    meet(branches)
         self._any, self._opened = False, 0
         self.counts.clear()
+
+    def _meet_simplest(self, branches: Sequence[Branch]) -> None:
+        """Of few skeletons that are simple, the first whose roles fit: few numbers of GPUs are priced."""
+        for entry in islice(self.frontier.simplest(branches), SIMPLEST):
+            if self.frontier.price_whole(entry):
+                return self._look(entry.branch.skeleton(entry.row))
+        return None
 
     # --- proof ------------------------------------------------------------------------------------
 
@@ -301,11 +313,11 @@ class Search:
                 ended = opened > most or self._ended
                 closed = None if ended else self._open(entry.branch, entry.row, factors)
                 if closed is None:
-                    rest = [*later, entry, *(queue.rest(self.threshold) if factors is rounds[0] else order)]
-                    rest = [e for e in rest if e.bound <= self.threshold]
-                    left = _fitting(rest)
-                    least = min((e.bound for e in rest), default=self.limit)
-                    return left, _gap(least, self.limit) if self.best else 1.0
+                    begun, below = factors is rounds[0], self.threshold
+                    left, least = queue.rest(below) if begun else (0, inf)
+                    seen = [e for e in (*later, entry, *(() if begun else order)) if e.bound <= below]
+                    least = min(least, *(e.bound for e in seen), inf)
+                    return left + _fitting(seen), _gap(least, self.limit) if self.best else 1.0
                 if not closed:
                     later.append(entry)
             order = iter(later)

@@ -70,6 +70,32 @@ class Frontier:
         with serial():  # tables that are sent between processes cost as much time as they save, and memory
             return bool(keys) and not clock.over() and self._price(sorted(keys))
 
+    def simplest(self, branches: Sequence[Branch]) -> Iterator[Entry]:
+        """Skeletons with fewest pools: those on most GPUs first, then those whose sizes are sums of fewest
+        powers of two, which most layouts divide, then those with the least bounds."""
+        fewest = min((len(branch.partition.groups) for branch in branches), default=0)
+        few = [branch for branch in branches if len(branch.partition.groups) == fewest]
+        rows = [(branch, row) for branch in few for row in range(len(branch.sizes))]
+        if rows:
+            sizes = np.concatenate([branch.sizes for branch in few])
+            powers = np.bitwise_count(sizes).sum(axis=1)
+            bound = np.concatenate([branch.bound for branch in few])
+            for index in np.lexsort((bound, powers, -sizes.sum(axis=1))).tolist():
+                branch, row = rows[index]
+                if branch.bound[row] < inf:
+                    yield Entry(float(branch.bound[row]), branch, row)
+
+    def price_whole(self, entry: Entry) -> bool:
+        """Prices all roles of a skeleton, until one fits nowhere; whether each fits by itself."""
+        bounds = entry.branch.bounds
+        for key in sorted(bounds.unpriced(entry.row), key=lambda key: CHEAPEST.index(key.role)):
+            with serial():
+                self._price([key])
+            bounds.raise_up_to(inf)
+            if bounds.bound[entry.row] == inf:
+                return False
+        return True
+
     def _price(self, keys: Sequence[PriceKey]) -> bool:
         """Whether there was time for all."""
         enough = self.subproblems.pricer.prepare(keys)
@@ -130,10 +156,13 @@ class Queue:
                 self._left[index] = False
                 yield entry
 
-    def rest(self, limit: float) -> list[Entry]:
-        """Those that were not taken, with bounds up to `limit`."""
+    def rest(self, limit: float) -> tuple[int, float]:
+        """Plans of those that were not taken, with bounds up to `limit`, and the least of these bounds."""
         order, bound = self._order(limit), self._bounds()
-        return [self._entry(index, bound) for index in order.tolist()]
+        owner = self._owner[order]
+        counts = {b.bounds: np.array(list(b.bounds.fitting()), object) for b in self._branches}
+        rows = [(self._branches[i], self._row[order[owner == i]]) for i in np.unique(owner).tolist()]
+        return sum(counts[b.bounds][of].sum() for b, of in rows), float(bound[order].min(initial=inf))
 
     def _order(self, limit: float) -> Ints:
         for branch in self._branches:

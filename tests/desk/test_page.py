@@ -38,7 +38,7 @@ def answer() -> Answer:
     """Complete but for other sizes; its budget is missed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlhfsim.present.sizes.FACTORS", (0.5,))
-        return complete(asked(query(RUN), files=True))
+        return complete(lambda: asked(query(RUN), files=True))
 
 
 def change(cause: str, values: dict[str, str], before: DeskState, search: str = "") -> Moved:
@@ -78,7 +78,7 @@ def test_the_first_answer_is_marked_and_the_proven_one_is_what_design_writes(
     assert plan_text(answer.plan) == out.read_text()
     assert " ".join(screen.split()).startswith(verdict(answer.plan))
     assert verdict(answer.plan) in shown(answer).replace("\\u00a0", " ")
-    assert "not yet proven" in shown(first(asked(query(RUN), files=True)))
+    assert "not yet proven" in shown(first(lambda: asked(query(RUN), files=True)))
     assert "Proven: none of" in shown(answer)
 
 
@@ -194,7 +194,7 @@ def test_the_plan_is_saved_as_design_writes_it(answer: Answer) -> None:
 def test_reasons_and_other_sizes_come_last(answer: Answer) -> None:
     assert [s.gpus for s in answer.sizes.tried] == [2]
     assert "2 GPUs" in shown(answer)
-    early = proven(asked(query(RUN), files=True))
+    early = proven(lambda: asked(query(RUN), files=True))
     assert early.plan is not None
     assert answer.plan is not None
     assert early.plan.placement == answer.plan.placement

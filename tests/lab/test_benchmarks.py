@@ -21,6 +21,7 @@ SMALL: dict[str, str] = {
     "coordination": "--step-seconds 1",
     "design_questions": "--only 8b --time-limit 2s",
     "design_speed": "--runs 1",
+    "desk_speed": "--only gpus=32",
     "failing_judge": "--minutes 0.02 --step-seconds 1",
     "learning": "--quick --seeds 0 --algorithms grpo-64 --out out",
     "learning_report": "--out out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from rlhfsim.search import branch_and_bound, clock
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import SearchCache
+from rlhfsim.search.options import PriceKey
 from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.request import Request
+from rlhfsim.search.space import Skeleton
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
 
 
 def test_work_ends_a_search_with_a_gap_and_every_plan_counted_but_not_one_with_a_time_limit(
@@ -71,6 +78,52 @@ def test_a_search_whose_time_is_up_before_it_begins_meets_a_plan_and_counts_ever
         assert counted == proof.space
         met += late.best is not None
     assert met > 2
+
+
+def test_a_search_without_time_prices_the_roles_of_a_simple_plan_alone() -> None:
+    workload = Workload(model="qwen3-235b", algorithm="grpo")
+    request = Request(cluster=parse_cluster(1024), workload=workload, framework="nemo-rl", backend="megatron")
+    priced = set[int]()
+
+    class Told(Pricer):
+        def prepare(self, keys: Sequence[PriceKey]) -> bool:
+            priced.update(key.gpus for key in keys)
+            return super().prepare(keys)
+
+    models = models_of(workload)
+    with clock.within(1e-9):
+        found = Search(request, models, Told(request, models, SearchCache())).run()
+    assert found.best is not None
+    assert found.best.placement.architecture == "hybrid"
+    assert priced == {1024}
+    assert found.certificate.unexplored > 0
+
+
+def test_simple_skeletons_have_few_pools_most_gpus_and_round_sizes() -> None:
+    workload = Workload(model="8b", algorithm="grpo")
+    request = Request(cluster=parse_cluster(24), workload=workload, architecture="disaggregated")
+    search = Search(request, models_of(workload))
+    frontier = search.frontier
+    sizes = [e.branch.skeleton(e.row).sizes for e in frontier.simplest(frontier.branches)]
+    assert {len(of) for of in sizes} == {2}
+    assert set(sizes[:2]) <= {(16, 8), (8, 16)}
+    assert [sum(of) for of in sizes] == sorted(map(sum, sizes), reverse=True)
+
+
+def test_the_warm_start_simulates_batches_before_rollouts_that_never_drain() -> None:
+    workload = Workload(model="70b", algorithm="grpo")
+    request = Request(cluster=parse_cluster(64), workload=workload, allow=frozenset({"async"}))
+    paces = list[str]()
+
+    class Told(Search):
+        def _look(self, skeleton: Skeleton) -> None:
+            paces.append(skeleton.partition.pace)
+            super()._look(skeleton)
+
+    search = Told(request, models_of(workload))
+    search._warm_start(search.frontier.branches)
+    assert {"batches", "continuous"} <= set(paces)
+    assert paces == sorted(paces, key=lambda pace: pace == "continuous")
 
 
 def test_work_is_counted_in_the_innermost_share_alone() -> None:
