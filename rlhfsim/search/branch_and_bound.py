@@ -50,6 +50,8 @@ MOST_OPENED, FEW = 200, 1_000_000
 WORK, PART_WORK, FIRST_WORK = 300_000, 50_000, 150_000
 """Options priced, or as much other work, after which a search ends unproven: of a question, of a part of its
 space, and of one that asks for any plan."""
+UNPROVEN_WORK = 10_000
+"""The same of a part of a space whose own search ended unproven."""
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
 SIMPLEST = 4
@@ -82,6 +84,8 @@ class _Part(NamedTuple):
     branches: Sequence[Branch]
     start: Candidate | None
     """The best plan of the part that was met."""
+    work: float
+    """Options that its search may price."""
 
 
 class Search:
@@ -119,6 +123,7 @@ class Search:
         self._continuous: dict[object, list[Beside]] = {}
         """Simulated plans whose rollout never drains, by their rollout."""
         self._opened = 0
+        self._proven = False
 
     @property
     def _ended(self) -> bool:
@@ -194,7 +199,9 @@ class Search:
         """The best plan of a part of the space that was searched, with all that is known of it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
         branches = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
-        part = _Part(self.subproblems.of(request), branches, start)
+        part = _Part(
+            self.subproblems.of(request), branches, start, PART_WORK if self._proven else UNPROVEN_WORK
+        )
         scope = Scope(below=below, tolerance=tolerance, steps=self.steps)
         return Search(request, self.models, self.pricer, scope, part).run()
 
@@ -204,7 +211,7 @@ class Search:
         Where time is up, or without a time limit `WORK` is done, the best plan that was met, with its gap;
         where none was, the first that is met.
         """
-        work = min(PART_WORK if self._part else WORK, self.scope.work)
+        work = min(self._part.work if self._part else WORK, self.scope.work)
         with clock.within(self.request.time_limit), clock.worth(None if self.request.time_limit else work):
             return self._run()
 
@@ -214,6 +221,7 @@ class Search:
         if clock.over() and self.limit == inf and not self._part:
             self._meet_one(branches, None)
         left, gap = self._near(branches) if self._part else self._prove(branches)
+        self._proven = gap == 0.0
         others = [c for c in self.kinds.values() if c is not self.best]
         return SearchResult(
             best=self.best,
@@ -273,7 +281,7 @@ class Search:
         self.counts.clear()
 
     def _meet_simplest(self, branches: Sequence[Branch]) -> None:
-        """Of few skeletons that are simple, the first whose roles fit: few numbers of GPUs are priced."""
+        """A simple skeleton whose roles fit: few numbers of GPUs are priced."""
         for entry in islice(self.frontier.simplest(branches), SIMPLEST):
             if self.frontier.price_whole(entry):
                 return self._look(entry.branch.skeleton(entry.row))
