@@ -238,12 +238,12 @@ class Search:
     def _warm_start(self, branches: Sequence[Branch]) -> None:
         """The most promising skeletons of every kind, with a beam instead of a proof: a plan to beat."""
         kinds: dict[tuple[object, ...], list[Branch]] = {}
+        priced = all(branch.priced.all() for branch in branches)  # else more kinds cost prices of their own
         for branch in branches:
             like = branch.partition
-            continuous = (
-                like.pace == "continuous"
-            )  # whose bounds are far below, and whose simulations are long
-            kinds.setdefault((continuous, like.labels, like.role_placement), []).append(branch)
+            # rollouts that never drain come last: bounds are far below, and simulations are long
+            last = priced and like.pace == "continuous"
+            kinds.setdefault((last, like.labels, like.role_placement), []).append(branch)
         while kinds:
             most, least = self._reach * self.limit, {kind: least_of(of) for kind, of in kinds.items()}
             kind = min(least, key=lambda kind: (least[kind] > most, kind[0], least[kind]))
