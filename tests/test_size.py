@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 23380,
     "rlhfsim/present": 87450,
     "rlhfsim/rollout": 17050,
-    "rlhfsim/search": 59890,
+    "rlhfsim/search": 59910,
     "rlhfsim/simulation": 25270,
     "rlhfsim/specs": 55890,
     "rlhfsim/step": 15240,
