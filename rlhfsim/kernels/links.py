@@ -176,14 +176,14 @@ def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
 
     The first term fills the pipeline, the second is the slowest stage. Source: physics S3.
     """
-    k = max(1.0, buckets)
-    slowest = max(range(len(stages)), key=lambda i: stages[i].seconds)
+    k, took = max(1.0, buckets), [stage.seconds for stage in stages]
+    slowest = took.index(max(took))
     shares = [1 / k + (1 - 1 / k if i == slowest else 0.0) for i in range(len(stages))]
     return Cost(
         parts=tuple(
-            p
+            Part(p.resource, p.seconds * share, p.rests_on, p.spread)
             for stage, share in zip(stages, shares, strict=True)
-            for p in Cost(parts=stage.parts).scaled(share).parts
+            for p in stage.parts
             if p.seconds > 0
         )
     )
