@@ -55,7 +55,7 @@ UNPROVEN_WORK = 10_000
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
 SIMPLEST = 4
-"""Simple skeletons that are tried before promising ones where any plan will do."""
+"""Simple skeletons of a number of pools that are tried before promising ones where any plan will do."""
 AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
@@ -281,11 +281,12 @@ class Search:
         self.counts.clear()
 
     def _meet_simplest(self, branches: Sequence[Branch]) -> None:
-        """A simple skeleton whose roles fit: few numbers of GPUs are priced."""
-        for entry in islice(self.frontier.simplest(branches), SIMPLEST):
-            if self.frontier.price_whole(entry):
-                return self._look(entry.branch.skeleton(entry.row))
-        return None
+        """A simple skeleton of fewest pools and one of one more, whose roles fit: few sizes are priced."""
+        for pools in sorted({len(branch.partition.groups) for branch in branches})[:2]:
+            some = [branch for branch in branches if len(branch.partition.groups) == pools]
+            fitting = filter(self.frontier.price_whole, islice(self.frontier.simplest(some), SIMPLEST))
+            for entry in islice(fitting, 1):
+                self._look(entry.branch.skeleton(entry.row))
 
     # --- proof ------------------------------------------------------------------------------------
 

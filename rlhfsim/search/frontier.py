@@ -70,20 +70,18 @@ class Frontier:
         with serial():  # tables that are sent between processes cost as much time as they save, and memory
             return bool(keys) and not clock.over() and self._price(sorted(keys))
 
-    def simplest(self, branches: Sequence[Branch]) -> Iterator[Entry]:
-        """Skeletons with fewest pools: those on most GPUs first, then those whose sizes are sums of fewest
+    @staticmethod
+    def simplest(branches: Sequence[Branch]) -> Iterator[Entry]:
+        """Skeletons with as many pools: those on most GPUs first, then those whose sizes are sums of fewest
         powers of two, which most layouts divide, then those with the least bounds."""
-        fewest = min((len(branch.partition.groups) for branch in branches), default=0)
-        few = [branch for branch in branches if len(branch.partition.groups) == fewest]
-        rows = [(branch, row) for branch in few for row in range(len(branch.sizes))]
-        if rows:
-            sizes = np.concatenate([branch.sizes for branch in few])
-            powers = np.bitwise_count(sizes).sum(axis=1)
-            bound = np.concatenate([branch.bound for branch in few])
-            for index in np.lexsort((bound, powers, -sizes.sum(axis=1))).tolist():
-                branch, row = rows[index]
-                if branch.bound[row] < inf:
-                    yield Entry(float(branch.bound[row]), branch, row)
+        rows = [(branch, row) for branch in branches for row in range(len(branch.sizes))]
+        sizes = np.concatenate([branch.sizes for branch in branches])
+        powers = np.bitwise_count(sizes).sum(axis=1)
+        bound = np.concatenate([branch.bound for branch in branches])
+        for index in np.lexsort((bound, powers, -sizes.sum(axis=1))).tolist():
+            branch, row = rows[index]
+            if branch.bound[row] < inf:
+                yield Entry(float(branch.bound[row]), branch, row)
 
     def price_whole(self, entry: Entry) -> bool:
         """Prices all roles of a skeleton, until one fits nowhere; whether each fits by itself."""
