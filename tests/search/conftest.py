@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
-from math import prod
+from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlhfsim.errors import RlhfsimError
@@ -37,6 +38,8 @@ from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Lora, OwnParts, Reward, Rules, Workload
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
+Where = tuple[int, tuple[int, int, float], bool, bool, bool]
+"""GPUs of a role; its nodes; adapters only, beside the actor, sharing its GPUs or not."""
 MODELS = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "pythia-1b")
 MOE = "olmoe-1b-7b"
 GIB = float(1 << 30)
@@ -95,35 +98,59 @@ def _options(
     fix: tuple[tuple[str, Any], ...],
     forbid: frozenset[str],
     role: str,
-    where: tuple[int, tuple[int, int, float], bool, bool, bool],
+    where: Where,
+) -> tuple[AnyRolePlacement, ...]:
+    """Those that the limits leave; only a limit on sequences decides what stands before it for choice."""
+    sequences = tuple(x for x in limits if x.field == "micro_batch")
+    every = _unlimited(trainer, workload, models, sequences, fix, forbid, role, where)
+    if not limits:
+        return every
+    request = Request(cluster=_nodes(where[1]), workload=workload, limits=limits)
+    return tuple(s for s in every if not broken_limit(request, role, s))
+
+
+@lru_cache(maxsize=65536)
+def _unlimited(
+    trainer: tuple[Backend, str | None],
+    workload: Workload,
+    models: Models,
+    sequences: tuple[Limit, ...],
+    fix: tuple[tuple[str, Any], ...],
+    forbid: frozenset[str],
+    role: str,
+    where: Where,
 ) -> tuple[AnyRolePlacement, ...]:
     gpus, nodes, adapters, beside, shares = where
-    profile = load_cached("h100")
-    profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
-    group = NodeGroup(profile=profile, gpus=nodes[0], gpus_per_node=nodes[1])
-    cluster = Cluster(node_groups=(group,))
+    cluster = _nodes(nodes)
+    group = cluster.node_groups[0]
     request = Request(
         cluster=cluster,
         workload=workload,
         backend=trainer[0],
         framework=trainer[1],
-        limits=limits,
+        limits=sequences,
         fix={role: dict(fix)},
         forbid=forbid,
     )
-    found: list[AnyRolePlacement] = []
     if role == "rollout":
-        for layout in rollout_layouts(request, models.actor, gpus, group, shares=shares):
-            found += rollout_variants(request, layout, adapters=adapters, shares=shares)
-    else:
-        trained = role in ("actor", "critic")
-        space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
-        found += [
+        return tuple(
             s
-            for x in space.layouts
-            for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
-        ]
-    return tuple(s for s in found if not broken_limit(request, role, s))
+            for layout in rollout_layouts(request, models.actor, gpus, group, shares=shares)
+            for s in rollout_variants(request, layout, adapters=adapters, shares=shares)
+        )
+    trained = role in ("actor", "critic")
+    space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
+    return tuple(
+        s for x in space.layouts for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
+    )
+
+
+@cache
+def _nodes(nodes: tuple[int, int, float]) -> Cluster:
+    """Some GPUs, so many a node, with so much memory."""
+    profile = load_cached("h100")
+    profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
+    return Cluster(node_groups=(NodeGroup(profile=profile, gpus=nodes[0], gpus_per_node=nodes[1]),))
 
 
 def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement | None]:
@@ -177,21 +204,42 @@ def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:
             yield plan
 
 
-def count(request: Request, models: Models) -> int:
-    """Plans of the space."""
+def count(request: Request, models: Models, enough: float = inf) -> int:
+    """Plans of the space; some number above `enough` where there are more."""
+    plans = 0
+    counted: dict[object, int] = {}
+    for partition in partitions(request, models):
+        path = "lora" if partition.path == "lora" else ""
+        shape = partition.groups, partition.hardware, path
+        if shape not in counted:
+            counted[shape] = _count_split(request, models, partition, path)
+        plans += counted[shape]
+        if plans > enough:
+            break
+    return plans
 
-    @cache
-    def number(role: str, hardware: int, gpus: int, path: str, group: tuple[str, ...]) -> int:
-        return len(options(request, models, role, hardware, gpus, path, group))
 
-    return sum(
-        prod(
-            number(role, hardware, gpus, "lora" if partition.path == "lora" else "", group)
-            for group, hardware, gpus in zip(partition.groups, partition.hardware, sizes, strict=True)
-            for role in group
-        )
-        for partition, sizes in skeletons(request, models)
-    )
+def _count_split(request: Request, models: Models, partition: Partition, path: str) -> int:
+    """Plans of one partition, over all of its splits: Python integers, which do not overflow."""
+    sizes = splits(request, partition)
+    plans = np.ones(len(sizes), dtype=object)
+    for i, (group, hardware) in enumerate(zip(partition.groups, partition.hardware, strict=True)):
+        known, places = np.unique(sizes[:, i], return_inverse=True)
+        each = [_count_pool(request, models, hardware, gpus, path, group) for gpus in known.tolist()]
+        plans *= np.array(each, dtype=object)[places]
+    return int(plans.sum())
+
+
+def _count_pool(
+    request: Request, models: Models, hardware: int, gpus: int, path: str, group: tuple[str, ...]
+) -> int:
+    """Plans of the roles of one pool; where one of them has none, no more is asked."""
+    plans = 1
+    for role in group:
+        plans *= len(options(request, models, role, hardware, gpus, path, group))
+        if not plans:
+            break
+    return plans
 
 
 def outcome(case: Case, placement: Placement | None) -> Candidate | None:
@@ -353,6 +401,7 @@ def _restrictions(rng: random.Random, request: Request) -> list[Callable[[Reques
     return found
 
 
+@cache
 def drawn(seed: int, *, stale: str | None = None, least: int = 20, most: int = 80) -> Case | None:
     """The question of a seed; None where no restriction makes its space small enough.
 
@@ -374,14 +423,14 @@ def drawn(seed: int, *, stale: str | None = None, least: int = 20, most: int = 8
         allow=frozenset(filter(None, [stale])),
         max_staleness=rng.choice((1, 2)),
     )
-    plans = count(request, models)
+    plans = count(request, models, most)
     for narrower in _restrictions(rng, request):
         if least <= plans <= most:
             break
         changed = narrower(request)
         if stale == "lend" != changed.architecture:
             continue
-        left = count(changed, models)
+        left = count(changed, models, most)
         if left >= least:
             request, plans = changed, left
     if not least <= plans <= most:
@@ -403,6 +452,7 @@ class Questions:
     def case(request: Request, models: Models) -> Case:
         """A question that was not drawn."""
         _options.cache_clear()  # a test may have changed what is offered
+        _unlimited.cache_clear()
         return Case(request=request, models=models, plans=count(request, models))
 
     @staticmethod
