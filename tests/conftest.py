@@ -23,6 +23,7 @@ os.environ["COLUMNS"] = "100"
 # before torch, and for all processes that tests start: where others compute too, threads that spin cost twice
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+gc.set_threshold(20_000, 20, 50)  # cycles are few, and looking for them took up to a twentieth of the time
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.api import cluster_of, estimate
+from rlhfsim.api import cluster_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.served_reward import served_reward
 from rlhfsim.interchange.export import Written, exporter, in_keys
@@ -19,6 +19,7 @@ from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Environment, Lora
+from rlhfsim.what_if.estimate import priced_placement, step_of
 
 LAYOUT: Mapping[str, tuple[Any, ...]] = {
     "micro_batch": (1, 2, 4),
@@ -125,32 +126,38 @@ def _with(plan: Plan, path: str, name: str, value: Any) -> Plan:
     return replace(plan, placement=replace(placement, **changed))
 
 
-def written_of(plan: Plan, name: str) -> Written | None:
-    """What is written of a plan; None where the framework, or its export, refuses it."""
+def keys_of(plan: Plan, name: str) -> Written | None:
+    """The keys that say a plan, without what these cannot say; None where the framework refuses it."""
     with suppress(RlhfsimError):
         if not list(lacks_of(plan, framework(name).of(plan.workload), frozenset())):
-            return in_keys(plan, name)
+            return exporter(name).write(plan)
     return None
 
 
 def silent(plan: Plan, name: str) -> Iterator[str]:
     """Fields whose other value is run, priced otherwise, and neither written nor named."""
-    own = written_of(plan, name)
+    own = keys_of(plan, name)
     if own is None:
         return
-    price, said = None, _said(plan, own, name)
+    price, said, own = None, _said(plan, own, name), in_keys(plan, name)
     for path, other in variants(plan):
-        written = written_of(other, name)
-        if written is None or _said(other, written, name) != said or _named(own) != _named(written):
-            continue
-        of = {field for u in (*own.unsaid, *written.unsaid) for field in u.of}
-        of |= {"rollout.residency"} if "rollout.sleep" in of else set()
-        if path in of or path.split(".")[0] in of or ("roles" in of and path.startswith("reward.")):
+        keys = keys_of(other, name)
+        if keys is None or _said(other, keys, name) != said:
             continue
         with suppress(RlhfsimError):
+            written = in_keys(other, name)
+            if _named(own) != _named(written) or _of(path, own, written):
+                continue
             price = price or _price(plan)
             if not np.allclose(_price(other), price, rtol=1e-9):
                 yield f"{path}: {_value(plan, path)} -> {_value(other, path)}"
+
+
+def _of(path: str, *written: Written) -> bool:
+    """Whether a field is among those of which something is named."""
+    of = {field for each in written for u in each.unsaid for field in u.of}
+    of |= {"rollout.residency"} if "rollout.sleep" in of else set()
+    return path in of or path.split(".")[0] in of or ("roles" in of and path.startswith("reward."))
 
 
 def _value(plan: Plan, path: str) -> Any:
@@ -174,5 +181,5 @@ def _named(written: Written) -> list[tuple[str, str]]:
 
 
 def _price(plan: Plan) -> tuple[float, float]:
-    p = estimate(plan.placement, plan.workload, cluster_of(plan)).prediction
-    return p.step_s, p.peak_memory_bytes
+    priced = priced_placement(plan.placement, plan.workload, cluster_of(plan))
+    return step_of(priced).seconds, priced.memory.peak.bytes

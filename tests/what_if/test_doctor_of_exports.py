@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,36 @@ NEVER_DRAINS: dict[str, Any] = {"staleness": 2, "partial_rollout": True}
 SCHEDULES: tuple[dict[str, Any], ...] = ({}, {"staleness": 1}, NEVER_DRAINS)
 
 
-def plans(name: str, count: int, first_seed: int = 0) -> Iterator[Plan]:
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A plan that a framework can be told."""
+
+    plan: Plan
+    priced: PricedPlacement
+    exported: Exported
+
+
+def told(name: str, count: int, first_seed: int = 0) -> Iterator[Drawn]:
     """Plans that a framework can be told, drawn from its space, whether they fit or not."""
-    seed = first_seed
-    while count:
-        try:
+    for seed in itertools.count(first_seed):
+        if not count:
+            return
+        priced = exported = None
+        with suppress(RlhfsimError):  # what it does not run
             priced = drawn(name, seed)
-            export(planned(priced, priced.iteration, None), name, frozenset())
-        except RlhfsimError:
-            pass  # what it does not run, or cannot be told
-        else:
-            yield planned(priced, step_of(priced), None)
+        if priced is None:
+            continue
+        plan = planned(priced, step_of(priced), None)
+        with suppress(RlhfsimError):  # what it cannot be told
+            exported = export(plan, name, frozenset())
+        if exported is not None:
+            yield Drawn(plan=plan, priced=priced, exported=exported)
             count -= 1
-        seed += 1
+
+
+def plans(name: str, count: int, first_seed: int = 0) -> Iterator[Plan]:
+    """Those plans alone."""
+    return (each.plan for each in told(name, count, first_seed))
 
 
 def drawn(name: str, seed: int) -> PricedPlacement:
@@ -123,9 +142,9 @@ def doctored(
     return case, found, int(stops or not found.fits)
 
 
-def check(plan: Plan, name: str, folder: Path) -> bool:
+def check(asked: Drawn, name: str, folder: Path) -> bool:
     """The same layouts, batch, lengths, step and verdict, but for what is named; whether nothing is."""
-    exported = export(plan, name, frozenset())
+    plan, exported = asked.plan, asked.exported
     case, found, code = doctored(plan, name, folder, exported)
     unsaid = exported.written.unsaid
     assumed = list(case.assumed(found.described))
@@ -141,15 +160,16 @@ def check(plan: Plan, name: str, folder: Path) -> bool:
     if lines:
         return False
     assert found.step_s == pytest.approx(plan.prediction.step_s, rel=0.01)
-    again = priced_placement(plan.placement, plan.workload, cluster_of(plan)).memory
-    assert found.fits == (again.fits and again.probability_out_of_memory < LIKELY)
+    assert cluster_of(plan) == asked.priced.setting.cluster
+    memory = asked.priced.memory
+    assert found.fits == (memory.fits and memory.probability_out_of_memory < LIKELY)
     assert code == 1 - found.fits
     return True
 
 
 @pytest.mark.parametrize("name", exporters())
 def test_the_doctor_reads_an_export_as_the_plan_that_it_was(name: str, tmp_path: Path) -> None:
-    whole = [check(plan, name, tmp_path / str(i)) for i, plan in enumerate(plans(name, FAST))]
+    whole = [check(each, name, tmp_path / str(i)) for i, each in enumerate(told(name, FAST))]
     assert len(whole) == FAST
     assert any(whole)
 
@@ -158,8 +178,8 @@ def test_the_doctor_reads_an_export_as_the_plan_that_it_was(name: str, tmp_path:
 @pytest.mark.parallel
 @pytest.mark.parametrize("name", exporters())
 def test_the_doctor_reads_every_export_as_the_plan_that_it_was(name: str, tmp_path: Path) -> None:
-    drawn = enumerate(plans(name, LONG, first_seed=1000))
-    whole = [check(plan, name, tmp_path / str(i)) for i, plan in drawn]
+    drawn = enumerate(told(name, LONG, first_seed=1000))
+    whole = [check(each, name, tmp_path / str(i)) for i, each in drawn]
     assert len(whole) == LONG
     assert any(whole)
 
