@@ -40,12 +40,13 @@ def asked(request: Request) -> tuple[Candidate, Prices]:
 
 
 @cache
-def usual() -> tuple[Candidate, Prices]:
-    return asked(REQUEST)
+def shared(precise: bool) -> tuple[Candidate, Prices]:
+    return asked(PRECISE if precise else REQUEST)
 
 
 def answered(request: Request) -> tuple[Candidate, Prices]:
-    return usual() if request is REQUEST else asked(request)
+    """Searched once where several tests ask."""
+    return shared(request is PRECISE) if request in (PRECISE, REQUEST) else asked(request)
 
 
 def recommended(request: Request, at_most: float = float("inf")) -> Candidate:
