@@ -326,7 +326,7 @@ def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_re
         backend="megatron",
         architecture="disaggregated",
     )
-    plan = rlhfsim.design(question, explain=False).chosen
+    plan = rlhfsim.design(question, explain=False, rivals=False).chosen
     assert plan is not None
     assert plan.placement.role("reference") is not None
     assert plan.placement.role("reference").residency == "swapped"

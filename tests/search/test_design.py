@@ -139,7 +139,7 @@ def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
     work = Workload(
         algorithm=algorithm, model="qwen3-4b", prompts=64, reward=Reward(model=None, rules=Rules())
     )  # type: ignore[arg-type]
-    design = rlhfsim.design(Request(cluster=cluster(8), workload=work), explain=False)
+    design = rlhfsim.design(Request(cluster=cluster(8), workload=work), explain=False, rivals=False)
     names = {phase.name for phase in chosen(design).prediction.phases}
     assert "actor.train" in names
     assert ("actor.generate" in names) == (algorithm not in ("dpo", "kto", "reward_model"))
@@ -148,19 +148,19 @@ def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
 def test_a_rollout_pool_of_other_gpus_is_used_for_the_rollout() -> None:
     mixed = rlhfsim.parse_cluster(8, "h100", rollout_gpu="l40s", rollout_gpus=8)
     free = Request(cluster=mixed, workload=GRPO)
-    plan = chosen(rlhfsim.design(second_pool_for_rollout(free), explain=False))
+    plan = chosen(rlhfsim.design(second_pool_for_rollout(free), explain=False, rivals=False))
     assert plan.placement.rollout is not None
     assert plan.placement.pool(plan.placement.rollout.pool).hardware == 1
     assert plan.placement.pool(plan.placement.actor.pool).hardware == 0
-    anywhere = chosen(rlhfsim.design(free, explain=False))
+    anywhere = chosen(rlhfsim.design(free, explain=False, rivals=False))
     assert {p.hardware for p in anywhere.placement.pools} == {0, 1}
     assert anywhere.prediction.step_s <= plan.prediction.step_s
 
 
 def test_memory_as_objective_finds_a_leaner_plan() -> None:
     small = Request(cluster=cluster(2), workload=replace(GRPO, model="qwen2.5-0.5b"))
-    lean = chosen(rlhfsim.design(replace(small, objective="memory"), explain=False)).prediction
-    fast = chosen(rlhfsim.design(small, explain=False)).prediction
+    lean = chosen(rlhfsim.design(replace(small, objective="memory"), explain=False, rivals=False)).prediction
+    fast = chosen(rlhfsim.design(small, explain=False, rivals=False)).prediction
     assert lean.peak_memory_bytes < fast.peak_memory_bytes
     assert lean.step_s >= fast.step_s
 
@@ -177,8 +177,9 @@ def test_money_energy_and_tokens_are_time_on_a_cluster_that_is_rented_whole(obje
     design = rlhfsim.design(
         Request(cluster=cluster(8), workload=GRPO, objective=objective),  # type: ignore[arg-type]
         explain=False,
+        rivals=False,
     )
-    fastest = rlhfsim.design(Request(cluster=cluster(8), workload=GRPO), explain=False)
+    fastest = rlhfsim.design(Request(cluster=cluster(8), workload=GRPO), explain=False, rivals=False)
     assert chosen(design).placement == chosen(fastest).placement
 
 

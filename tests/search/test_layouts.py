@@ -225,10 +225,10 @@ def test_a_base_in_4_bit_competes_where_it_is_allowed_and_run(framework_: str, b
     asked = Request(
         cluster=parse_cluster(1, "h100"), workload=batch, framework=framework_, allow=frozenset({"qlora"})
     )
-    best = design(asked, explain=False).best
+    best = design(asked, explain=False, rivals=False, simplest_s=None).best
     assert best is not None
     assert (best.workload.lora and best.workload.lora.base) == base
-    other = design(replace(asked, allow=frozenset()), explain=False).best
+    other = design(replace(asked, allow=frozenset()), explain=False, rivals=False, simplest_s=None).best
     assert other is None or other.workload.lora is None
 
 

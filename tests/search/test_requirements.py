@@ -22,7 +22,7 @@ SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
 
 @cache
 def plan() -> Plan:
-    found = design(SMALL, explain=False).chosen
+    found = design(SMALL, explain=False, rivals=False).chosen
     assert found is not None
     return found
 
@@ -104,7 +104,7 @@ def test_targets_on_throughput_are_targets_on_the_step() -> None:
 def test_a_target_on_memory_is_kept_by_the_search() -> None:
     bytes_ = 0.8 * plan().prediction.peak_memory_bytes
     tight = narrowed(SMALL, [replace(requirement("memory<1GB"), value=bytes_)])
-    found = design(tight, explain=False).chosen
+    found = design(tight, explain=False, rivals=False).chosen
     assert found is not None
     assert found.prediction.peak_memory_bytes < bytes_
     assert found.prediction.step_s >= plan().prediction.step_s

@@ -19,10 +19,20 @@ def test_the_knee_is_where_twice_the_gpus_cost_a_quarter_more_a_sample() -> None
     assert answer.fewer is not None
     assert answer.best is not None
     knee = answer.fewer.gpus
-    best = design(replace(asked, cluster=rlhfsim.parse_cluster(knee, "h100")), explain=False).best
+    best = design(
+        replace(asked, cluster=rlhfsim.parse_cluster(knee, "h100")),
+        explain=False,
+        rivals=False,
+        simplest_s=None,
+    ).best
     assert best is not None
     assert answer.fewer.step_s == pytest.approx(best.prediction.step_s, rel=0.05)
-    twice = design(replace(asked, cluster=rlhfsim.parse_cluster(2 * knee, "h100")), explain=False).best
+    twice = design(
+        replace(asked, cluster=rlhfsim.parse_cluster(2 * knee, "h100")),
+        explain=False,
+        rivals=False,
+        simplest_s=None,
+    ).best
     assert twice is not None
     assert twice.prediction.step_s * 2 > 1.25 * answer.fewer.step_s
     assert design(replace(asked, workload=replace(work, prompts=512))).fewer is None

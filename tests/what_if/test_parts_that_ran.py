@@ -24,7 +24,7 @@ def designed(gpus: int, model: str, algorithm: str = "grpo", allow: frozenset[st
     request = Request(
         cluster=rlhfsim.parse_cluster(gpus, "h100"), workload=work, framework="rlhfsim", allow=allow
     )
-    return rlhfsim.design(request, explain=False)
+    return rlhfsim.design(request, explain=False, rivals=False)
 
 
 @pytest.mark.parametrize(

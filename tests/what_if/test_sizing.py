@@ -28,7 +28,7 @@ MOST = 2
 @cache
 def best(gpu: str, gpus: int) -> tuple[float, float]:
     """Step and USD of the best plan, searched without any target."""
-    plan = design(resized(SMALL, load_profile(gpu), gpus), explain=False).chosen
+    plan = design(resized(SMALL, load_profile(gpu), gpus), explain=False, rivals=False).chosen
     assert plan is not None
     assert plan.prediction.usd_per_step is not None
     return plan.prediction.step_s, plan.prediction.usd_per_step

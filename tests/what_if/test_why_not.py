@@ -47,7 +47,7 @@ def best(answer: Design) -> Plan:
 def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
     question = alternative(PAIR, name, name)
     found = only(PAIR, question)
-    alone = best(design(question.question.request, explain=False))
+    alone = best(design(question.question.request, explain=False, rivals=False, simplest_s=None))
     assert found.plan is not None
     assert found.plan.prediction.step_s == pytest.approx(alone.prediction.step_s, rel=1e-6)
     assert found.certificate.proven
@@ -149,7 +149,7 @@ def test_of_several_roles_the_one_that_has_no_layout_is_named() -> None:
 
 
 def test_a_complete_plan_is_judged_as_it_is() -> None:
-    fastest = best(design(SMALL, explain=False)).placement
+    fastest = best(design(SMALL, explain=False, rivals=False, simplest_s=None)).placement
     actor = replace(fastest.actor, layout=replace(fastest.actor.layout, recompute="full"))
     slow = replace(fastest, actor=actor)
     same, other = design(SMALL, explain=False, instead=[given(fastest), given(slow)]).whynots
@@ -165,7 +165,9 @@ def test_a_complete_plan_is_judged_as_it_is() -> None:
 
 def test_a_complete_plan_that_does_not_fit_names_the_byte() -> None:
     roomy = replace(FULL, cluster=rlhfsim.parse_cluster(2, "b200"), forbid=frozenset({"offload"}))
-    found = only(FULL, given(best(design(roomy, explain=False)).placement, FULL))
+    found = only(
+        FULL, given(best(design(roomy, explain=False, rivals=False, simplest_s=None)).placement, FULL)
+    )
     assert found.plan is None
     assert found.exclusion is not None
     assert found.exclusion.kind == "does_not_fit"
