@@ -26,6 +26,7 @@ from rlhfsim.plan import read_plan
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import ALONE
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -82,7 +83,7 @@ def step_of(model: str, gpus: int, kind: str) -> float | None:
         framework="any",
         forbid=others | {"offload", "async"},
     )
-    found = Search(request, models_of(workload)).run()
+    found = Search(request, models_of(workload), scope=ALONE).run()
     assert found.certificate.gap == 0
     return found.best.seconds if found.best else None
 
