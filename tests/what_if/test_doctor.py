@@ -13,12 +13,14 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import configuration_named
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.present.answers.doctor import page
 from rlhfsim.present.answers.tree import Listing
 from rlhfsim.what_if.doctor.case import Case, bare, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
+from rlhfsim.what_if.doctor.findings import findings
 
 ROOT = Path(__file__).parents[2]
 ROLL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -71,6 +73,17 @@ def case(name: str = "verl", gpu: str = "h100", **changes: object) -> Case:
         prompt_tokens=200,
         response_tokens=800,
     )
+
+
+def findings_of(asked: Case) -> list[Finding]:
+    """What is found in a configuration, without the changes that would help."""
+    return list(findings(asked, judged(asked.under({}), asked.price)))
+
+
+@cache
+def of_openrlhf() -> Diagnosis:
+    """OpenRLHF on eight A100s, switches left at their defaults."""
+    return diagnose(case("openrlhf", gpu="a100"))
 
 
 @cache
@@ -131,24 +144,20 @@ def test_every_key_is_one_of_the_framework() -> None:
 
 
 def test_changes_are_spelled_as_the_release_of_the_configuration_spells_them() -> None:
-    found = diagnose(case("openrlhf", gpu="a100"))
+    found = of_openrlhf()
     keys = {key for change in (*found.fixes, *found.faster) for key in change.keys}
     assert "--gradient_checkpointing" in keys or "--micro_train_batch_size" in keys
     assert not any(key.startswith(("--actor.", "--train.micro", "--ds.")) for key in keys)
 
 
 def test_logits_are_counted_for_the_longest_samples_of_a_micro_batch() -> None:
-    found = diagnose(
-        case(
-            **{
-                f"{ACTOR}.ppo_micro_batch_size_per_gpu": 16,
-                "actor_rollout_ref.model.use_remove_padding": False,
-            }
-        )
-    )
-    told = " ".join(f.what for f in found.findings)
-    assert "40,960 tokens (samples of up to 2,560)" in told  # 16 x 2,560, padded
-    assert "152,064 entries of the vocabulary" in told
+    padded = {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 16,
+        "actor_rollout_ref.model.use_remove_padding": False,
+    }
+    text = " ".join(f.what for f in findings_of(case(**padded)))
+    assert "40,960 tokens (samples of up to 2,560)" in text  # 16 x 2,560, padded
+    assert "152,064 entries of the vocabulary" in text
 
 
 def test_keys_are_those_of_the_release() -> None:
@@ -176,17 +185,16 @@ def test_what_is_not_said_is_named_at_once() -> None:
 
 def test_a_sample_longer_than_the_token_budget_stops_verl() -> None:
     packed = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 2048}
-    told = [f for f in diagnose(case(**packed)).findings if f.stops]
-    assert [f.keys for f in told] == [(f"{ACTOR}.ppo_max_token_len_per_gpu",)]
-    assert "up to 2,560 tokens" in told[0].what
-    assert told[0].remedy == f"{ACTOR}.ppo_max_token_len_per_gpu=2560"
+    [stop] = [f for f in findings_of(case(**packed)) if f.stops]
+    assert stop.keys == (f"{ACTOR}.ppo_max_token_len_per_gpu",)
+    assert "up to 2,560 tokens" in stop.what
+    assert stop.remedy == f"{ACTOR}.ppo_max_token_len_per_gpu=2560"
     enough = packed | {f"{ACTOR}.ulysses_sequence_parallel_size": 2}
-    assert not [f for f in diagnose(case(**enough)).findings if f.stops]
+    assert not [f for f in findings_of(case(**enough)) if f.stops]
 
 
 def test_a_group_of_one_is_named() -> None:
-    told = [f.keys for f in diagnose(case(**{f"{ROLL}.n": 1})).findings]
-    assert (f"{ROLL}.n",) in told
+    assert (f"{ROLL}.n",) in [f.keys for f in findings_of(case(**{f"{ROLL}.n": 1}))]
 
 
 def test_sequence_parallelism_with_padding_stops_verl() -> None:
@@ -194,12 +202,12 @@ def test_sequence_parallelism_with_padding_stops_verl() -> None:
         "actor_rollout_ref.model.use_remove_padding": False,
         f"{ACTOR}.ulysses_sequence_parallel_size": 2,
     }
-    assert any(f.stops and "padded" in f.what for f in diagnose(case(**padded)).findings)
+    assert any(f.stops and "padded" in f.what for f in findings_of(case(**padded)))
 
 
 def test_swap_space_is_counted_on_the_host() -> None:
     swap = {f"{ROLL}.engine_kwargs.vllm.swap_space": 16}
-    assert any("128 GiB a node" in f.what for f in diagnose(case(**swap)).findings)
+    assert any("128 GiB a node" in f.what for f in findings_of(case(**swap)))
 
 
 # --- the command ------------------------------------------------------------------------------------
@@ -265,7 +273,7 @@ def test_a_risk_is_said_no_surer_than_public_cases_were_right(tmp_path: Path) ->
 
 
 def test_a_switch_that_nobody_gave_is_a_stated_assumption_with_both_risks() -> None:
-    absent = diagnose(case("openrlhf", gpu="a100"))
+    absent = of_openrlhf()
     named = {key: change for change in absent.absent for key in change.keys}
     with_it = named["--gradient_checkpointing"]
     assert absent.judged.risk - with_it.judged.risk > 0.1
@@ -305,11 +313,11 @@ def test_a_slow_run_of_qwen3_8b_is_told_what_made_a_public_one_faster() -> None:
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1,
     }
     asked = replace(case(**slow), prompt_tokens=300, response_tokens=3000)
-    told = diagnose(asked)
-    named = {key: value for change in told.faster for key, value in change.keys.items()}
+    found = diagnose(asked)
+    named = {key: value for change in found.faster for key, value in change.keys.items()}
     assert named[f"{ROLL}.tensor_model_parallel_size"] == 2
     assert any("log_prob" in key for key in named)
-    step_s = told.judged.plan.prediction.step_s
+    step_s = found.judged.plan.prediction.step_s
     stays = {f"{ACTOR}.fsdp_config.param_offload": False, f"{ACTOR}.fsdp_config.optimizer_offload": False}
     saved = 1 - judged(asked.under(stays), asked.price).plan.prediction.step_s / step_s
     assert 0 < saved < 0.02
