@@ -211,7 +211,7 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
 
 def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    result = run("--gpus", "4", "--model", "70b", "--prompts", "64", out=out)
+    result = run("--gpus", "1", "--gpu", "a100-40", "--model", "8b", "--prompts", "64", out=out)
     assert result.exit_code == 1
     assert "smallest change that fits" in result.output
     assert not out.exists()

@@ -126,7 +126,8 @@ def test_every_rank_has_its_own_gpu_and_every_gpu_of_a_pool_is_used() -> None:
 
 
 def test_nothing_fits_gives_no_plan_and_a_change_that_fits() -> None:
-    design = rlhfsim.design(Request(cluster=cluster(4), workload=Workload(model="70b", prompts=64)))
+    small = rlhfsim.parse_cluster(1, "a100-40")
+    design = rlhfsim.design(Request(cluster=small, workload=Workload(model="8b", prompts=64)))
     assert design.chosen is None
     assert design.remedy is not None
     assert "--" in design.remedy
