@@ -62,7 +62,8 @@ def test_the_marked_row_is_the_fullest_of_its_pool() -> None:
 
 
 def test_bars_beyond_capacity_show_it_without_colour() -> None:
-    result = run("--gpus", "8", "--model", "70b", "--architecture", "naive", "--prompts", "64")
+    asked = ("--gpus", "1", "--gpu", "l40s", "--model", "qwen3-4b", "--algorithm", "ppo", "--prompts", "64")
+    result = run(*asked, "--architecture", "naive")
     assert result.exit_code == 1
     assert "XX beyond the GPU" in result.output
     assert "does not fit" in result.output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,21 @@ def imported(world: World, number: int, folder: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[World], Path]:
+    """A folder with the first run of a world, which is made once."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(world: World) -> Path:
+        if world.framework not in folders:
+            folder = tmp_path_factory.mktemp(world.framework)
+            imported(world, 0, folder)
+            folders[world.framework] = folder
+        return folders[world.framework]
+
+    return folder_of
+
+
 def held(after: Mapping[str, float], value: float) -> bool:
     """Whether the truth lies within P1 to P99, of which P10 to P90 is known."""
     end = after["high"] if value > after["value"] else after["low"]
@@ -199,12 +214,15 @@ def in_truth(world: World, truth: Path, plan: Plan) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.framework)
-def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_path: Path) -> None:
-    runs = [imported(world, number, tmp_path) for number in range(len(world.runs))]
+def test_planted_costs_are_found_in_logs_and_change_the_plan(
+    world: World, first_run: Callable[[World], Path]
+) -> None:
+    folder = first_run(world)
+    runs = [folder / "run0", *(imported(world, number, folder) for number in range(1, len(world.runs)))]
     if installed(world.framework):
-        designs = [read_plan(tmp_path / f"plan{number}.json") for number in range(len(runs))]
-        assert not any(answers(world.framework, designs, tmp_path)), "the framework itself accepts them"
-    ours = tmp_path / "ours.yaml"
+        designs = [read_plan(folder / f"plan{number}.json") for number in range(len(runs))]
+        assert not any(answers(world.framework, designs, folder)), "the framework itself accepts them"
+    ours = folder / "ours.yaml"
     fitted = command("calibrate", *runs, "--out", ours)
     found = {c["name"]: c["after"] for c in fitted["coefficients"]}
     [bias] = [b["factor"] for b in fitted["biases"] if (b["phase"], b["mode"]) == (GENERATE, "graphs")]
@@ -214,10 +232,10 @@ def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_p
     assert [(after, value) for after, value in pairs if not held(after, value)] == []
     before, after = fitted["step_error"]
     assert after < 0.05 < before
-    truth = true_profile(world, tmp_path)
-    first = in_truth(world, truth, designed(world, tmp_path / "first.json", options=world.asked))
-    again = designed(world, tmp_path / "again.json", ours, world.asked)
-    best = designed(world, tmp_path / "best.json", truth, world.asked)
+    truth = true_profile(world, folder)
+    first = in_truth(world, truth, designed(world, folder / "first.json", options=world.asked))
+    again = designed(world, folder / "again.json", ours, world.asked)
+    best = designed(world, folder / "best.json", truth, world.asked)
     came = in_truth(world, truth, again)
     assert again.placement != first.placement
     assert came.prediction.step_s < 1.01 * best.prediction.step_s < first.prediction.step_s
@@ -229,12 +247,15 @@ def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_p
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.framework)
-def test_a_log_in_the_form_of_a_framework_holds_the_times_of_its_run(world: World, tmp_path: Path) -> None:
-    run = imported(world, 0, tmp_path)
+def test_a_log_in_the_form_of_a_framework_holds_the_times_of_its_run(
+    world: World, first_run: Callable[[World], Path]
+) -> None:
+    folder = first_run(world)
+    run = folder / "run0"
     seen, ran = read_run(run), read_plan(run / "plan.json")
     trace = trace_of(world, ran, 0)
-    log = (tmp_path / "job0.log").read_text()
-    assert printed_values(log) == [nested(settings_of(world, read_plan(tmp_path / "plan0.json")))]
+    log = (folder / "job0.log").read_text()
+    assert printed_values(log) == [nested(settings_of(world, read_plan(folder / "plan0.json")))]
     windows = step_windows(trace)
     assert seen.step_s == pytest.approx([end - start for start, end in list(windows.values())[1:]], rel=1e-3)
     work = phase_seconds([span for span in trace.spans if span.step and span.kind != WAIT])

@@ -217,7 +217,7 @@ def test_a_job_that_no_size_finishes_in_time_is_named() -> None:
 def test_buying_is_compared_only_where_something_would_be_bought() -> None:
     few = decision(portfolio(4, "bought", "reserved", "on-demand"), option(100))  # renting costs least
     assert set(few.instead) == {"all reserved", "all on demand"}
-    many = decision(portfolio(800, "bought", "reserved", "on-demand"), option(100))
+    many = decision(portfolio(400, "bought", "reserved", "on-demand"), option(100))
     assert many.instead["all bought"].bought
 
 
