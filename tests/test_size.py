@@ -25,7 +25,7 @@ BUDGET = {
     "rlhfsim/cli": 33020,
     "rlhfsim/desk": 14530,
     "rlhfsim/interchange": 107090,
-    "rlhfsim/kernels": 12570,
+    "rlhfsim/kernels": 12580,
     "rlhfsim/memory": 23380,
     "rlhfsim/present": 87450,
     "rlhfsim/rollout": 17050,
