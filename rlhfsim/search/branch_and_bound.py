@@ -281,8 +281,9 @@ class Search:
         self.counts.clear()
 
     def _meet_simplest(self, branches: Sequence[Branch]) -> None:
-        """A simple skeleton of fewest pools and one of one more, whose roles fit: few sizes are priced."""
-        for pools in sorted({len(branch.partition.groups) for branch in branches})[:2]:
+        """A simple skeleton of fewest pools, and where rivals are wanted one of one pool more: few sizes are
+        priced."""
+        for pools in sorted({len(branch.partition.groups) for branch in branches})[: self._warm_starts]:
             some = [branch for branch in branches if len(branch.partition.groups) == pools]
             fitting = filter(self.frontier.price_whole, islice(self.frontier.simplest(some), SIMPLEST))
             for entry in islice(fitting, 1):
