@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -118,7 +119,8 @@ ANSWERED_EARLY = 3
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
-    ctx.with_resource(clock.within(given["time_limit"]))  # who leads is looked for too
+    limit = ctx.with_resource(ExitStack())
+    limit.enter_context(clock.within(given["time_limit"]))  # who leads is looked for too
     rewarded = given["objective"] == REWARDED
     request = question({**given, "objective": "time"} if rewarded else given)
     if rewarded:
@@ -147,6 +149,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         meeting = that_meet(request, wanted) if known and not known.meets else ()
         plans = front(request) if given["pareto"] and answer.chosen else None
         late = clock.over()
+    limit.close()  # what calibration changed has a time of its own
     extras = Extras(
         steps=steps,
         meeting=meeting,

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlhfsim.cli import design as command
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.search_progress import text
 from rlhfsim.kernels.devices import device_on
@@ -304,3 +306,27 @@ def test_what_would_fit_is_not_looked_for_when_time_is_up(
     monkeypatch.setattr(clock, "over", lambda: True)
     assert exit_code(monkeypatch, "design", *words, "--out", str(tmp_path / "plan.json")) == 1
     assert "found in time: give the search more" in capfd.readouterr().out
+
+
+def test_a_time_limit_covers_who_leads_and_not_what_calibration_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = dict[str, bool]()
+
+    def told(name: str) -> None:
+        plain = getattr(command, name)
+
+        def seen(*given: Any) -> Any:
+            limited[name] = clock._END_S.get() < inf
+            return plain(*given)
+
+        monkeypatch.setattr(command, name, seen)
+
+    told("question")
+    told("recalibrated")
+    monkeypatch.setattr(
+        sys, "argv", ["rlhfsim", "design", *TINY, "--time-limit", "60s", "--out", str(tmp_path / "p.json")]
+    )
+    with pytest.raises(SystemExit):
+        entry.main()
+    assert limited == {"question": True, "recalibrated": False}
