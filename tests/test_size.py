@@ -22,7 +22,7 @@ SPACE = {
 BUDGET = {
     "rlhfsim": 12630,
     "rlhfsim/calibration": 35780,
-    "rlhfsim/cli": 33020,
+    "rlhfsim/cli": 33040,
     "rlhfsim/desk": 14530,
     "rlhfsim/interchange": 107090,
     "rlhfsim/kernels": 12580,
