@@ -75,6 +75,9 @@ class Device:
     """What joins the nodes; None: not said."""
     wan: WanLink | None = None
     """The link to the nodes that train, where these are in another region."""
+    inside: Device | None = None
+    """The device for ranks that stay in one domain: it has no network, so that clusters that differ in theirs
+    share what is kept for it. None: it is one."""
     _values: dict[str, float] = field(init=False, repr=False)
     _spreads: Spreads = field(init=False, repr=False)
     _inverses: Spreads = field(init=False, repr=False)

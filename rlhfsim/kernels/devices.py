@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -45,7 +46,9 @@ def device_of(
 def with_engine(device: Device, engine: str) -> Device:
     """The device with the kernels of an inference engine, where the engine has tables of its own."""
     curves = device.curves.of_engine(engine)
-    return device if curves is device.curves else replace(device, curves=curves)
+    if curves is device.curves:
+        return device
+    return replace(device, curves=curves, inside=device.inside and with_engine(device.inside, engine))
 
 
 def domain_of(pool: NodeGroup) -> int:
@@ -104,14 +107,17 @@ def _device(
     wan: WanLink | None,
 ) -> Device:
     profile = with_software(key.profile, framework, backend)
+    networked = oversubscription > 0
+    of = domain, gpus_per_node, 0.0, fabric, framework, backend, wan
     return Device(
         profile=profile,
         curves=_curves(Tables(profile)),
         domain=domain,
         gpus_per_node=gpus_per_node,
-        network_bandwidth=profile.nic.value / oversubscription,
+        network_bandwidth=profile.nic.value / oversubscription if networked else math.inf,
         fabric=fabric,
         wan=wan,
+        inside=_device(key, *of) if networked else None,
     )
 
 

@@ -110,7 +110,7 @@ class Frontier:
         without time those alone that are priced."""
         rows: dict[Bounds, list[int]] = {}
         met: list[float] = []
-        for bounds in sorted({branch.bounds for branch in branches}, key=lambda bounds: bounds.least):
+        for bounds in sorted(dict.fromkeys(branch.bounds for branch in branches), key=lambda of: of.least):
             if len(met) >= 2 * count and bounds.least > sorted(met)[2 * count - 1]:
                 break  # bounds only rise
             rows[bounds] = bounds.lowest(count, limit, priced=clock.over()).tolist()

@@ -86,7 +86,10 @@ class CallSetting:
         """The device of the pool a role sits in."""
         hardware = self.placement.pool(role.pool).hardware
         device = device_on(self.cluster, hardware, self.placement.backend)
-        return with_engine(device, self.engine) if isinstance(role, RolloutPlacement) else device
+        if not isinstance(role, RolloutPlacement):
+            return device
+        stays = device.inside and role.layout.prefill == 0 and role.layout.replica_gpus <= device.domain
+        return with_engine(device.inside if stays and device.inside else device, self.engine)
 
     @property
     def engine(self) -> Engine:

@@ -10,6 +10,10 @@ import pytest
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.cache import MOST_TABLES, SearchCache
 from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
 
 
 @pytest.fixture
@@ -45,3 +49,15 @@ def test_what_was_asked_for_longest_ago_leaves_the_cache(case: Any) -> None:
         work = replace(case.request.workload, seed=seed + 1000)
         cache.of(replace(case.request, workload=work), case.models)
     assert cache.of(case.request, case.models).roles is not first.roles
+
+
+@pytest.mark.parametrize(("model", "shared"), [("qwen3-8b", True), ("qwen3-30b-a3b", False)])
+def test_questions_about_several_networks_share_options_that_have_no_dispatcher(
+    model: str, shared: bool
+) -> None:
+    """The fastest dispatcher depends on the network, so that layouts of experts are those of one network."""
+    cache, work, cluster = SearchCache(), Workload(algorithm="grpo", model=model), parse_cluster(32, "h100")
+    networks = (replace(cluster, oversubscription=factor) for factor in (1.0, 2.0))
+    one, two = (cache.of(Request(cluster=network, workload=work), models_of(work)) for network in networks)
+    assert (one.fitting is two.fitting) == (one.engines is two.engines) == shared
+    assert one.roles is not two.roles
