@@ -86,10 +86,13 @@ class CallSetting:
         """The device of the pool a role sits in."""
         hardware = self.placement.pool(role.pool).hardware
         device = device_on(self.cluster, hardware, self.placement.backend)
-        if not isinstance(role, RolloutPlacement):
-            return device
-        stays = device.inside and role.layout.prefill == 0 and role.layout.replica_gpus <= device.domain
-        return with_engine(device.inside if stays and device.inside else device, self.engine)
+        return with_engine(device, self.engine) if isinstance(role, RolloutPlacement) else device
+
+    def generator(self, rollout: RolloutPlacement) -> Device:
+        """The device that generation is priced on: without a network where no replica leaves a domain."""
+        device, layout = self.device(rollout), rollout.layout
+        stays = layout.prefill == 0 and layout.replica_gpus <= device.domain
+        return device.inside if stays and device.inside else device
 
     @property
     def engine(self) -> Engine:
@@ -162,7 +165,7 @@ def _rollout(
     drawn: tuple[float, ...] | None,
 ) -> Generation:
     layout = _rollout_layout(role, kv_tokens)
-    device, model = setting.device(role), setting.models.actor
+    device, model = setting.generator(role), setting.models.actor
     priced = _generate(device, model, layout, requests, kv_tokens, drawn)
     if role.layout.open_dispatcher or role.layout.speculation:
         priced = replace(priced, cost=_widened(setting, role, priced.cost))
@@ -212,7 +215,7 @@ def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | Non
     if role is None or not setting.workload.generates or not schedule.continuous:
         return None
     cost = steady_state(
-        setting.device(role),
+        setting.generator(role),
         setting.models.actor,
         _rollout_layout(role, kv_tokens),
         requests_of(setting),

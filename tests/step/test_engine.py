@@ -35,9 +35,7 @@ def test_slime_generates_with_sglang_and_trains_with_the_common_kernels() -> Non
     assert (SETTING.engine, slime.engine) == ("vllm", "sglang")
     rollout, actor = slime.placement.rollout, slime.placement.actor
     assert rollout is not None
-    inside = slime.device(actor).inside
-    assert inside is not None
-    assert slime.device(rollout) is with_engine(inside, "sglang")
+    assert slime.device(rollout) is with_engine(slime.device(actor), "sglang")
     assert slime.device(rollout) is not slime.device(actor)
     one, other = generation_of(SETTING, 1e6), generation_of(slime, 1e6)
     assert one is not None
@@ -74,13 +72,13 @@ def test_an_engine_inside_a_domain_is_priced_once_for_all_networks(
     )
     rollout = where.rollout
     assert rollout is not None
-    assert (slow.device(rollout) is slower.device(rollout)) == stays
-    assert (slow.device(rollout).network_bandwidth == math.inf) == stays
+    assert (slow.generator(rollout) is slower.generator(rollout)) == stays
+    assert (slow.generator(rollout).network_bandwidth == math.inf) == stays
     one, other = generation_of(slow, 1e6), generation_of(slower, 1e6)
     assert one is not None
     assert other is not None
     assert (one.seconds == other.seconds) == stays
     if stays:
-        unknown = replace(slow.device(rollout), network_bandwidth=math.nan)
+        unknown = replace(slow.generator(rollout), network_bandwidth=math.nan)
         asked = generate(unknown, slow.models.actor, engine, requests_of(slow), kv_tokens=1e6, worker=True)
         assert asked.seconds == one.seconds

@@ -28,7 +28,7 @@ def rollout_engine(setting: CallSetting, kv_tokens: float | None, longest: float
     requests = requests_of(setting)
     layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
-    device, model = setting.device(role), setting.models.actor
+    device, model = setting.generator(role), setting.models.actor
     engine = engine_of(device, model, layout, requests, kv_tokens, longest, admitted)
     return engine.slower(bias_of(setting, "actor.generate"))
 
