@@ -180,6 +180,8 @@ def design(
         best, first, prices = settled.best, settled.first, settled.prices
         whynots = tuple(why_not(a, best, first.candidate, prices) for a in instead)
         found = replace(found, best=best, whynots=whynots, **others, **ours)
+        if explain and not left_out and not clock.over():
+            found = replace(found, elsewhere=settled.elsewhere(found))
         return _compared(found, [first, *behind], prices.request, explain=explain, close=close)
 
 
@@ -223,6 +225,9 @@ class _Settled:
             "break_evens": _crossings(variant, first, behind) if asked and overturned else None,
             "fewer": fewer_gpus(variant, first.candidate) if asked and not clock.over() else None,
             "even": even_batch(variant, first.candidate) if explain and not clock.over() else None,
+            "other_side": beside(variant, first.candidate.placement)
+            if explain and not clock.over()
+            else None,
         }
 
     def recommended(self, simplest_s: float | None, *, left_out: bool) -> tuple[bool, dict[str, Any]]:
@@ -236,14 +241,15 @@ class _Settled:
         found: dict[str, Any] = {"chosen": chosen}
         if left_out:
             found["gains"] = tuple(gains(*about))
-        if not self.explain or clock.over():
-            return close, found
-        found["other_side"] = side = beside(self.prices.request, self.first.candidate.placement)
-        if not left_out:
-            found["elsewhere"] = elsewhere(*about, [side.placement.backend] if side else [])
-        if not clock.over():
+        if self.explain and not clock.over():
             found["learning_gain"] = learning_gain(*about)
         return close, found
+
+    def elsewhere(self, found: Design) -> Gain | None:
+        """What another backend would bring than those of the plan to run and of the other side."""
+        step_s = (found.chosen or self.best).prediction.step_s
+        known = [found.other_side.placement.backend] if found.other_side else []
+        return elsewhere(self.prices, self.first.candidate, step_s, known)
 
 
 def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
