@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -14,12 +15,13 @@ from rlhfsim.kernels.flop import forward_flop
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.memory.states import CUT
 from rlhfsim.search.fitting_options import memory_of
-from rlhfsim.search.layout_shapes import LayoutShape, Shapes
+from rlhfsim.search.layout_shapes import CutShapes, LayoutShape
 from rlhfsim.search.least import Floor
 from rlhfsim.search.options import PriceKey
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.role_rows import ALONE
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout_columns import columns_of
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.step.calls import CallSetting, bias_of, stack_of
@@ -47,16 +49,15 @@ def floor_of(pricer: Pricer, key: PriceKey, *, close: bool = False) -> Floor:
     blocks = _held(pricer, key) if close and key.role != "rollout" else []
     for call in pricer.calls_of(key.role):
         floor, kind = _CallFloor.of(setting, call, device), "train" if call.kind == "train" else "forward"
-        one = max(floor.of_any(), min((floor.of_cut(*block) for block in blocks), default=0.0))
+        one = max(floor.of_any(), floor.of_cuts(blocks) if blocks else 0.0)
         seconds[kind] += min(1.0, bias_of(setting, call.name, ALONE)) * (one if one < inf else floor.of_any())
     return Floor(
         key=key, options=lambda: pricer.legal(key), ready=seconds["forward"], training=seconds["train"]
     )
 
 
-def _held(pricer: Pricer, key: PriceKey) -> list[tuple[Shapes, tuple[Layout, ...]]]:
-    """Cuts of a role, the leanest shape of which fits into a GPU whatever its micro-batch, with that of every
-    size."""
+def _held(pricer: Pricer, key: PriceKey) -> list[CutShapes]:
+    """Cuts of a role, the leanest shape of which fits into a GPU whatever its micro-batch."""
     memory, profile = memory_of(pricer.request, pricer.models, key), pricer.hardware(key).profile
     blocks = [block for block in pricer.blocks(key) if block.shapes.fields]
     if blocks and not memory.borrowed and not key.beside_actor:  # else the actor's weights, or its place
@@ -65,7 +66,7 @@ def _held(pricer: Pricer, key: PriceKey) -> list[tuple[Shapes, tuple[Layout, ...
             profile.usable_memory.value + len(CUT) * profile["nccl_bytes"]
         )  # others may have fewer groups
         blocks = [blocks[i] for i in np.flatnonzero(memory.standing_bytes(cuts) <= usable)]
-    return [(block.shapes, tuple(block.outlines)) for block in blocks]
+    return blocks
 
 
 class _CallFloor(NamedTuple):
@@ -116,8 +117,8 @@ class _CallFloor(NamedTuple):
         own = self.device["rl_call_time"] if self.setting.workload.generates else 0.0
         return self.epochs * (self.steps * self.flop_s + own)
 
-    def of_cut(self, shapes: Shapes, outlines: Sequence[Layout]) -> float:
-        """In any layout of a cut, of which there are `outlines`; inf where there is none.
+    def of_cuts(self, blocks: Sequence[CutShapes]) -> float:
+        """In any layout of some cuts; inf where there is none.
 
             T >= n max(F, m H / p) (1 + (p - 1) / (v m)) + c + n m h
 
@@ -126,19 +127,22 @@ class _CallFloor(NamedTuple):
         `pipeline.makespan`, whose slowest stage is no faster than the mean one; `framework_call`.
         """
         train, work = self.call.kind == "train", self.setting.workload
-        again, seconds = train and shapes.recomputed, inf
-        flop = self.flop_s + (self.again_s if again else 0.0)
-        chunks = max((vp for vp, *_ in shapes.homes), default=1) if train else 1
-        for layout in outlines:
-            packs = pack_len(work, layout, self.setting.trained, scoring=not train)
-            count = micro_batches(layout, self.sequences, self.steps, packs, scoring=not train)[1]
-            host = count * self.host_s * (2 + again if train else 1) / layout.pp
-            one = self.steps * max(flop, host) * (1 + (layout.pp - 1) / (chunks * count))
-            if work.generates:
-                launched = launched_layers(layout, self.layers, self.steps * count, trained=train)
-                one += self.device["rl_call_time"] + launched * self.device["rl_layer_time"]
-            seconds = min(seconds, self.epochs * one)
-        return seconds
+        outlines = [list(block.outlines) for block in blocks]
+        if not any(outlines):
+            return inf
+        layouts = columns_of(chain.from_iterable(outlines))
+        most = [max((vp for vp, *_ in block.shapes.homes), default=1) if train else 1 for block in blocks]
+        chunks = np.repeat(most, list(map(len, outlines)))
+        again = (layouts.recompute == "full") & train
+        flop = self.flop_s + np.where(again, self.again_s, 0.0)
+        packs = pack_len(work, layouts, self.setting.trained, scoring=not train)
+        count = micro_batches(layouts, self.sequences, self.steps, packs, scoring=not train)[1]
+        host = count * self.host_s * (2 + again if train else 1) / layouts.pp
+        one = self.steps * np.maximum(flop, host) * (1 + (layouts.pp - 1) / (chunks * count))
+        if work.generates:
+            launched = launched_layers(layouts, self.layers, self.steps * count, trained=train)
+            one += self.device["rl_call_time"] + launched * self.device["rl_layer_time"]
+        return float(self.epochs * one.min())
 
 
 def kept_speed(setting: CallSetting, device: Device) -> float:
