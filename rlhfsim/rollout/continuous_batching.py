@@ -51,33 +51,32 @@ class StepTable:
 
     def between(self, sequences: Floats, start: Floats, end: Floats) -> Floats:
         """Integral of tau over contexts from `start` to `end` at constant n."""
-        return self._between((-1,), sequences, start, end)[0]
+        return np.asarray(self._between(slice(-1, None), sequences, start, end)[0])
 
     def parts(self, sequences: Floats, start: Floats, end: Floats) -> dict[Resource, float]:
         """The same by resource, summed over all intervals."""
-        seconds = self._between(tuple(range(len(RESOURCES))), sequences, start, end)
-        return {name: float(array.sum()) for name, array in zip(RESOURCES, seconds, strict=True)}
+        seconds = self._between(slice(len(RESOURCES)), sequences, start, end)
+        return {name: float(row.sum()) for name, row in zip(RESOURCES, seconds, strict=True)}
 
     def _place(self, context: Floats) -> tuple[Ints, Floats]:
         grid = self.context
         cell = np.clip(np.searchsorted(grid, context, side="right") - 1, 0, len(grid) - 2)
         return cell, context - grid[cell]
 
-    def _between(self, which: tuple[int, ...], sequences: Floats, start: Floats, end: Floats) -> list[Floats]:
+    def _between(self, which: slice, sequences: Floats, start: Floats, end: Floats) -> Floats:
+        """(resource, interval) integrals."""
         low, weight = _cell(self.sequences, sequences)
-        begin, finish = self._place(start), self._place(end)
-        sums = []
-        for i in which:
-            left, right = (
-                self._primitive(i, low + j, *finish) - self._primitive(i, low + j, *begin) for j in (0, 1)
-            )
-            sums.append(left + weight * (right - left))
-        return sums
+        rows = np.stack([low, low + 1])
+        whole = self._primitive(which, rows, *self._place(end))
+        left, right = np.moveaxis(whole - self._primitive(which, rows, *self._place(start)), 1, 0)
+        return np.asarray(left + weight * (right - left))
 
-    def _primitive(self, i: int, row: Ints, cell: Ints, width: Floats) -> Floats:
-        """Integral up to the cell's left edge plus a trapezoid."""
-        flat = row * len(self.context) + cell
-        tau, slope, area = (a[i].ravel()[flat] for a in (self.seconds, self.slope, self.integral))
+    def _primitive(self, which: slice, rows: Ints, cell: Ints, width: Floats) -> Floats:
+        """(resource, row, interval) integrals up to the cell's left edge plus a trapezoid."""
+        flat = rows * len(self.context) + cell
+        tau, slope, area = (
+            a[which].reshape(-1, a[0].size)[:, flat] for a in (self.seconds, self.slope, self.integral)
+        )
         return np.asarray(area + width * (tau + slope * width / 2))
 
 

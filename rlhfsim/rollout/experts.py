@@ -6,6 +6,7 @@ Legend as in `decode`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -168,6 +169,11 @@ def exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> 
     """Cheapest and dearest way to bring decoded tokens to the experts, over the price of one not said."""
     if model.moe is None or not layout.open_dispatcher:
         return 1.0, 1.0
+    return _exchange_spread(device, model, replace(layout, dp=1, prefill=0, memory_utilization=1.0))
+
+
+@lru_cache(maxsize=1024)
+def _exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> tuple[float, float]:
     rows = np.asarray(float(layout.max_num_seqs))
     priced = float(exchange(device, model, layout, rows).seconds)
     ways = [replace(layout, dispatcher=name) for name in GENERATES_WITH]
