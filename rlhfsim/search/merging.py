@@ -19,11 +19,13 @@ from rlhfsim.search.pools import (
     Subproblem,
     add_sync,
     alone,
+    by_times,
     classes_of,
     compared,
     fits_of,
     labelled,
     numbers_of,
+    times_of,
 )
 from rlhfsim.specs.workload.roles import FROZEN, GENERATING, TRAINED
 
@@ -41,6 +43,12 @@ WORTH = 2_000
 """Combinations among which dominance is looked for before all roles are merged."""
 NARROWER = 0.9
 """Share of the options of all roles: roles are narrowed again while no more than this stay."""
+OF_A_CLASS = 8
+"""Whole combinations of a class with which others are compared before all of their roles are merged."""
+ROUNDING = 1e-9
+"""Relative difference by which sums in another order may differ."""
+LOOKED_AT = 300_000
+"""Combinations of all roles above which some good ones are looked for first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,6 +92,10 @@ def pool_table(
     """
     each = each or alone(subproblem)
     merge = _Merge(subproblem, each, bound, limit, beam)
+    if beam is None and by_times(subproblem) and prod(map(len, each)) > LOOKED_AT:
+        look = _Merge(subproblem, each, bound, limit, None, quick=True)
+        look.run()
+        merge.reached = _Reached(*compared(subproblem, look.rows, look.numbers, look.held))
     merge.run()
     return PoolTable(
         tables=subproblem.tables,
@@ -126,13 +138,58 @@ def counted_empty(fitting: int, pool: PoolTable) -> dict[str, int]:
     }
 
 
+class _Reached:
+    """Some whole combinations that fit, by class."""
+
+    def __init__(self, columns: Floats, classes: Ints) -> None:
+        """(n, columns) as dominance compares them, and (n,) their classes."""
+        self._classes, place = np.unique(classes, return_inverse=True)
+        self._columns = np.full((len(self._classes) + 1, OF_A_CLASS, columns.shape[1]), np.inf)
+        rows = _first_of_each(place, columns.sum(axis=1))
+        self._columns[place[rows], _ranks(place[rows])] = columns[rows]
+
+    def beats(self, columns: Floats, classes: Ints) -> Bools:
+        """(n,) whether one of the class is no worse in any column, and better in some."""
+        place = np.searchsorted(self._classes, classes)
+        known = np.append(self._classes, 0)[place] == classes
+        found = self._columns[np.where(known, place, len(self._classes))]
+        mine = columns[:, None]
+        return np.asarray(
+            ((mine >= found).all(axis=2) & (mine > found * (1 + ROUNDING)).any(axis=2)).any(axis=1)
+        )
+
+
+def _first_of_each(classes: Ints, sizes: Floats) -> Ints:
+    """The `OF_A_CLASS` rows of each class with the least sizes, class by class."""
+    order = np.lexsort((sizes, classes))
+    return np.asarray(order[_ranks(classes[order]) < OF_A_CLASS])
+
+
+def _ranks(classes: Ints) -> Ints:
+    """Place of each row among those of its class, which stand together."""
+    starts = np.flatnonzero(np.diff(classes, prepend=classes[:1] - 1))
+    sizes = np.diff(starts, append=len(classes))
+    return np.asarray(np.arange(len(classes)) - np.repeat(starts, sizes))
+
+
 class _Merge:
     """The roles of a pool, merged one by one; `rows` and `numbers` are the whole combinations that stay."""
 
     def __init__(
-        self, subproblem: Subproblem, each: Alone, bound: Bound, limit: float, beam: int | None
+        self,
+        subproblem: Subproblem,
+        each: Alone,
+        bound: Bound,
+        limit: float,
+        beam: int | None,
+        *,
+        quick: bool = False,
     ) -> None:
+        """`quick`: the best of each class alone go on from role to role."""
         self.subproblem, self.bound, self.limit, self.beam = subproblem, bound, limit, beam
+        self.quick = quick
+        self.reached: _Reached | None = None
+        """What dominates others before all of their roles are merged."""
         group = subproblem.group
         self.order = sorted(range(len(group)), key=lambda i: MERGE.index(group[i]))
         self.roles = [each[i] for i in self.order]
@@ -226,13 +283,16 @@ class _Merge:
             if self.beam is not None and size > self.beam:
                 best = np.argsort(np.concatenate(bounds), kind="stable")[: self.beam]
                 blocks, bounds = [together(blocks).only(best)], [np.concatenate(bounds)[best]]
-            elif self.beam is None and size > BATCH:
+            elif self.beam is None and not self.quick and size > BATCH:
                 yield together(blocks)
                 blocks, bounds = [], []
         if not blocks:
             return
         whole = together(blocks)
-        if self.beam is None and place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
+        if self.quick:
+            classes = self._classes(whole.rows, self.order[: place + 1])
+            whole = whole.only(_first_of_each(classes, np.concatenate(bounds)))
+        elif self.beam is None and place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
             best = self._lean(whole, self.order[: place + 1])
             followed = prod(map(len, self.roles[place + 1 :]))
             self.counts["dominated"] += followed * (len(whole) - len(best))
@@ -259,6 +319,10 @@ class _Merge:
             bound = self.bound(numbers)
             hopeful = bound <= self.limit
             self.counts["bounded"] += weight * int(len(both) - hopeful.sum())
+            if self.reached is not None:
+                columns = times_of(self.subproblem, numbers)
+                hopeful &= ~(beaten := hopeful & self.reached.beats(columns, self._classes(both.rows, order)))
+                self.counts["dominated"] += weight * int(beaten.sum())
             fit_count, turn = 0, 2 * (self.beam or BATCH)
             turns = np.flatnonzero(hopeful)
             if self.beam is not None:  # the best first, since few of them go on
@@ -301,6 +365,11 @@ class _Merge:
         """Roles with the rows of their tables."""
         group, tables = self.subproblem.group, self.subproblem.tables
         return [(group[i], tables[i], row) for i, row in zip(order, rows.T, strict=False)]
+
+    def _classes(self, rows: Ints, order: Sequence[int]) -> Ints:
+        """The classes that dominance compares within, of combinations of some roles."""
+        by_layout = self.subproblem.sync_seconds is None
+        return classes_of(self.subproblem, self._placed(rows, order), by_layout=by_layout)
 
     def _lean(self, part: Combinations, order: Sequence[int]) -> Ints:
         """Those that no other one of their class equals or beats in every number and every moment."""

@@ -196,15 +196,7 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers, held: Floats)
 
     `held`: (n, moments, views, 3) of those of a schedule that lends, whose bytes meet those of another pool.
     """
-    times = [
-        numbers.until_generated_s,
-        numbers.until_scored_s,
-        numbers.until_free_s,
-        numbers.training_s,
-        numbers.until_ruled_s,
-        *numbers.pieces,
-    ]
-    columns = [numbers.peak] if subproblem.wants_memory else times
+    columns = [numbers.peak] if subproblem.wants_memory else [*times_of(subproblem, numbers).T]
     columns += [numbers.host] if subproblem.shares_host or subproblem.lends else []
     columns += [*held.reshape(len(held), prod(held.shape[1:])).T]
     if subproblem.pace == "pieces" and not subproblem.wants_memory:
@@ -217,6 +209,26 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers, held: Floats)
     return np.stack(columns, axis=1), classes_of(
         subproblem, placed, by_layout=subproblem.sync_seconds is None
     )
+
+
+def times_of(subproblem: Subproblem, numbers: Numbers) -> Floats:
+    """(n, columns) seconds that dominance compares of combinations."""
+    times = [
+        numbers.until_generated_s,
+        numbers.until_scored_s,
+        numbers.until_free_s,
+        numbers.training_s,
+        numbers.until_ruled_s,
+        *numbers.pieces,
+    ]
+    return np.stack(times, axis=1)
+
+
+def by_times(subproblem: Subproblem) -> bool:
+    """Whether dominance compares these alone, in classes that the ends of the weight sync decide."""
+    bytes_count = subproblem.wants_memory or subproblem.shares_host or subproblem.lends
+    known = subproblem.pace != "pieces" and subproblem.frees != "must" and subproblem.lent is None
+    return known and not bytes_count and not any(each.outside for each in subproblem.agreement)
 
 
 def _streamed(subproblem: Subproblem, rows: Ints) -> Floats:

@@ -14,6 +14,7 @@ import pytest
 from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, RUNNING, STATES
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import Extra
+from rlhfsim.search import merging
 from rlhfsim.search.agreement import Agreement
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import distinct, lean, undominated
@@ -163,6 +164,22 @@ def test_the_best_of_a_pool_is_the_best_of_the_full_product(seed: int) -> None:
     assert bool(len(table)) == bool(every)
     if every:
         assert float(seconds(table.numbers).min()) == pytest.approx(min(s for s, _ in every))
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_good_combinations_beat_at_once_is_dominated(
+    seed: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ones stay, whether or not the other end of the weight sync sits in the pool."""
+    changes = {"sync_seconds": None} if apart else {}
+    c = subproblem(np.random.default_rng(400 + seed), **changes)
+    late = pool_table(c, seconds, inf)
+    monkeypatch.setattr(merging, "LOOKED_AT", 0)
+    early = pool_table(c, seconds, inf)
+    assert adds_up(early, prod(map(len, c.tables)))
+    assert early.infeasible <= late.infeasible
+    assert {*map(tuple, early.rows.tolist())} == {*map(tuple, late.rows.tolist())}
 
 
 @pytest.mark.parametrize("seed", range(20))
