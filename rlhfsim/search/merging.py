@@ -27,7 +27,7 @@ from rlhfsim.search.pools import (
     numbers_of,
     times_of,
 )
-from rlhfsim.specs.workload.roles import FROZEN, GENERATING, TRAINED
+from rlhfsim.specs.workload.roles import ENDS, FROZEN, GENERATING, TRAINED
 
 Bound = Callable[[Numbers], Floats]
 """What no plan of the skeleton with these numbers of a pool goes below."""
@@ -319,7 +319,7 @@ class _Merge:
             bound = self.bound(numbers)
             hopeful = bound <= self.limit
             self.counts["bounded"] += weight * int(len(both) - hopeful.sum())
-            if self.reached is not None:
+            if self.reached is not None and self._classed(order):
                 columns = times_of(self.subproblem, numbers)
                 hopeful &= ~(beaten := hopeful & self.reached.beats(columns, self._classes(both.rows, order)))
                 self.counts["dominated"] += weight * int(beaten.sum())
@@ -370,6 +370,12 @@ class _Merge:
         """The classes that dominance compares within, of combinations of some roles."""
         by_layout = self.subproblem.sync_seconds is None
         return classes_of(self.subproblem, self._placed(rows, order), by_layout=by_layout)
+
+    def _classed(self, order: Sequence[int]) -> bool:
+        """Whether the roles that decide the class of a whole combination are merged."""
+        group = self.subproblem.group
+        left = set(group) - {group[i] for i in order}
+        return self.subproblem.sync_seconds is not None or not left & set(ENDS)
 
     def _lean(self, part: Combinations, order: Sequence[int]) -> Ints:
         """Those that no other one of their class equals or beats in every number and every moment."""
