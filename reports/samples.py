@@ -18,7 +18,6 @@ from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.basis import basis
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
-from rlhfsim.present.sizes import other_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
@@ -28,6 +27,7 @@ from rlhfsim.what_if.design import design
 from rlhfsim.what_if.scenarios.answer import whatif
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.workers import local
+from rlhfsim.what_if.sizing import other_sizes
 
 HERE = Path(__file__).parent
 RUN = Path("reports/demo_run")
@@ -40,7 +40,7 @@ def planned(gpus: int, workload: Workload, backend: Backend = "deepspeed") -> Pa
     """The page of the best plan."""
     plan = design(Request(cluster=parse_cluster(gpus), workload=workload, backend=backend)).told
     assert plan is not None, "every sample fits"
-    return plan_page(plan, sizes=other_sizes(basis(plan), limit_s=SIZE_LIMIT_S))
+    return plan_page(plan, sizes=other_sizes(plan, basis(plan).cluster, limit_s=SIZE_LIMIT_S))
 
 
 def reasoning() -> Workload:

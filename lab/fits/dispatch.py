@@ -23,7 +23,7 @@ import pandas as pd
 
 from lab.fits.kernel_tables import SYSTEMS, Floats, even, package, root
 from rlhfsim.kernels.routing import Routing
-from rlhfsim.rollout.experts import FP8_BLOCK_BYTES
+from rlhfsim.rollout.collective_time import FP8_BLOCK_BYTES
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.mixers import BF16
 from rlhfsim.units import MICROSECOND

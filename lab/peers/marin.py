@@ -19,10 +19,9 @@ import numpy as np
 from scipy.stats import norm
 
 from lab.peers.workloads import QWEN_7B, Workload, engine, program, setting
-from rlhfsim.simulation.asynchronous.learner import LearnerRun
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import BatchLengths, RolloutPool, SampleGroup
-from rlhfsim.simulation.asynchronous.schedules import Async
+from rlhfsim.simulation.asynchronous.schedules import Async, LearnerRun
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
 

@@ -16,11 +16,10 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.rollout.continuous_batching import tabulate
 from rlhfsim.rollout.engine_step import on
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, StepClock
-from rlhfsim.simulation.asynchronous.learner import LearnerRun
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.asynchronous.run import least_warmup
-from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
+from rlhfsim.simulation.asynchronous.schedules import Async, LearnerRun, OneStepOff
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group

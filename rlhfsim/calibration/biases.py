@@ -15,7 +15,7 @@ one run leave that prior no less certain. Of that variance the calls of a step s
 framework has of it; the rest is each phase's own.
 
 What a run takes beyond the factor is no noise to a plan like it: that residual r stands beside the factor and
-fades with the distance (`specs.hardware.biases`), over as far as `DRIFT` needs to make up tau:
+fades with the distance (`specs.hardware.calibrated`), over as far as `DRIFT` needs to make up tau:
 
     log_i = r_i tau^2 / (tau^2 + scatter_i^2)      reach = tau z90 / drift
 
@@ -44,7 +44,7 @@ from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
 from rlhfsim.calibration.priors import DRIFT, REACH, Prior
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.specs.frameworks.costs import costs_of
-from rlhfsim.specs.hardware.biases import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
+from rlhfsim.specs.hardware.calibrated import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.engine_mode import point_of, pool_of
 

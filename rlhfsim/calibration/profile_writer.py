@@ -25,8 +25,14 @@ from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.calibration.priors import DRIFT
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import write_new
-from rlhfsim.specs.hardware.biases import FrameworkBiases, NearRun
-from rlhfsim.specs.hardware.calibrated import Measurable, Point, Provenance, WorkloadMeasured
+from rlhfsim.specs.hardware.calibrated import (
+    FrameworkBiases,
+    Measurable,
+    NearRun,
+    Point,
+    Provenance,
+    WorkloadMeasured,
+)
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
     aliases,

@@ -20,6 +20,7 @@ from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.what_if.choose import choose as search_choose
 from rlhfsim.what_if.choose import not_run, questions
 from rlhfsim.what_if.risk.odds import Targets
+from rlhfsim.what_if.scenarios.workers import local
 from rlhfsim.what_if.sizing import resized
 
 EPILOG = """\b
@@ -49,7 +50,7 @@ def choose(ctx: click.Context, /, **given: Any) -> None:
     asked, targets = candidates(given)
     with counted("designing", len(asked)) as tick:
         wanted = Targets(requirements=targets, steps=given["steps"], confidence=given["confidence"])
-        options = search_choose(asked, wanted, progress=tick)
+        options = search_choose(asked, wanted, local(), progress=tick)
     reply(given, choose_page(options, targets, given["steps"], given["confidence"]))
     ctx.exit(0 if options[0].meets else 1)
 

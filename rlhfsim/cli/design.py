@@ -42,6 +42,7 @@ from rlhfsim.cli.planned import asked
 from rlhfsim.cli.search_progress import shown
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
+from rlhfsim.present.answers import recalibrated as calibration
 from rlhfsim.present.answers.design import page
 from rlhfsim.present.answers.design_details import Extras
 from rlhfsim.present.answers.plan_blocks import wants
@@ -150,6 +151,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         plans = front(request) if given["pareto"] and answer.chosen else None
         late = clock.over()
     limit.close()  # what calibration changed has a time of its own
+    changed = None if clock.was_asked() else recalibrated(narrowed(request, targets), answer)
     extras = Extras(
         steps=steps,
         meeting=meeting,
@@ -159,7 +161,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         odds=known,
         run=asked_run(targets, steps, known),
         front=plans,
-        recalibrated=None if clock.was_asked() else recalibrated(narrowed(request, targets), answer),
+        calibration=calibration.page(changed, answer.best) if changed and answer.best else None,
     )
     if (plan := answer.told) is not None:
         write_plan(given["out"], replace(plan, run=extras.run))

@@ -28,8 +28,9 @@ from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
+from rlhfsim.what_if.estimate import Planned
 from rlhfsim.what_if.plan_files import cluster_of, estimate_file, stale_profiles
-from rlhfsim.what_if.planned import Planned, best_of, checked_plan
+from rlhfsim.what_if.planned import best_of, checked_plan
 from rlhfsim.what_if.usual_trainer import trained
 from rlhfsim.what_if.verdict import check_question
 

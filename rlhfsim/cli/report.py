@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from rlhfsim.cli.params import (
 from rlhfsim.errors import Place, RlhfsimError, shown
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
-from rlhfsim.present import plain, sizes
+from rlhfsim.present import plain
 from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.whatif import whatif_page
@@ -42,8 +42,10 @@ from rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.search.parallel import beside
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
+from rlhfsim.what_if.design import with_break_evens
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, SUFFIXES, read_whatif
 from rlhfsim.what_if.scenarios.result import SCHEMA as WHATIF_SCHEMA
+from rlhfsim.what_if.sizing import LIMIT_S, other_counts, other_sizes
 from rlhfsim.what_if.verdict import check_plan, rejection
 
 EPILOG = """\b
@@ -73,7 +75,7 @@ PAGE = Output("page")
     "--size-limit",
     Number(0.1, DAY, "s"),
     "Longest search of all other numbers of GPUs together, and of break-evens, seconds.",
-    default=sizes.LIMIT_S,
+    default=LIMIT_S,
 )
 @json_option
 @click.pass_context
@@ -147,11 +149,11 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
     priced = read_plan(source, as_priced=True)
     if given["no_sizes"]:
         return plan_page(priced, file=source.name, title=title)
-    limit_s = given["size_limit"]
-    with _searching(len(sizes.counts(priced))) as done:
+    limit_s, cluster = given["size_limit"], basis(priced).cluster
+    with _searching(len(other_counts(priced))) as done:
         best, told = beside(
-            partial(sizes.other_sizes, basis(priced), limit_s=limit_s, done=done),
-            partial(sizes.with_break_evens, priced, limit_s=limit_s),
+            partial(other_sizes, priced, cluster, limit_s=limit_s, done=done),
+            partial(with_break_evens, priced, cluster, limit_s),
         )
     return plan_page(told, file=source.name, title=title, sizes=best)
 
@@ -182,7 +184,7 @@ def _check_run(folder: Path) -> None:
 
 
 @contextmanager
-def _searching(count: int) -> Iterator[sizes.Step]:
+def _searching(count: int) -> Iterator[Callable[[], None]]:
     """A progress bar on the error stream while other sizes are searched."""
     if not count:
         yield lambda: None

@@ -14,7 +14,6 @@ from typing import Literal
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import basis
-from rlhfsim.present.sizes import NONE, Sizes, other_sizes
 from rlhfsim.present.words import seconds
 from rlhfsim.search import clock
 from rlhfsim.search.request import Request
@@ -22,6 +21,7 @@ from rlhfsim.search.requirements import CONFIDENCE, Requirement
 from rlhfsim.what_if.design import Design, design
 from rlhfsim.what_if.risk.odds import asked_run, odds
 from rlhfsim.what_if.risk.run import outlook_for
+from rlhfsim.what_if.sizing import NO_SIZES, Sizes, other_sizes
 
 FIRST_S = 0.1
 """Longest proof of the first stage; bounds and the warm start come before it."""
@@ -61,7 +61,7 @@ class Answer:
     cannot be answered."""
     missing: tuple[str, ...] = ()
     """Where there is no plan: what is missing, and what would mend that; where the search died: why."""
-    sizes: Sizes = NONE
+    sizes: Sizes = NO_SIZES
 
 
 def first(read: ReadQuestion) -> Answer:
@@ -84,7 +84,7 @@ def complete(read: ReadQuestion) -> Answer:
     answer = _answer(asked, asked.designed(True), "complete")
     if answer.plan is None:
         return answer
-    return replace(answer, sizes=other_sizes(basis(answer.plan), limit_s=SIZES_S))
+    return replace(answer, sizes=other_sizes(answer.plan, basis(answer.plan).cluster, limit_s=SIZES_S))
 
 
 def failed(error: RlhfsimError) -> Answer:

@@ -108,6 +108,11 @@ def _cell(text: Any, number: bool, *, first: bool) -> Component:
     return html.Th(str(text), scope="row") if first else html.Td(str(text), className="n" if number else "")
 
 
+def status(text: str, kind: str) -> Component:
+    """One line about the search; assistive technology reads it when it changes."""
+    return html.P(text, id="status", className=f"status {kind}", role="status")
+
+
 def tiles(items: Iterable[Tile]) -> Component:
     """The figures of the verdict."""
     return html.Dl([_tile(item) for item in items], className="tiles")

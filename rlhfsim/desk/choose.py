@@ -9,11 +9,10 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import Component, block, spoken
+from rlhfsim.desk.blocks import Component, block, spoken, status
 from rlhfsim.desk.comparisons import DeskComparison
 from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, query, to_search, work
 from rlhfsim.desk.tasks import PageTasks, Work
-from rlhfsim.desk.view import status
 from rlhfsim.present import words
 from rlhfsim.present.answers.choose import notes, rows, table, warning
 from rlhfsim.present.answers.tree import Code

@@ -13,6 +13,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.choose import ClusterOption, choose
 from rlhfsim.what_if.risk.odds import Targets
+from rlhfsim.what_if.scenarios.workers import local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +55,5 @@ def compare(read: ReadCandidates, question: str, pipe: Connection) -> None:
     asked, done = read(question), count(1)
     pipe.send({"total": len(asked.asked), "targets": asked.targets, "steps": asked.steps})
     targets = Targets(requirements=asked.targets, steps=asked.steps, confidence=asked.confidence)
-    options = choose(asked.asked, targets, progress=lambda: pipe.send({"done": next(done)}))
+    options = choose(asked.asked, targets, local(), progress=lambda: pipe.send({"done": next(done)}))
     pipe.send({"options": options})

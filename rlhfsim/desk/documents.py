@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 
-from rlhfsim.desk.blocks import Component, block, spoken, tiles
+from rlhfsim.desk.blocks import Component, block, spoken, status, tiles
 from rlhfsim.desk.files import (
     HINT,
     MAX_CHARACTERS,
@@ -23,7 +23,6 @@ from rlhfsim.desk.files import (
 )
 from rlhfsim.desk.state import Question, query
 from rlhfsim.desk.tasks import PageTask, PageTasks
-from rlhfsim.desk.view import status
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Code, PageSection

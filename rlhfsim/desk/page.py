@@ -13,9 +13,6 @@ from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion
 from rlhfsim.desk.blocks import spoken
-from rlhfsim.desk.choose import choose_panel, tabs
-from rlhfsim.desk.documents import documents_panel
-from rlhfsim.desk.pasted import pasted_panel
 from rlhfsim.desk.searches import Searches
 from rlhfsim.desk.state import (
     BASE,
@@ -99,8 +96,13 @@ def _text(error: RlhfsimError) -> str:
 # --- layout -----------------------------------------------------------------------------------------
 
 
-def layout(fields: Fields, start: str) -> Callable[[], Component]:
-    """The page as it is served; every opened one has a name of its own."""
+def layout(
+    fields: Fields, start: str, tabs: Component, panels: Sequence[Component]
+) -> Callable[[], Component]:
+    """The page as it is served; every opened one has a name of its own.
+
+    `panels`: what the other tabs show.
+    """
 
     def served() -> Component:
         stores = [
@@ -116,8 +118,7 @@ def layout(fields: Fields, start: str) -> Callable[[], Component]:
             [html.H1("rlhfsim desk"), html.P(id={"message": ""}, className="message", role="alert")]
         )
         state, answer = html.Div(id="progress"), html.Div(id="answer", **spoken(live="off"))
-        panels = [state, answer, choose_panel(fields), pasted_panel(), documents_panel()]
-        main = html.Main([_form(fields), tabs(), *panels], id="main")
+        main = html.Main([_form(fields), tabs, state, answer, *panels], id="main")
         return html.Div([*stores, header, main])
 
     return served

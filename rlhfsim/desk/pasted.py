@@ -14,9 +14,8 @@ from typing import Any
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import Component, block
+from rlhfsim.desk.blocks import Component, block, status
 from rlhfsim.desk.files import MAX_CHARACTERS, decoded
-from rlhfsim.desk.view import status
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.logs.files import LogFiles

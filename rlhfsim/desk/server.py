@@ -18,12 +18,12 @@ from dash import Dash
 from flask import Response, abort, request
 from werkzeug.serving import make_server
 
-from rlhfsim.desk.choose import connect_choose
+from rlhfsim.desk.choose import choose_panel, connect_choose, tabs
 from rlhfsim.desk.comparisons import DeskComparison, ReadCandidates, compare
-from rlhfsim.desk.documents import DocumentTask, answer_documents, connect_documents
+from rlhfsim.desk.documents import DocumentTask, answer_documents, connect_documents, documents_panel
 from rlhfsim.desk.files import ReadDocuments
 from rlhfsim.desk.page import Fields, connect, layout
-from rlhfsim.desk.pasted import MAX_REQUEST_BYTES, connect_pasted
+from rlhfsim.desk.pasted import MAX_REQUEST_BYTES, connect_pasted, pasted_panel
 from rlhfsim.desk.searches import Read, Searches
 from rlhfsim.desk.state import query
 from rlhfsim.desk.tasks import PageTasks
@@ -63,7 +63,7 @@ class Server:
         self._documents = PageTasks[DocumentTask]("search")
         app = Dash("rlhfsim.desk", title="rlhfsim desk", update_title="", serve_locally=True)
         app.index_string = _index(app.index_string)
-        app.layout = layout(fields, start)
+        app.layout = layout(fields, start, tabs(), [choose_panel(fields), pasted_panel(), documents_panel()])
         connect(app, fields, lambda question: read(query(question)), self._searches)
         connect_choose(app, self._comparisons, partial(partial, compare, candidates))
         connect_pasted(app, files=files)

@@ -8,7 +8,7 @@ from typing import cast
 from dash import html
 
 from rlhfsim.desk.answer import FINAL, Answer
-from rlhfsim.desk.blocks import Component, block, spoken, tiles
+from rlhfsim.desk.blocks import Component, block, spoken, status, tiles
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
@@ -22,9 +22,9 @@ from rlhfsim.present.folded import folded
 from rlhfsim.present.folded import summary as sentence
 from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.pages.plan import mark as mark_of_plan
-from rlhfsim.present.pages.plan import subtitle
-from rlhfsim.present.pages.plan import tiles as tiles_of
+from rlhfsim.present.pages.headline import mark as mark_of_plan
+from rlhfsim.present.pages.headline import subtitle
+from rlhfsim.present.pages.headline import tiles as tiles_of
 from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.verdict import verdict
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
@@ -85,11 +85,6 @@ def state_of(answer: Answer) -> Component:
         left = f"{words.percent(searched.gap)} could be left.{more}"
         return status(f"Not proven: the time limit ended the search; {left}", "warn")
     return status(f"Proven: none of {words.count(searched.space)} possible plans is better.{more}", "good")
-
-
-def status(text: str, kind: str) -> Component:
-    """One line about the search; assistive technology reads it when it changes."""
-    return html.P(text, id="status", className=f"status {kind}", role="status")
 
 
 def headline(plan: Plan) -> Component:

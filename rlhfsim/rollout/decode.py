@@ -25,10 +25,9 @@ from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import attention_matrices, head_matrix, heads, mlp_matrices, recurrent_matrices
 from rlhfsim.rollout import untimed
-from rlhfsim.rollout.collective_time import collective, tp_all_reduce
-from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
+from rlhfsim.rollout.collective_time import collective, exchange, tp_all_reduce
+from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, gemm, kernel, on
 from rlhfsim.rollout.experts import experts
-from rlhfsim.rollout.matrices import ACTIVATION_BYTES, gemm
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -129,7 +128,8 @@ def token_work(
         step = step + _dense(device, model, layout, rows, engine).scaled(float(model.num_dense_layers))
     if model.moe:
         linear = linear_precision(layout, engine)
-        step = step + experts(device, model, layout, rows, linear).scaled(float(model.num_moe_layers))
+        block = experts(device, model, layout, rows, linear) + exchange(device, model, layout, rows)
+        step = step + block.scaled(float(model.num_moe_layers))
     return step
 
 

@@ -1,4 +1,4 @@
-"""Time of the experts of one layer in an engine's step, and of bringing tokens to them and back.
+"""Time of the experts of one layer in an engine's step; how tokens come to them: `collective_time`.
 
 Legend as in `decode`.
 """
@@ -6,32 +6,19 @@ Legend as in `decode`.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.kernels import collectives
-from rlhfsim.kernels.device import Device, group
+from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import Matrix, expert_matrices, shared_matrices
-from rlhfsim.kernels.routing import routing_of
-from rlhfsim.rollout.collective_time import collective, tp_all_reduce
-from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, on
-from rlhfsim.rollout.matrices import ACTIVATION_BYTES, gemm, kernel_name, weight_only, widened
+from rlhfsim.rollout.engine_step import EngineStep, Floats, gemm, kernel, kernel_name, weight_only, widened
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import Dispatcher, RolloutLayout
+from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
-
-GENERATES_WITH: tuple[Dispatcher, ...] = ("allgather", "alltoall", "deepep-ll", "deepep")
-"""Dispatchers of inference engines."""
-LOW_LATENCY_TOKENS = 256
-"""Most tokens of a GPU that engines send through DeepEP's low-latency kernels (VLLM_MOE_DP_CHUNK_SIZE of vLLM
-0.11; SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK is 128)."""
-FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
-"""An FP8 element with its share of the FP32 scale of 128."""
 
 
 def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, linear: str) -> EngineStep:
-    """Router, routed and shared experts of one layer with their communication.
+    """Router, routed and shared experts of one layer, without their communication.
 
     Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
     skewed (power-law) routing and hold the experts that n tokens touch (G2) and the fullest rank.
@@ -39,13 +26,11 @@ def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Float
     """
     moe = model.moe
     assert moe is not None
-    everyone = rows * layout.attention_dp
     router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
     step = gemm(device, router, rows, layout.precision)
     for matrix in (*shared_matrices(model, layout.tp), *expert_matrices(model, 1)[3:]):
         step = step + gemm(device, matrix, rows, linear)
-    routed = expert_work(device, model, layout, everyone, linear)
-    return step + routed + exchange(device, model, layout, rows)
+    return step + expert_work(device, model, layout, rows * layout.attention_dp, linear)
 
 
 def expert_work(
@@ -107,75 +92,3 @@ def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
     ranks = layout.tp * layout.attention_dp
     ep = min(layout.ep, ranks)
     return ep, max(1, ranks // ep)
-
-
-def exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
-    """Bring tokens to the experts and back.
-
-    Gathered where the layout says so, where experts are cut, and by default where one all-reduce does it or
-    all GPUs share a domain; else sent by the dispatcher. One that is not said is the cheaper of both.
-    """
-    where = group(layout.tp * layout.attention_dp, 1, device.domain)
-    gathered = _gathered(device, model, layout, rows)
-    inside = layout.attention_dp == 1 or where.domains == 1
-    if layout.dispatcher == "allgather" or layout.ep < where.ranks or (layout.dispatcher is None and inside):
-        return gathered
-    sent = _sent(device, model, layout, rows, layout.dispatcher)
-    if layout.dispatcher is None:
-        return on("network", np.minimum(gathered.seconds, sent))
-    return on("nvlink" if where.domains == 1 else "network", sent)
-
-
-def _gathered(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
-    """All tokens on all GPUs.
-
-    Without attention DP every GPU holds them, one all-reduce adds the outputs. With it, q n tokens are
-    gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`).
-    """
-    if layout.attention_dp == 1:
-        return tp_all_reduce(device, model, rows, layout.tp)
-    ranks, size = (
-        layout.tp * layout.attention_dp,
-        rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES,
-    )
-    return collective(device, "all_gather", size, ranks) + collective(device, "reduce_scatter", size, ranks)
-
-
-def _sent(
-    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, by: Dispatcher | None
-) -> Floats:
-    """Seconds to dispatch n/t tokens of a GPU and to combine what the experts made of them.
-
-    DeepEP and HybridEP dispatch in the weights' precision with block scales; outputs are BF16. Beyond
-    `LOW_LATENCY_TOKENS` (prefill) engines take DeepEP's normal kernels in place of the low-latency ones. A
-    dispatcher that is not said is priced as the low-latency ones.
-    """
-    assert model.moe is not None
-    routing, where = routing_of(model.moe), group(layout.tp * layout.attention_dp, 1, device.domain)
-    narrow = layout.precision == "fp8" and by != "alltoall"
-    width = FP8_BLOCK_BYTES if narrow else ACTIVATION_BYTES
-
-    def both(tokens: float) -> float:
-        name = "deepep" if by == "deepep-ll" and tokens > LOW_LATENCY_TOKENS else by or "deepep-ll"
-        ways = (model.hidden * width, model.hidden * ACTIVATION_BYTES)
-        return sum(collectives.dispatch(device, tokens, size, routing, where, by=name) for size in ways)
-
-    tokens = np.maximum(rows / layout.tp, 1.0)
-    seconds: Floats = np.vectorize(both, otypes=[float])(tokens)
-    return seconds
-
-
-def exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> tuple[float, float]:
-    """Cheapest and dearest way to bring decoded tokens to the experts, over the price of one not said."""
-    if model.moe is None or not layout.open_dispatcher:
-        return 1.0, 1.0
-    return _exchange_spread(device, model, replace(layout, dp=1, prefill=0, memory_utilization=1.0))
-
-
-@lru_cache(maxsize=1024)
-def _exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> tuple[float, float]:
-    rows = np.asarray(float(layout.max_num_seqs))
-    priced = float(exchange(device, model, layout, rows).seconds)
-    ways = [replace(layout, dispatcher=name) for name in GENERATES_WITH]
-    each = [float(exchange(device, model, way, rows).seconds) / priced for way in ways]
-    return min(1.0, *each), max(1.0, *each)

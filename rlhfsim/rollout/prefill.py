@@ -34,8 +34,7 @@ from rlhfsim.kernels.links import network, scale_up
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.rollout import untimed
 from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, head_work, padded, pipeline_hop, token_work
-from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
-from rlhfsim.rollout.matrices import ACTIVATION_BYTES
+from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, kernel, nothing, on
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout

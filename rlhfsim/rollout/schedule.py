@@ -106,6 +106,14 @@ def expected_lengths(requests: Requests) -> Floats:
     return whole
 
 
+def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:
+    """Given lengths as whole tokens, or the expected order statistics."""
+    if drawn is None:
+        return expected_lengths(requests)
+    whole: Floats = np.maximum(np.rint(np.asarray(drawn, dtype=np.float64)), 1.0)
+    return whole
+
+
 @lru_cache(maxsize=1024)
 def expected_schedule(requests: Requests, replicas: int, most: int, capacity: float) -> SequenceSchedule:
     """The schedule of the expected lengths; cached, because many layouts share it."""

@@ -10,8 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlhfsim.kernels.device import Device
-from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, Floats, Spread, kernel, nothing, peak
-from rlhfsim.rollout.matrices import widened
+from rlhfsim.rollout.engine_step import (
+    CURVE_SPREAD,
+    EngineStep,
+    Floats,
+    Spread,
+    kernel,
+    nothing,
+    peak,
+    widened,
+)
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 

@@ -21,11 +21,20 @@ from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
-from rlhfsim.search.branches import Bounds, Branch, bounded, fit_alone, least_of, totals
+from rlhfsim.search.branches import (
+    Branch,
+    Entry,
+    Frontier,
+    Queue,
+    bounded,
+    fit_alone,
+    fitting_of,
+    least_of,
+    totals,
+)
 from rlhfsim.search.candidates import Candidate, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.dominance import LENT_GAP, Beside, rollout_of
-from rlhfsim.search.frontier import Entry, Frontier, Queue
 from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, tell
@@ -327,14 +336,14 @@ class Search:
                     left, least = queue.rest(below) if begun else (0, inf)
                     seen = [e for e in (*later, entry, *(() if begun else order)) if e.bound <= below]
                     least = min(least, *(e.bound for e in seen), inf)
-                    return left + _fitting(seen), _gap(least, self.limit) if self.best else 1.0
+                    return left + fitting_of(seen), _gap(least, self.limit) if self.best else 1.0
                 if not closed:
                     later.append(entry)
             order = iter(later)
         rest = [
             e for e in later if e.bound * rounds[0][-1] <= self.threshold
         ]  # below that all were looked at
-        left = _fitting(rest)
+        left = fitting_of(rest)
         least = min((e.bound * rounds[0][-1] for e in rest), default=self.limit)
         return left, _gap(least, self.limit) if rest else 0.0
 
@@ -473,15 +482,6 @@ class Search:
         if reached < self.limit or (proves and reached <= self.limit * (1 + EQUAL)):
             self.best = candidate
         return candidate
-
-
-def _fitting(entries: Sequence[Entry]) -> int:
-    """Plans of some skeletons whose roles fit by themselves; those of a branch are counted in one go."""
-    rows: dict[Bounds, list[int]] = {}
-    for entry in entries:
-        rows.setdefault(entry.branch.bounds, []).append(entry.row)
-    counts = {bounds: list(bounds.fitting()) for bounds in rows}
-    return sum(counts[bounds][row] for bounds, of in rows.items() for row in of)
 
 
 def _gap(least: float, best: float) -> float:

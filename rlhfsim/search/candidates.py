@@ -9,12 +9,12 @@ from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import Steps
-from rlhfsim.simulation.asynchronous.priced_rollout import least_seconds, switch_seconds
+from rlhfsim.simulation.asynchronous.priced_rollout import least_seconds
 from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.calls import CallSetting
-from rlhfsim.step.iteration import Iteration, Known, closed_form, program
+from rlhfsim.step.iteration import Iteration, Known, closed_form, program, switch_seconds
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import format
 
@@ -126,7 +126,8 @@ def stale_seconds(request: Request, models: Models, placement: Placement) -> flo
     """What the step of a plan with stale samples does not go below; 0 for any other plan."""
     if not placement.schedule.asynchronous or placement.rollout is None:
         return 0.0
-    return least_seconds(*_running(request, models, placement))
+    setting, kv_tokens = _running(request, models, placement)
+    return least_seconds(setting, kv_tokens, program(setting, kv_tokens).steps)
 
 
 def lent_moves(request: Request, models: Models, placement: Placement) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from rlhfsim.kernels.collectives import dispatch
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.kernels.routing import routing_of
-from rlhfsim.rollout.experts import exchange
+from rlhfsim.rollout.collective_time import exchange
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.mixers import BF16

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed
+from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed, named
 from rlhfsim.specs.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
 from rlhfsim.specs.frameworks.says import FROZEN_BASE, Same
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -263,6 +263,18 @@ def second_pool_for_rollout(request: Request) -> Request:
     kinds = {role: last if role == "rollout" else 0 for role in FIXABLE_ROLES}
     limits = tuple(Limit(role=s, field="hardware", relation="=", value=k) for s, k in kinds.items())
     return replace(request, limits=(*request.limits, *limits))
+
+
+def limited(request: Request, limit: Limit) -> Request:
+    """The limit in place of what is said about the same field; `=` on a degree is tried as such."""
+    limits = tuple(x for x in request.limits if (x.role, x.field) != (limit.role, limit.field))
+    fields = {k: v for k, v in request.fix.get(limit.role, {}).items() if k != limit.field}
+    if limit.relation == "=" and limit.field in named(limit.role, "fixed"):
+        fields[limit.field] = cast(int | str, limit.value)
+    else:
+        limits = (*limits, limit)
+    fix = {role: values for role, values in {**request.fix, limit.role: fields}.items() if values}
+    return replace(request, fix=fix, limits=limits)
 
 
 def known_switch(name: str) -> str:

@@ -13,7 +13,7 @@ from rlhfsim.search.options import OptionTable, PriceKey, sync_layout
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
-from rlhfsim.specs.hardware.biases import bias_of
+from rlhfsim.specs.hardware.calibrated import bias_of
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import AnyRolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath

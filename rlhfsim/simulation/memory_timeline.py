@@ -5,7 +5,7 @@ The moments and components of `memory.residency`, put on the clock. A pool's sta
 at rest plus what each call adds. While a role moves out it is still there; when it moves in its
 bytes are there from the start (M9).
 
-    memory_timeline = MemoryTimeline(setting, strict=True)      # raises where memory runs out
+    memory_timeline = timeline_of(setting, strict=True)         # raises where memory runs out
     memory_timeline.begin("actor.train.load", now); memory_timeline.end("actor.train.load", now); ...
     memory_timeline.level("trainer"), memory_timeline.peaks()
 
@@ -25,7 +25,10 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.components import EngineState, MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
 from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
-from rlhfsim.step.calls import CallSetting, planned_sync
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
 
@@ -45,19 +48,25 @@ class PoolPeak:
 class MemoryTimeline:
     """What every pool holds now, and the most it held."""
 
-    def __init__(self, setting: CallSetting, *, strict: bool) -> None:
-        placement, workload = setting.placement, setting.workload
+    def __init__(
+        self,
+        models: Models,
+        placement: Placement,
+        workload: Workload,
+        cluster: Cluster,
+        *,
+        sync_host: float,
+        strict: bool,
+    ) -> None:
+        """`sync_host`: bytes on each node while the weight path runs."""
         self.strict = strict
         self._held = {
-            p.name: pool_bytes(setting.models, placement, workload, setting.cluster, p.name)
-            for p in placement.pools
+            p.name: pool_bytes(models, placement, workload, cluster, p.name) for p in placement.pools
         }
         self._lender = placement.actor.pool if placement.schedule.lend else None
         self._lent: EngineState = "idle"
         if self._lender is not None:
-            self._held[self._lender] = pool_bytes(
-                setting.models, placement.lent, workload, setting.cluster, self._lender
-            )
+            self._held[self._lender] = pool_bytes(models, placement.lent, workload, cluster, self._lender)
         self._moments = {m.name: m for m in plan_moments(placement, workload)}
         self._engine = self._moments["start"].engine
         self._rollout = placement.rollout.pool if placement.rollout and workload.generates else None
@@ -65,13 +74,11 @@ class MemoryTimeline:
         self._entries: dict[tuple[str, Moment], list[tuple[MemoryEntry, ...]]] = {}
         most = {pool: held.host for pool, held in self._held.items()}
         rest = {pool: held.host - held.swap_host for pool, held in self._held.items()}
-        self._host = host_bytes(placement, setting.cluster, rest)
-        full = host_bytes(placement, setting.cluster, most)
+        self._host = host_bytes(placement, cluster, rest)
+        full = host_bytes(placement, cluster, most)
         self._swap_host = {pool: full[pool] - self._host[pool] for pool in full}
         """On the fullest node of each pool while a swapped reference runs: the actor's weights."""
-        syncs = placement.rollout is not None and workload.generates
-        self._sync_host = planned_sync(setting).extra_host_bytes if syncs else 0.0
-        """On each node while the weight path runs."""
+        self._sync_host = sync_host
         self._recorder: Any = None
         self._peaks: dict[str, PoolPeak] = {}
         for pool in self._held:

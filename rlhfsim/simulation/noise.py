@@ -22,7 +22,7 @@ import numpy as np
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.engine_step import Floats
-from rlhfsim.rollout.schedule import Requests, expected_lengths
+from rlhfsim.rollout.schedule import known_lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.lengths import draw
 from rlhfsim.specs.workload.workload import Workload
@@ -75,19 +75,6 @@ def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(what.encode()), step])
 
 
-def usual_lengths(setting: CallSetting) -> Floats:
-    """Response lengths of every quiet step, tokens."""
-    return known_lengths(requests_of(setting), setting.drawn)
-
-
-def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:
-    """Given lengths as whole tokens, or the expected order statistics."""
-    if drawn is None:
-        return expected_lengths(requests)
-    whole: Floats = np.maximum(np.rint(np.asarray(drawn, dtype=np.float64)), 1.0)
-    return whole
-
-
 class Draws:
     """The draws of one run."""
 
@@ -103,7 +90,7 @@ class Draws:
         rng = generator(self.seed, "lengths", step)
         if self.noise.lengths:
             return np.maximum(draw(workload.response_len, self._sequences(step), rng), 1.0)
-        return rng.permutation(usual_lengths(self.base))
+        return rng.permutation(known_lengths(requests_of(self.base), self.base.drawn))
 
     def _sequences(self, step: int) -> int:
         """Sequences that a step generates."""

@@ -32,7 +32,6 @@ import simpy
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import ResourcePool
-from rlhfsim.step.calls import CallSetting
 
 Use = Mapping[str, float]
 """Share of a flow's time for which it needs each link whole."""
@@ -211,7 +210,7 @@ def _key(p: Part) -> str:
 
 
 class Topology:
-    """Links of every pool.
+    """Links of every pool of a plan; CPU workers have none.
 
     A pool has its NICs, its NVLink and its PCIe lanes to itself. Host memory and disks belong to
     nodes: a pool takes the share of them that it has of the node's GPUs, for costs are priced with
@@ -223,11 +222,6 @@ class Topology:
     def __init__(self, cluster: Cluster, pools: Sequence[ResourcePool]) -> None:
         self._links = {p.name: _pool_links(cluster, p) for p in pools}
         self._joined: dict[tuple[str, ...], Links] = {}
-
-    @classmethod
-    def of(cls, setting: CallSetting) -> Topology:
-        """Links of a plan's pools; CPU workers have none."""
-        return cls(setting.cluster, setting.placement.pools)
 
     def links(self, pools: tuple[str, ...]) -> Links:
         """Links of a call on these pools: it uses those of each of them."""

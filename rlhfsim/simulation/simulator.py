@@ -30,7 +30,7 @@ from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.provenance import installed_version
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
-from rlhfsim.step.calls import CallSetting
+from rlhfsim.step.calls import CallSetting, planned_sync
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL, Counter, CounterName, Span, Trace
 
@@ -148,7 +148,7 @@ class Simulator:
         self.setting = setting
         self.env = simpy.Environment()
         self.shared_links = SharedLinks(self.env)
-        self.topology = Topology.of(setting)
+        self.topology = Topology(setting.cluster, setting.placement.pools)
         self.recorder = SpanRecorder(on=record)
         self.memory_timeline = memory_timeline
         self._lanes: dict[str, PoolTurns] = {}
@@ -244,5 +244,15 @@ class Simulator:
 
 def simulator_of(setting: CallSetting, record: Record | None) -> Simulator:
     """The simulator of a plan that notes what was asked for; None: step times alone."""
-    watched = MemoryTimeline(setting, strict=record == "strict") if record else None
+    watched = timeline_of(setting, strict=record == "strict") if record else None
     return Simulator(setting, record=record == "trace", memory_timeline=watched)
+
+
+def timeline_of(setting: CallSetting, *, strict: bool) -> MemoryTimeline:
+    """The memory of a plan at the start, with what its weight path takes of the host."""
+    placement, workload = setting.placement, setting.workload
+    syncs = placement.rollout is not None and workload.generates
+    sync_host = planned_sync(setting).extra_host_bytes if syncs else 0.0
+    return MemoryTimeline(
+        setting.models, placement, workload, setting.cluster, sync_host=sync_host, strict=strict
+    )

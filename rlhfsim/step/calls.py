@@ -21,9 +21,9 @@ from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.memory.routes import step_bytes, teacher_bytes
 from rlhfsim.memory.states import cut
 from rlhfsim.rollout.batches import one_after_the_other
+from rlhfsim.rollout.collective_time import exchange_spread
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
-from rlhfsim.rollout.experts import exchange_spread
 from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.schedule import first_to_finish
 from rlhfsim.rollout.steady_state import steady_state

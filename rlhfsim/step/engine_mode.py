@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from rlhfsim.specs.frameworks.costs import costs_of
-from rlhfsim.specs.hardware.biases import beyond, bias_of
-from rlhfsim.specs.hardware.calibrated import Point
+from rlhfsim.specs.hardware.calibrated import Point, beyond, bias_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS

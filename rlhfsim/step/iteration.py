@@ -10,6 +10,7 @@ Not known here: contention on shared links and host memory, stragglers, queues b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -33,7 +34,7 @@ from rlhfsim.step.calls import (
     turns_of,
 )
 from rlhfsim.step.framework_overhead import own_parts, with_driver
-from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
+from rlhfsim.step.timetable import ROLLOUT, SYNC, Phase, Step, steady_timetable, timetable
 from rlhfsim.training.packing import sequences_of
 
 
@@ -173,6 +174,16 @@ def _decided_by(placement: Placement, call: Call, kv_tokens: float | None) -> tu
 @lru_cache(maxsize=64)
 def _unpadded(workload: Workload) -> Workload:
     return replace(workload, packing=True)
+
+
+def switch_seconds(setting: CallSetting, kv_tokens: float | None) -> tuple[float, float]:
+    """Seconds until the trainer's GPUs generate with new weights, and until their engine sleeps again."""
+    steps = program(replace(setting, placement=setting.placement.lent), kv_tokens).steps
+    wake, sleep = (
+        math.fsum(s.cost.seconds for s in steps if s.name in names)
+        for names in ((f"{ROLLOUT}.load", SYNC), (f"{ROLLOUT}.unload",))
+    )
+    return wake, sleep
 
 
 def iteration(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, forward_flop, matmul_flop, training_flop
 from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.rollout.engine_step import kernel_name
 from rlhfsim.rollout.generation import Generation
-from rlhfsim.rollout.matrices import kernel_name
 from rlhfsim.rollout.steady_state import batches_at_once
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT

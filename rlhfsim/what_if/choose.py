@@ -23,7 +23,6 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.risk.odds import Odds, Targets
 from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
-from rlhfsim.what_if.scenarios.workers import local
 from rlhfsim.what_if.sizing import doubled, resized
 
 
@@ -101,8 +100,8 @@ def _lacks(request: Request, runs: Runs, backend: Backend) -> Lacks | None:
 def choose(
     asked: Sequence[Request],
     targets: Targets,
+    runner: Runner,
     *,
-    runner: Runner | None = None,
     progress: Callable[[], object] | None = None,
 ) -> tuple[ClusterOption, ...]:
     """Every question answered: those that meet the targets first, then the cheaper; what fits nowhere last.
@@ -112,7 +111,7 @@ def choose(
     """
     wanted = [narrowed(request, targets.requirements) for request in asked]
     options: list[ClusterOption] = []
-    for step in (runner or local())(wanted):
+    for step in runner(wanted):
         if step is not None:
             options.append(_option(wanted[step[0]], step[1], targets))
             if progress is not None:

@@ -21,9 +21,10 @@ from rlhfsim.search.explain import best_name, kind, reasons
 from rlhfsim.search.parallel import beside as in_parallel
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.pareto import SAFE
-from rlhfsim.search.planning import asked, plan_for, runner_up, searched
+from rlhfsim.search.planning import asked, asked_again, plan_for, runner_up, searched
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import Scope
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.batch import EvenBatch, FewerGpus, even_batch, fewer_gpus
@@ -267,6 +268,17 @@ def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
         first = met[0]
         variant = _prices(request, first.workload, searches).request
         return _crossings(variant, first, _proven(request, searches, first))
+
+
+def with_break_evens(plan: Plan, cluster: Cluster | None, limit_s: float) -> Plan:
+    """The plan with what would change its choice, searched where `design` did not look for it.
+
+    `cluster`: that of the plan; None: not known here.
+    """
+    if cluster is None or plan.choice is None or plan.choice.break_evens is not None:
+        return plan
+    overturned = what_overturns(replace(asked_again(plan, cluster), time_limit=limit_s))
+    return replace(plan, choice=replace(plan.choice, break_evens=overturned))
 
 
 def _crossings(variant: Request, first: Rival, behind: Sequence[Rival]) -> tuple[BreakEven, ...] | None:

@@ -92,6 +92,28 @@ def planned(priced: PricedPlacement, timed: Iteration, price: float | None) -> P
     return plan_of(candidate, s.workload, s.models, s.cluster, price)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One priced plan and whether it can run."""
+
+    plan: Plan | None
+    """None when nothing fits and no example could be priced."""
+    rejected_by: str | None = None
+    """What does not fit, in words; None when all does."""
+    remedy: str | None = None
+    """The smallest change that would fit."""
+    notes: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    """Phases far from the runs that their profile was calibrated on."""
+    cluster: Cluster | None = None
+    """What the plan was priced on."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can run."""
+        return self.rejected_by is None
+
+
 # --- run step by step -------------------------------------------------------------------------------
 
 RUN_AHEAD = 2

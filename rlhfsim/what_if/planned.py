@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
@@ -11,33 +11,11 @@ from rlhfsim.specs.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import design, unfit
-from rlhfsim.what_if.estimate import estimate
+from rlhfsim.what_if.estimate import Planned, estimate
 from rlhfsim.what_if.left_open import as_configured
 from rlhfsim.what_if.remedies import remedy
 from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 from rlhfsim.what_if.verdict import rejection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One priced plan and whether it can run."""
-
-    plan: Plan | None
-    """None when nothing fits and no example could be priced."""
-    rejected_by: str | None = None
-    """What does not fit, in words; None when all does."""
-    remedy: str | None = None
-    """The smallest change that would fit."""
-    notes: tuple[str, ...] = ()
-    far: tuple[str, ...] = ()
-    """Phases far from the runs that their profile was calibrated on."""
-    cluster: Cluster | None = None
-    """What the plan was priced on."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the plan can run."""
-        return self.rejected_by is None
 
 
 def checked_plan(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> Planned:

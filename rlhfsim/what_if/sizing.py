@@ -17,18 +17,20 @@ most of a hopeless size is excluded by the bounds of `search.branch_and_bound` w
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
-from rlhfsim.search.planning import plan_for
+from rlhfsim.search.planning import asked_again, plan_for
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import narrowed, verdicts
-from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.dataflow import Call, dataflow
@@ -50,6 +52,12 @@ LARGER = 2
 """Sizes beyond the fewest GPUs that are looked at for a faster and cheaper one."""
 SURE = 3.0
 """Standard deviations that the mean of drawn lengths may lie below its expectation."""
+FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
+"""Sizes that are tried beside that of a plan, times the GPUs of the plan."""
+LIMIT_S = 15.0
+"""Longest search of all of them, shared among those that are left."""
+LEAST_S = 0.1
+"""Longest search of a size for which nothing is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +111,33 @@ class Sizing:
     larger: Trial | None = None
     """A larger cluster of the same kind that is faster and costs less a step; looked for where the fewest
     GPUs are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One number of GPUs with its best plan."""
+
+    gpus: int
+    plan: Plan | None
+    """None: nothing fits."""
+    gap: float = 0.0
+    """Share of the step by which an unexplored plan could be shorter; above 0 where time ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What was tried beside the plan's own size, ascending."""
+
+    tried: tuple[Size, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> tuple[Plan, ...]:
+        """Plans of the sizes that fit."""
+        return tuple(s.plan for s in self.tried if s.plan is not None)
+
+
+NO_SIZES = Sizes()
 
 
 # --- sizes ------------------------------------------------------------------------------------------
@@ -307,3 +342,59 @@ def fronts(request: Request, profiles: Sequence[Profile], max_gpus: int) -> tupl
     fitting = [t for t in trials if t.plan is not None]
     best = undominated([t.values for t in fitting])
     return tuple(sorted((fitting[i] for i in best), key=lambda t: t.values))
+
+
+# --- other sizes of a plan --------------------------------------------------------------------------
+
+
+def other_counts(plan: Plan) -> tuple[int, ...]:
+    """Other sizes: whole nodes, or powers of two inside one."""
+    if len(plan.hardware) != 1 or plan.choice is None:
+        return ()
+    gpus, node = plan.hardware[0].gpus, plan.hardware[0].gpus_per_node
+    sizes = [round(gpus * f) if gpus * f < node else round(gpus * f / node) * node for f in FACTORS]
+    return tuple(sorted({n for n in sizes if n >= 1 and n != gpus}))
+
+
+def other_sizes(
+    plan: Plan, cluster: Cluster | None, *, limit_s: float = LIMIT_S, done: Callable[[], None] = lambda: None
+) -> Sizes:
+    """The best plan of every other size, as the question of `plan` on its `cluster` is asked again.
+
+    On one rented cluster money is proportional to time, so only other sizes make a trade of the two. `done`
+    is called after each; a cluster that is None is not known here.
+    """
+    if plan.choice is None:
+        return Sizes(
+            notes=("the plan was given, not searched, so there is no question to ask for other sizes",)
+        )
+    if cluster is None or not other_counts(plan):
+        return Sizes(notes=("other sizes are tried for clusters of one known kind of GPU only",))
+    base, todo, end = asked_again(plan, cluster), other_counts(plan), time.monotonic() + limit_s
+    tried: list[Size] = []
+    for n in todo:  # small clusters take little, and leave the rest to the large ones
+        left = (end - time.monotonic()) / (len(todo) - len(tried))
+        tried.append(_at_size(replace(base, time_limit=max(left, LEAST_S)), n, done))
+    return Sizes(tried=tuple(tried), notes=tuple(_notes(tried)))
+
+
+def _at_size(base: Request, gpus: int, done: Callable[[], None]) -> Size:
+    group = base.cluster.node_group
+    group = replace(group, gpus=gpus, gpus_per_node=min(gpus, group.gpus_per_node))
+    request = replace(base, cluster=replace(base.cluster, node_groups=(group,)))
+    try:
+        trial = attempt(request)
+    except RlhfsimError:  # what was fixed cannot be at this size
+        trial = None
+    done()
+    gap = trial.certificate.gap if trial and trial.certificate else 0.0
+    return Size(gpus=gpus, plan=trial.plan if trial else None, gap=gap)
+
+
+def _notes(tried: Sequence[Size]) -> list[str]:
+    nothing = [f"{s.gpus:,} GPUs: nothing fits" for s in tried if s.plan is None]
+    return nothing + [
+        f"{s.gpus:,} GPUs: its search ended early; a plan could be up to {s.gap:.1%} shorter"
+        for s in tried
+        if s.gap > 0 and s.plan
+    ]

@@ -25,8 +25,7 @@ from rlhfsim.search.excluded import Exclusion, why_excluded
 from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, switched
-from rlhfsim.search.role_fields import named
+from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, limited, switched
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
@@ -160,18 +159,6 @@ def _chosen(request: Request, name: str) -> Question:
         )
     path = cast(WeightPath, name)  # checked where options are read
     return Question(request=replace(free, weight_path=path))
-
-
-def limited(request: Request, limit: Limit) -> Request:
-    """The limit in place of what is said about the same field; `=` on a degree is tried as such."""
-    limits = tuple(x for x in request.limits if (x.role, x.field) != (limit.role, limit.field))
-    fields = {k: v for k, v in request.fix.get(limit.role, {}).items() if k != limit.field}
-    if limit.relation == "=" and limit.field in named(limit.role, "fixed"):
-        fields[limit.field] = cast(int | str, limit.value)
-    else:
-        limits = (*limits, limit)
-    fix = {role: values for role, values in {**request.fix, limit.role: fields}.items() if values}
-    return replace(request, fix=fix, limits=limits)
 
 
 # --- the answer -------------------------------------------------------------------------------------

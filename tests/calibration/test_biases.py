@@ -17,8 +17,7 @@ from rlhfsim.calibration.predict import cluster_with, nodes_of, pricer_of
 from rlhfsim.calibration.profile_writer import write_profile
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware.biases import FrameworkBiases, NearRun, PhaseBias, beyond, bias_of
-from rlhfsim.specs.hardware.calibrated import Point
+from rlhfsim.specs.hardware.calibrated import FrameworkBiases, NearRun, PhaseBias, Point, beyond, bias_of
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, profile_hash, profile_yaml
 from rlhfsim.specs.quantities import Coefficient

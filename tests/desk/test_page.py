@@ -37,7 +37,7 @@ RUN = {**SMALL, "steps": "100", "budget": "1USD"}
 def answer() -> Answer:
     """Complete but for other sizes; its budget is missed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhfsim.present.sizes.FACTORS", (0.5,))
+        patch.setattr("rlhfsim.what_if.sizing.FACTORS", (0.5,))
         return complete(lambda: asked(query(RUN), files=True))
 
 

@@ -20,7 +20,6 @@ from rlhfsim.present.answers.whatif import whatif_page
 from rlhfsim.present.basis import basis
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
-from rlhfsim.present.sizes import Sizes, other_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, stats
@@ -30,6 +29,7 @@ from rlhfsim.what_if.design import design
 from rlhfsim.what_if.scenarios.answer import whatif
 from rlhfsim.what_if.scenarios.designs import DesignResult, Designs, Runner
 from rlhfsim.what_if.scenarios.result import WhatIf
+from rlhfsim.what_if.sizing import Sizes, other_sizes
 
 BASE: dict[str, Any] = {
     "cluster": {"node_groups": [{"gpu": "h100", "gpus": 4}]},
@@ -78,8 +78,8 @@ def overlapping(plan: Plan) -> Plan:
 def sizes(plan: Plan) -> Sizes:
     """Half and twice the GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhfsim.present.sizes.FACTORS", (0.5, 2.0))
-        return other_sizes(basis(plan))
+        patch.setattr("rlhfsim.what_if.sizing.FACTORS", (0.5, 2.0))
+        return other_sizes(plan, basis(plan).cluster)
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,11 @@ from rlhfsim.cli.design import design as design_command
 from rlhfsim.cli.design import question as asked_request
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.plan import Plan
-from rlhfsim.present import sizes
 from rlhfsim.present.answers.tree import Figure, Listing, Page
 from rlhfsim.present.answers.written import written
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis
+from rlhfsim.present.figures import choice
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
@@ -33,7 +33,6 @@ from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.plan_words import header_rows, trained
 from rlhfsim.present.reproduce import design_arguments
-from rlhfsim.present.sizes import Sizes
 from rlhfsim.present.words import lengths, pools, signed
 from rlhfsim.search.explain import own_kind
 from rlhfsim.search.planning import asked_again
@@ -42,7 +41,9 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if import sizing
 from rlhfsim.what_if.scenarios.result import WhatIf
+from rlhfsim.what_if.sizing import Sizes
 
 # --- the picture --------------------------------------------------------------------------------------
 
@@ -174,13 +175,15 @@ def test_published_steps_are_drawn_with_the_fitted_ones_apart() -> None:
 
 def test_sizes_are_whole_nodes_or_powers_inside_one(plan: Plan) -> None:
     def of(gpus: int) -> tuple[int, ...]:
-        return sizes.counts(replace(plan, hardware=(replace(plan.hardware[0], gpus=gpus, gpus_per_node=8),)))
+        return sizing.other_counts(
+            replace(plan, hardware=(replace(plan.hardware[0], gpus=gpus, gpus_per_node=8),))
+        )
 
     assert of(4) == (1, 2, 8, 16)
     assert of(64) == (16, 32, 128, 256)
     assert of(24) == (6, 16, 48, 96)
     assert of(1) == (2, 4)
-    assert sizes.counts(replace(plan, choice=None)) == ()
+    assert sizing.other_counts(replace(plan, choice=None)) == ()
 
 
 def test_other_sizes_are_searched_with_the_same_question(plan: Plan, sizes: Sizes) -> None:
@@ -191,7 +194,7 @@ def test_other_sizes_are_searched_with_the_same_question(plan: Plan, sizes: Size
 
 
 def test_a_size_whose_search_ran_out_of_time_is_said(plan: Plan) -> None:
-    note = sizes._notes([sizes.Size(gpus=8, plan=plan, gap=0.12), sizes.Size(gpus=2, plan=None)])
+    note = sizing._notes([sizing.Size(gpus=8, plan=plan, gap=0.12), sizing.Size(gpus=2, plan=None)])
     assert note == [
         "2 GPUs: nothing fits",
         "8 GPUs: its search ended early; a plan could be up to 12.0% shorter",
@@ -222,7 +225,7 @@ def test_a_plan_without_a_price_shows_gpu_hours(plan: Plan) -> None:
     page = plan_page(free)
     assert "$" not in page.verdict
     assert page.tiles[1].value == "unknown"
-    assert sizes.cost_of(free) == pytest.approx(4 * plan.prediction.step_s / 3600)
+    assert choice.cost_of(free) == pytest.approx(4 * plan.prediction.step_s / 3600)
 
 
 def test_the_peak_of_the_figure_is_the_peak_of_the_plan(plan: Plan) -> None:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget, read_plan, write_plan
 from rlhfsim.present.answers.design import page as design_page
 from rlhfsim.present.answers.design_details import Extras
-from rlhfsim.present.pages.plan import plan_page, tiles
+from rlhfsim.present.pages.headline import tiles
+from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.terminal.first_screen import show
 from rlhfsim.present.verdict import assumed
 from rlhfsim.search.request import Request

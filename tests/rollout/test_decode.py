@@ -11,9 +11,9 @@ import pytest
 from rlhfsim.kernels.collectives import one_sided
 from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
+from rlhfsim.rollout.collective_time import FP8_BLOCK_BYTES
 from rlhfsim.rollout.decode import decode_attention, decode_step, gpu_work, padded, pipeline_hop, pipelined
 from rlhfsim.rollout.engine_step import on
-from rlhfsim.rollout.experts import FP8_BLOCK_BYTES
 from rlhfsim.rollout.prefill import (
     Terms,
     group_prefill,

@@ -16,12 +16,21 @@ from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.layers import Matrix
 from rlhfsim.kernels.routing import Routing
-from rlhfsim.rollout import decode, environment, experts, generation, prefill, schedule, steady_state, untimed
+from rlhfsim.rollout import (
+    collective_time,
+    decode,
+    environment,
+    experts,
+    generation,
+    prefill,
+    schedule,
+    steady_state,
+    untimed,
+)
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.continuous_batching import start_steps, tabulate
-from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, kernel, on, peak
-from rlhfsim.rollout.matrices import gemm, weight_only
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, gemm, kernel, on, peak, weight_only
 from rlhfsim.rollout.oversampling import aborted
 from rlhfsim.rollout.prefill import Terms, output_time
 from rlhfsim.rollout.schedule import Requests
@@ -324,29 +333,33 @@ def test_experts_of_a_step_by_hand(device: Device) -> None:
     work = total(experts.expert_work(device, MOE, layout, np.array(400.0), "bf16"))
     assert work == pytest.approx(float(device.curves.moe(400, 2048, 768, 8, 128, 2, 4, "bf16")))
     router = total(gemm(device, layers.expert_matrices(MOE, 1)[0], rows, "bf16"))
-    exchange = total(experts.exchange(device, MOE, layout, rows))
-    assert total(experts.experts(device, MOE, layout, rows, "bf16")) == pytest.approx(
-        work + router + exchange
-    )
+    assert total(experts.experts(device, MOE, layout, rows, "bf16")) == pytest.approx(work + router)
     shared = sum(total(gemm(device, m, rows, "bf16")) for m in layers.shared_matrices(LITE, 2))
     lite = total(experts.expert_work(device, LITE, layout, np.array(400.0), "bf16"))
     router = total(gemm(device, layers.expert_matrices(LITE, 1)[0], rows, "bf16"))
-    exchange = total(experts.exchange(device, LITE, layout, rows))
-    assert total(experts.experts(device, LITE, layout, rows, "bf16")) == pytest.approx(
-        lite + router + shared + exchange
-    )
+    assert total(experts.experts(device, LITE, layout, rows, "bf16")) == pytest.approx(lite + router + shared)
     assert experts.expert_precision("fp8") == "fp8_block"
     assert experts.expert_precision("bf16") == "bf16"
 
 
+def test_every_layer_with_experts_brings_tokens_to_them(device: Device) -> None:
+    """Two dispatchers of one layout: the passes differ by what their exchanges do, once a layer."""
+    rows, wide = np.array(100.0), RolloutLayout(tp=2, attention_dp=8, ep=16)
+    ways = [replace(wide, dispatcher=by) for by in ("allgather", "deepep-ll")]
+    passes = [total(decode.token_work(device, LITE, way, rows)) for way in ways]
+    each = [total(collective_time.exchange(device, LITE, way, rows)) for way in ways]
+    assert each[0] != pytest.approx(each[1])
+    assert passes[0] - passes[1] == pytest.approx(LITE.num_moe_layers * (each[0] - each[1]))
+
+
 def test_tokens_come_to_experts_and_go_back_by_hand(device: Device) -> None:
     rows = np.array(100.0)
-    plain = total(experts.exchange(device, MOE, RolloutLayout(tp=4, ep=4), rows))
+    plain = total(collective_time.exchange(device, MOE, RolloutLayout(tp=4, ep=4), rows))
     assert plain == pytest.approx(total(tp_all_reduce(device, MOE, rows, 4)))
     size = np.array(100 * 4 * 2048 * 2.0)
     both = sum(total(collective(device, op, size, 8)) for op in ("all_gather", "reduce_scatter"))
     assert total(
-        experts.exchange(device, MOE, RolloutLayout(tp=2, attention_dp=4, ep=8), rows)
+        collective_time.exchange(device, MOE, RolloutLayout(tp=2, attention_dp=4, ep=8), rows)
     ) == pytest.approx(both)
     wide = RolloutLayout(tp=2, attention_dp=8, ep=16, precision="fp8")
     where = Group(ranks=16, per_domain=8)
@@ -355,13 +368,13 @@ def test_tokens_come_to_experts_and_go_back_by_hand(device: Device) -> None:
         device, sent * 2, where
     )
     ring = sum(total(collective(device, op, 2 * size, 16)) for op in ("all_gather", "reduce_scatter"))
-    got = experts.exchange(device, MOE, wide, rows)
+    got = collective_time.exchange(device, MOE, wide, rows)
     assert float(got.network) == pytest.approx(min(ring, float(there)))
-    bf16 = experts.exchange(device, MOE, replace(wide, precision="bf16"), rows)
+    bf16 = collective_time.exchange(device, MOE, replace(wide, precision="bf16"), rows)
     assert float(bf16.network) == pytest.approx(
         min(ring, 2 * float(collectives.one_sided(device, sent * 2, where)))
     )
-    cut = experts.exchange(device, MOE, replace(wide, ep=8), rows)
+    cut = collective_time.exchange(device, MOE, replace(wide, ep=8), rows)
     assert total(cut) == pytest.approx(ring)
 
 
@@ -371,7 +384,9 @@ def test_a_named_dispatcher_of_the_rollout_is_priced_by_hand(device: Device) -> 
     where = Group(ranks=16, per_domain=8)
 
     def network(by: Dispatcher | None, rows: float = 100.0) -> float:
-        return float(experts.exchange(device, MOE, replace(wide, dispatcher=by), np.array(rows)).network)
+        return float(
+            collective_time.exchange(device, MOE, replace(wide, dispatcher=by), np.array(rows)).network
+        )
 
     def sent(by: Dispatcher, tokens: float, there: float = 1 + 4 / 128) -> float:
         ways = (2048 * there, 2048 * 2.0)
@@ -387,22 +402,22 @@ def test_a_named_dispatcher_of_the_rollout_is_priced_by_hand(device: Device) -> 
     assert network("deepep") == pytest.approx(sent("deepep", 50))
     assert network("alltoall") == pytest.approx(sent("alltoall", 50, there=2.0))
     one_domain = RolloutLayout(tp=1, attention_dp=8, ep=8, dispatcher="deepep-ll")
-    inside = experts.exchange(device, MOE, one_domain, np.array(50.0))
+    inside = collective_time.exchange(device, MOE, one_domain, np.array(50.0))
     assert float(inside.nvlink) == pytest.approx(total(inside))
     assert not replace(wide, dispatcher="deepep").captured
 
 
 def test_a_dispatcher_that_is_not_said_spans_the_cheapest_and_the_dearest(device: Device) -> None:
     wide = RolloutLayout(tp=2, attention_dp=8, ep=16)
-    low, high = experts.exchange_spread(device, MOE, wide)
+    low, high = collective_time.exchange_spread(device, MOE, wide)
     rows = np.array(float(wide.max_num_seqs))
-    one = total(experts.exchange(device, MOE, wide, rows))
-    ways = [replace(wide, dispatcher=by) for by in experts.GENERATES_WITH]
-    each = [total(experts.exchange(device, MOE, way, rows)) / one for way in ways]
+    one = total(collective_time.exchange(device, MOE, wide, rows))
+    ways = [replace(wide, dispatcher=by) for by in collective_time.GENERATES_WITH]
+    each = [total(collective_time.exchange(device, MOE, way, rows)) / one for way in ways]
     assert (low, high) == (min(1.0, *each), max(each))
     assert high > 1.5
     for said in (ways[0], RolloutLayout(tp=8, ep=8)):
-        assert experts.exchange_spread(device, MOE, said) == (1.0, 1.0)
+        assert collective_time.exchange_spread(device, MOE, said) == (1.0, 1.0)
     cost = Cost(parts=(part("network", 2.0, "nic_efficiency"), part("hbm", 3.0, "hbm_efficiency")))
     assert cost.widened("network", (0.5, 2.0)).interval == pytest.approx((4.0, 7.0))
 
@@ -945,7 +960,7 @@ def test_steps_of_pipelines_ranks_and_drafters(device: Device) -> None:
     draft = total(decode.gpu_work(device, small, RolloutLayout(), n, c)) + 1e-3 + 16 * 2e-5
     assert total(speculative_step(device, LLAMA, drafted, whole, n, c)) == pytest.approx(own + 3 * draft)
     assert total(collective(device, "all_reduce", np.array(1e6), 2)) > 0
-    eight = experts.exchange(device, MOE, RolloutLayout(tp=2, attention_dp=8, ep=16), np.array(1.0))
+    eight = collective_time.exchange(device, MOE, RolloutLayout(tp=2, attention_dp=8, ep=16), np.array(1.0))
     where, sent = Group(ranks=16, per_domain=8), np.array(8 * 2048 * 2.0)
     assert float(eight.network) <= 2 * float(collectives.one_sided(device, sent, where))
 
@@ -1068,9 +1083,8 @@ def test_latents_ranks_and_short_responses_on_the_other_side(device: Device) -> 
     latent = sum(total(gemm(device, m, rows, "bf16")) for m in layers.expert_matrices(model, 1)[3:])
     shared = sum(total(gemm(device, m, rows, "bf16")) for m in layers.shared_matrices(model, 2))
     router = total(gemm(device, layers.expert_matrices(model, 1)[0], rows, "bf16"))
-    exchange = total(experts.exchange(device, model, layout, rows))
     got = total(experts.experts(device, model, layout, rows, "bf16"))
-    assert got == pytest.approx(work + latent + shared + router + exchange)
+    assert got == pytest.approx(work + latent + shared + router)
     assert len(layers.expert_matrices(model, 1)) == 5
     ranks = RolloutLayout(attention_dp=4, ep=4)
     table = generation.step_table(device, MOE, ranks, 4.0, 1000.0)

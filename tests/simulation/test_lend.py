@@ -11,8 +11,9 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.asynchronous import priced_rollout
+from rlhfsim.simulation.asynchronous import run as asynchronous
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
-from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound, lent_replicas, switch_seconds
+from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound, lent_replicas
 from rlhfsim.simulation.asynchronous.run import SteadyRun, simulate
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.specs.placement.placement import Placement, Schedule
@@ -20,6 +21,7 @@ from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment
 from rlhfsim.step.calls import CallSetting
+from rlhfsim.step.iteration import switch_seconds
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from tests.simulation.test_asynchronous import by_hand, engine, setting
 
@@ -36,7 +38,7 @@ def run(
     **more: Any,
 ) -> Simulated:
     monkeypatch.setattr(priced_rollout, "rollout_engine", lambda *a: replica)
-    monkeypatch.setattr(priced_rollout, "switch_seconds", lambda *a: switches)
+    monkeypatch.setattr(asynchronous, "switch_seconds", lambda *a: switches)
     return simulate(made, SteadyRun(1e5, priced=by_hand(1.0, learn, sync), **more))
 
 

@@ -9,8 +9,8 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.resources import shipped
-from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.run import simulate
+from rlhfsim.simulation.simulator import timeline_of
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.step.calls import CallSetting
@@ -53,7 +53,7 @@ def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
         for pool in setting.placement.pools:
             values = [c.value for c in found.trace.counters if (c.name, c.pool) == (counter, pool.name)]
             assert values[-1] == pytest.approx(values[0], rel=1e-12)
-    memory_timeline = MemoryTimeline(setting, strict=True)
+    memory_timeline = timeline_of(setting, strict=True)
     levels, host = memory_timeline.levels(), dict(memory_timeline._host)
     for step in found.iteration.phases:
         memory_timeline.begin(step.name, step.start)
@@ -64,7 +64,7 @@ def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
 
 def test_a_role_is_there_from_the_start_of_its_load_to_the_end_of_its_unload() -> None:
     setting = setting_of("verl")
-    held, memory_timeline = ledger_of(setting), MemoryTimeline(setting, strict=True)
+    held, memory_timeline = ledger_of(setting), timeline_of(setting, strict=True)
     call = next(p for p in held.phases if p.name == "actor.train.load")
     rest = memory_timeline.level(call.pool)
     memory_timeline.begin("actor.generate.unload", 0.0)
@@ -86,7 +86,7 @@ def test_a_role_is_there_from_the_start_of_its_load_to_the_end_of_its_unload() -
 
 def test_two_calls_at_once_hold_what_both_add() -> None:
     setting = setting_of("openrlhf")
-    memory_timeline = MemoryTimeline(setting, strict=False)
+    memory_timeline = timeline_of(setting, strict=False)
     pool = setting.placement.actor.pool
     rest = memory_timeline.level(pool)
     memory_timeline.begin("actor.logprob", 0.0)
@@ -150,7 +150,7 @@ def test_host_memory_that_does_not_suffice_is_refused() -> None:
     small = replace(pool, profile=replace(pool.profile, node=node))
     poor = replace(setting, cluster=replace(setting.cluster, node_groups=(small,)))
     with pytest.raises(RlhfsimError, match="host memory"):
-        MemoryTimeline(poor, strict=True)
+        timeline_of(poor, strict=True)
 
 
 def test_the_weights_of_the_actor_lie_on_the_host_while_a_swapped_reference_runs() -> None:

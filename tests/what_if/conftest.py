@@ -11,7 +11,8 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, search
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
+from rlhfsim.what_if.scenarios.workers import search
 
 
 @pytest.fixture(scope="session")

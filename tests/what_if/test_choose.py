@@ -21,7 +21,7 @@ def test_a_candidate_is_searched_with_what_its_framework_runs_and_costs() -> Non
     request = Request(cluster=here, workload=workload, framework="any")
     profile = here.node_group.profile
     asked = [q for q in questions(request, [profile], 2, 2) if q.framework in ("verl", "slime", "trl")]
-    options = choose(asked, Targets(), runner=local(1))
+    options = choose(asked, Targets(), local(1))
     assert len(options) == len(asked) == 5
     for option in options:
         assert option.plan is not None

@@ -35,8 +35,8 @@ from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
+from rlhfsim.present.pages.headline import heading
 from rlhfsim.present.pages.learnt import learnt
-from rlhfsim.present.pages.plan import heading
 from rlhfsim.present.plan_words import header_rows
 from rlhfsim.present.tables import REST
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis

@@ -11,7 +11,7 @@ from rlhfsim.interchange.export import exporters, is_written, unsaid_of
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present import plan_words
 from rlhfsim.present import verdict_lines as lines
-from rlhfsim.present.answers import recalibrated, side_by_side
+from rlhfsim.present.answers import side_by_side
 from rlhfsim.present.answers.choices import missing_dict, plan_dict, whynot_dict
 from rlhfsim.present.answers.design_details import Extras, asked, details
 from rlhfsim.present.answers.kinds import COUNT, NAME, NUMBER, PROBABILITY, SECONDS, ValueKind
@@ -262,9 +262,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
         "pareto": None,
-        "calibration": recalibrated.page(extras.recalibrated, best).as_data
-        if extras.recalibrated and best
-        else None,
+        "calibration": extras.calibration.as_data if extras.calibration else None,
         "break_evens": None if answer.break_evens is None else each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,

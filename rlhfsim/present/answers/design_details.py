@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
-from rlhfsim.present.answers import recalibrated
 from rlhfsim.present.answers.choices import front_table, whynot
 from rlhfsim.present.answers.kinds import COARSE, SECONDS, kind_of
 from rlhfsim.present.answers.plan_blocks import memory, phases, sureness, wants
@@ -18,6 +17,7 @@ from rlhfsim.present.answers.tree import (
     Column,
     FactList,
     Note,
+    Page,
     PageSection,
     TypedTable,
     section,
@@ -33,7 +33,6 @@ from rlhfsim.what_if.bottleneck import Bottleneck
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.missed_targets import Meeting
-from rlhfsim.what_if.recalibrated import Recalibrated
 from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.why_not import WhyNot
 
@@ -59,8 +58,8 @@ class Extras:
     """What binds most of the step of the chosen plan."""
     front: tuple[FrontPoint, ...] | None = None
     """None where it is not asked for."""
-    recalibrated: Recalibrated | None = None
-    """None where no profile was calibrated."""
+    calibration: Page | None = None
+    """What calibration changed; None where no profile was calibrated."""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -75,9 +74,7 @@ def asked(answer: Design, extras: Extras) -> Iterator[PageSection]:
         yield section(name, name, *_whynot(other, answer), inset=True)
     if extras.front is not None:
         yield section("pareto", "plans between which you may choose", front_table(extras.front))
-    best = answer.best or answer.chosen
-    if extras.recalibrated is not None and best is not None:
-        changed = recalibrated.page(extras.recalibrated, best)
+    if (changed := extras.calibration) is not None:
         told = Note(changed.subtitle), Note(changed.verdict)
         yield section("calibration", "what calibration changed", *told)
         yield from changed.sections

@@ -16,7 +16,7 @@ from rlhfsim.present.known import known, nearest_short
 from rlhfsim.present.sampling import sampling
 from rlhfsim.search.requirements import verdicts_of
 from rlhfsim.verdict import verdict as sentences
-from rlhfsim.what_if.planned import Planned
+from rlhfsim.what_if.estimate import Planned
 from rlhfsim.what_if.risk.odds import Odds
 
 SCHEMA = "rlhfsim.estimate/1"

@@ -19,7 +19,7 @@ from rlhfsim.present.words import component_text, percent, size
 from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
-from rlhfsim.what_if.planned import Planned
+from rlhfsim.what_if.estimate import Planned
 
 SCHEMA = "rlhfsim.memory/1"
 

@@ -18,7 +18,7 @@ from rlhfsim.present.tables import CUT, Fit, fields
 from rlhfsim.present.words import MEMORY_GROUPS, RESOURCES, decimals, is_move, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.trace import WAIT
-from rlhfsim.what_if.planned import Planned
+from rlhfsim.what_if.estimate import Planned
 
 SMALL = 0.02
 """Moves shorter than this share of the step are together in one line."""

@@ -12,10 +12,10 @@ from rlhfsim.present import findings, words
 from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, SHARE
 from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.sizes import Sizes, cost_of
 from rlhfsim.present.tables import compact, rounded
 from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
+from rlhfsim.what_if.sizing import Sizes
 
 BEST = "best"
 """What the best plan is called where a simpler one is chosen."""
@@ -28,6 +28,12 @@ TERMS = 8
 
 
 # --- time against money -----------------------------------------------------------------------------
+
+
+def cost_of(plan: Plan) -> float:
+    """USD of a step; GPU-hours where no price is known."""
+    p = plan.prediction
+    return words.gpus(plan) * p.step_s / HOUR if p.usd_per_step is None else p.usd_per_step
 
 
 def pareto(plan: Plan, sizes: Sizes) -> Figure:

@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from rlhfsim.rollout.schedule import Requests
+from rlhfsim.rollout.schedule import Requests, known_lengths
 from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor, floor_of
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, engine_of
-from rlhfsim.simulation.noise import known_lengths, usual_lengths
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.step.calls import CallSetting, bias_of, requests_of
-from rlhfsim.step.iteration import program
-from rlhfsim.step.timetable import ROLLOUT, SYNC, learner_steps, timetable
+from rlhfsim.step.timetable import Step, learner_steps, timetable
 
 PLAIN = Schedule()
 
@@ -39,16 +37,6 @@ def lent_replicas(placement: Placement) -> int:
     return rollout.layout.dp if rollout else 0
 
 
-def switch_seconds(setting: CallSetting, kv_tokens: float | None) -> tuple[float, float]:
-    """Seconds until the trainer's GPUs generate with new weights, and until their engine sleeps again."""
-    steps = program(replace(setting, placement=setting.placement.lent), kv_tokens).steps
-    wake, sleep = (
-        math.fsum(s.cost.seconds for s in steps if s.name in names)
-        for names in ((f"{ROLLOUT}.load", SYNC), (f"{ROLLOUT}.unload",))
-    )
-    return wake, sleep
-
-
 # --- bounds -----------------------------------------------------------------------------------------
 
 
@@ -58,12 +46,13 @@ def continuous_bound(setting: CallSetting, kv_tokens: float | None) -> float:
     return floor.work / replicas
 
 
-def least_seconds(setting: CallSetting, kv_tokens: float | None) -> float:
+def least_seconds(setting: CallSetting, kv_tokens: float | None, steps: Sequence[Step]) -> float:
     """Seconds that no step with stale samples goes below: its trainer's calls, and its rollout's work.
 
+    `steps`: its priced calls.
     Replicas on the trainer's GPUs work while its calls do not (`search.bound`).
     """
-    calls, _ = timetable(learner_steps(program(setting, kv_tokens).steps), PLAIN)
+    calls, _ = timetable(learner_steps(steps), PLAIN)
     learned = max(call.end for call in calls)
     if not setting.placement.schedule.continuous:
         return learned
@@ -73,10 +62,10 @@ def least_seconds(setting: CallSetting, kv_tokens: float | None) -> float:
 
 def floor_and_replicas(setting: CallSetting, kv_tokens: float | None) -> tuple[ReplicaFloor, int]:
     """The least that a batch costs a replica, and the number of replicas."""
-    longest = float(usual_lengths(setting).max())
-    engine = rollout_engine(setting, kv_tokens, longest)
+    requests = requests_of(setting)
+    engine = rollout_engine(setting, kv_tokens, float(known_lengths(requests, setting.drawn).max()))
     assert setting.placement.rollout is not None
-    known = _known_floor(engine, requests_of(setting), setting.drawn)
+    known = _known_floor(engine, requests, setting.drawn)
     return known, setting.placement.rollout.layout.dp + lent_replicas(setting.placement)
 
 

@@ -36,16 +36,15 @@ import numpy as np
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.simulation.asynchronous import priced_rollout
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
-from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs
 from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
-from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
+from rlhfsim.simulation.asynchronous.schedules import Async, LearnerRun, OneStepOff, Programs
 from rlhfsim.simulation.noise import Draws, Noise
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Record, simulator_of
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.calls import CallSetting, requests_of
-from rlhfsim.step.iteration import Iteration, Program, program
+from rlhfsim.step.iteration import Iteration, Program, program, switch_seconds
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, learner_steps, timetable
 
 WAIT = "actor.generate.wait"
@@ -95,7 +94,7 @@ def _ran(setting: CallSetting, asked: SteadyRun, *, lends: bool) -> Simulated:
         paired=schedule.one_step_off and schedule.overlapped_sync,
     )
     pool = None if schedule.one_step_off else _pool(draws, kv_tokens)
-    switches = priced_rollout.switch_seconds(setting, kv_tokens) if lends else None
+    switches = switch_seconds(setting, kv_tokens) if lends else None
     ways = OneStepOff(run, schedule) if pool is None else Async(run, pool, switches)
     if simulator.memory_timeline is not None:
         simulator.memory_timeline.begin(ROLLOUT, 0.0)

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.biases import FrameworkBiases
-from rlhfsim.specs.hardware.calibrated import Provenance, WorkloadMeasured
+from rlhfsim.specs.hardware.calibrated import FrameworkBiases, Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.kernel_tables import CurvesText
 from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import checked

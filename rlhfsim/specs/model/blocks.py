@@ -1,4 +1,4 @@
-"""The two blocks of a layer that come in many kinds: attention and mixture of experts."""
+"""The parts of a layer that come in many kinds: attention, mixture of experts and norm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rlhfsim.specs.loading import checked
 MAX_LAYERS, MAX_WIDTH, MAX_VOCAB = 4096, 2**20, 2**24
 """No model comes near these; a larger number is a typing error."""
 MAX_POSITION, MAX_EXPERTS = 2**30, 2**16
+Norm = Literal["rmsnorm", "offset_rmsnorm", "layernorm", "layernorm_without_bias", "without_weights"]
+"""Kind of normalisation; `offset_rmsnorm` multiplies by 1 + weight in FP32 (Gemma), the last two are
+LayerNorm without bias (MPT) and without both (OLMo 1)."""
 
 
 def check(name: str, value: int, low: int, high: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhfsim.specs.model.model import Norm
+from rlhfsim.specs.model.blocks import Norm
 
 Flag = bool | tuple[str, bool]
 """A fact of the architecture, or the key that decides it with the default when it is absent."""

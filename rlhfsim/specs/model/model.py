@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
@@ -25,17 +24,15 @@ from rlhfsim.specs.model.blocks import (
     MAX_WIDTH,
     Attention,
     Moe,
+    Norm,
     check,
     check_optional,
 )
 from rlhfsim.specs.model.mixers import LayerKind, Recurrent
 from rlhfsim.specs.model.vision import Vision
 
-__all__ = ["Attention", "LayerKind", "ModelSpec", "Moe", "Norm", "Recurrent", "Vision"]
+__all__ = ["Attention", "LayerKind", "ModelSpec", "Moe", "Recurrent", "Vision"]
 
-Norm = Literal["rmsnorm", "offset_rmsnorm", "layernorm", "layernorm_without_bias", "without_weights"]
-"""Kind of normalisation; `offset_rmsnorm` multiplies by 1 + weight in FP32 (Gemma), the last two are
-LayerNorm without bias (MPT) and without both (OLMo 1)."""
 _NORM_VECTORS: Mapping[Norm, int] = {
     "rmsnorm": 1,
     "offset_rmsnorm": 1,

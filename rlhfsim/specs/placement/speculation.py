@@ -9,8 +9,9 @@ from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
-from rlhfsim.specs.quantities import Share
 
+Acceptance = Annotated[float, Field(ge=0, le=1)]
+"""Probability that a drafted token is accepted where all before it were (a)."""
 TRAINS = ("mtp", "eagle")
 """Methods whose draft a framework trains beside the policy."""
 
@@ -24,13 +25,13 @@ class Speculation:
     """Matches in the text so far; a layer of the policy that looks further; an EAGLE-3 head; a model."""
     draft_tokens: Annotated[int, Field(ge=1, le=32)]
     """Drafted for each sequence in a step (k)."""
-    acceptance: Share
-    """Probability that a drafted token is accepted where all before it were (a); yours to say."""
+    acceptance: Acceptance
+    """Yours to say."""
     model: str | None = None
     """Name of the draft model, with method `draft` only."""
-    low: Share | None = None
+    low: Acceptance | None = None
     """P10 of the acceptance; default: the acceptance itself."""
-    high: Share | None = None
+    high: Acceptance | None = None
     """P90 of the acceptance."""
     drift: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """Change of the acceptance in each step that the policy is trained and its draft is not."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -37,7 +36,6 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import format
-from rlhfsim.what_if.design import design
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTS = (
@@ -55,6 +53,7 @@ PREDICTS = (
     "units.py",
     "plan.py",
     "what_if/scenarios/designs.py",
+    "what_if/scenarios/workers.py",
 )
 """Folders and files of the package that a prediction depends on."""
 
@@ -119,19 +118,6 @@ def _observed(lengths: AnyLengths) -> str:
     if not isinstance(lengths, Empirical):
         return ""
     return hashlib.sha256(read_bytes(Path(lengths.file))).hexdigest()
-
-
-def search(request: Request) -> DesignResult:
-    """The best plan of a request, or what is missing."""
-    begin = time.perf_counter()
-    # plans that wait for the same learner tie: the warm start decides, so it is that of `rlhfsim design`
-    answer = design(request, explain=False, rivals="async" in request.switches, simplest_s=None)
-    return DesignResult(
-        plan=answer.chosen,
-        shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
-        gap=answer.certificate.gap,
-        seconds=time.perf_counter() - begin,
-    )
 
 
 def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:

@@ -8,14 +8,13 @@ from dataclasses import fields
 from functools import reduce
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.search.request import STALE, Limit, Request, second_pool_for_rollout
+from rlhfsim.search.request import STALE, Limit, Request, limited, second_pool_for_rollout
 from rlhfsim.search.role_fields import bound
 from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.scenarios.document import Base, RequestText
-from rlhfsim.what_if.why_not import limited
 
 MAX_POOLS = 2
 _BOUND = re.compile(r"^\s*(<=|>=|!=|=|<|>)?\s*(\S+)\s*$")

@@ -8,6 +8,7 @@ forks none; where only one question is asked, its search uses every core itself.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,7 +19,8 @@ from rlhfsim.extras import need
 from rlhfsim.ray_token import keep_private
 from rlhfsim.search.parallel import TICK, cores, forked, may_fork, serial
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash, search
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash
 
 RUN = 6
 """Most neighbours that a process takes at a time."""
@@ -40,6 +42,19 @@ def local(jobs: int | None = None) -> Runner:
         return forked(_collected, requests, processes, run=neighbours)
 
     return run
+
+
+def search(request: Request) -> DesignResult:
+    """The best plan of a request, or what is missing."""
+    begin = time.perf_counter()
+    # plans that wait for the same learner tie: the warm start decides, so it is that of `rlhfsim design`
+    answer = design(request, explain=False, rivals="async" in request.switches, simplest_s=None)
+    return DesignResult(
+        plan=answer.chosen,
+        shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
+        gap=answer.certificate.gap,
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def _collected(request: Request) -> DesignResult:
