@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import (
+    SMALL,
     Branch,
     Entry,
     Frontier,
@@ -178,9 +179,10 @@ class Search:
         if self._part is not None:
             return Frontier(self.subproblems, self._part.branches)
         wanted, sizes = self._competing
-        frontier = Frontier(self.subproblems, bounded(self.request, self.subproblems, wanted, sizes))
-        frontier.price_all(sorted(set(self.subproblems.keys(wanted, sizes))))
-        return frontier
+        keys = sorted(set(self.subproblems.keys(wanted, sizes)))
+        if all(key.gpus <= SMALL for key in keys):
+            self.pricer.prepare(keys)
+        return Frontier(self.subproblems, bounded(self.request, self.subproblems, wanted, sizes))
 
     @property
     def _competing(self) -> tuple[list[Partition], list[NDArray[np.int64]]]:

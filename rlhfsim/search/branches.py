@@ -277,13 +277,6 @@ class Frontier:
     subproblems: Subproblems
     branches: Sequence[Branch]
 
-    def price_all(self, keys: Sequence[PriceKey]) -> None:
-        """Prices all roles, where each has few options."""
-        if all(key.gpus <= SMALL for key in keys):
-            self._price(keys)
-            for branch in self.branches:
-                branch.bounds.raise_up_to(inf)
-
     def price_more(self, entries: Sequence[Entry]) -> bool:
         """Prices one role more of each skeleton that has some left, after their floors were raised once.
 

@@ -47,7 +47,7 @@ OF_A_CLASS = 8
 """Whole combinations of a class with which others are compared before all of their roles are merged."""
 ROUNDING = 1e-9
 """Relative difference by which sums in another order may differ."""
-LOOKED_AT = 300_000
+LOOKED_AT = 10_000
 """Combinations of all roles above which some good ones are looked for first."""
 
 
@@ -92,10 +92,6 @@ def pool_table(
     """
     each = each or alone(subproblem)
     merge = _Merge(subproblem, each, bound, limit, beam)
-    if beam is None and by_times(subproblem) and prod(map(len, each)) > LOOKED_AT:
-        look = _Merge(subproblem, each, bound, limit, None, quick=True)
-        look.run()
-        merge.reached = _Reached(*compared(subproblem, look.rows, look.numbers, look.held))
     merge.run()
     return PoolTable(
         tables=subproblem.tables,
@@ -213,6 +209,8 @@ class _Merge:
             narrower = sum(map(len, self.roles)) < NARROWER * before
         if not all(map(len, self.roles)):
             return
+        if not self.quick and self.beam is None and prod(map(len, self.roles)) > LOOKED_AT:
+            self.reached = self._look()
         first = self.roles[0]
         start = Combinations(
             rows=np.empty((1, 0), np.int64),
@@ -220,6 +218,16 @@ class _Merge:
             bytes=np.zeros((1, *first.bytes.shape[1:])),
         )
         self.grow(start, 0)
+
+    def _look(self) -> _Reached | None:
+        """Some good whole combinations, where it is known before all roles are merged what they beat."""
+        subproblem = self.subproblem
+        if not by_times(subproblem):
+            return None
+        each = [self.roles[self.order.index(i)] for i in range(len(self.roles))]
+        look = _Merge(subproblem, each, self.bound, self.limit, None, quick=True)
+        look.run()
+        return _Reached(*compared(subproblem, look.rows, look.numbers, look.held))
 
     def _narrow(self, place: int) -> None:
         """Drops options of a role that cannot win, or cannot fit, whatever the other roles do."""
