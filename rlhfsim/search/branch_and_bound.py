@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import (
-    SMALL,
     Branch,
     Entry,
     Frontier,
@@ -64,6 +63,8 @@ UNPROVEN_WORK = 10_000
 """The same of a part of a space whose own search ended unproven."""
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
+SMALL = 64
+"""GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 SIMPLEST = 4
 """Simple skeletons of a number of pools that are tried before promising ones where any plan will do."""
 AT_ONCE = ((inf,),)

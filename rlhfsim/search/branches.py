@@ -249,8 +249,6 @@ def fit_alone(subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequ
     return True
 
 
-SMALL = 64
-"""GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 AHEAD = 4
 """Skeletons of which a role is priced in one go, those with the least bounds."""
 CHEAPEST = (*GENERATING, *reversed(MODELS))

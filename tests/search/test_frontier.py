@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.search import branches
+from rlhfsim.search import branch_and_bound
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.branches import Queue
 from rlhfsim.search.request import Request
@@ -28,7 +28,7 @@ def test_pricing_roles_as_bounds_ask_finds_the_same_optimum_and_counts_every_pla
             continue
         whole = Search(case.request, case.models).run()
         with monkeypatch.context() as patched:
-            patched.setattr(branches, "SMALL", 0)
+            patched.setattr(branch_and_bound, "SMALL", 0)
             search = Search(case.request, case.models)
             asked = search.run()
         assert (asked.best is None) == (whole.best is None), seed
@@ -55,7 +55,7 @@ def test_skeletons_come_in_the_order_of_the_bounds_that_their_prices_give(
         for branch in whole._branches()
         for row, bound in zip(branch.sizes.tolist(), branch.bound.tolist(), strict=True)
     }
-    monkeypatch.setattr(branches, "SMALL", 0)
+    monkeypatch.setattr(branch_and_bound, "SMALL", 0)
     search = Search(case.request, case.models)
     entries = list(Queue(search.frontier, search._branches()).up_to(lambda: 1e9))
     assert [e.bound for e in entries] == sorted(x for x in sizes.values() if x < 1e9)
