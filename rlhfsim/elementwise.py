@@ -6,19 +6,22 @@ Plain numbers stay plain numbers and run at their speed, so a single plan costs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, reduce, wraps
 from itertools import repeat, zip_longest
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 FEW = 8
 """Most words of a column that are looked for one by one."""
 SPARSE = 64
 """Most places of a table for each row that stands in it."""
+MOST_KNOWN = 65536
+"""Rows from which on those that are known are forgotten."""
 Size: TypeAlias = Any
 """A number (or truth value), or an array with an entry a layout."""
 
@@ -30,23 +33,68 @@ def where(holds: Size, yes: Size, no: Size) -> Size:
     return yes if holds else no
 
 
+def either(holds: Size, yes: Callable[[], Size], no: Callable[[], Size]) -> Size:
+    """`yes()` where it holds, else `no()`; what no layout reads is not worked out."""
+    if not isinstance(holds, np.ndarray):
+        return yes() if holds else no()
+    if holds.all():
+        return yes()
+    return np.where(holds, yes(), no()) if holds.any() else no()
+
+
+def by_word(words: Size, answer: Callable[[Any], Size]) -> Size:
+    """`answer` of the word that stands for each layout."""
+    if not isinstance(words, np.ndarray):
+        return answer(words)
+    return reduce(lambda found, word: where(words == word, answer(word), found), {*words.tolist()}, 0.0)
+
+
+def unsaid(words: Size) -> Size:
+    """Where None stands."""
+    nothing: Any = None
+    return words == nothing if isinstance(words, np.ndarray) else words is None
+
+
+def together(function: Callable[..., Size], rows: Sequence[tuple[Any, ...]]) -> list[Size]:
+    """`function` of each row, a word and sizes; rows that hold arrays are asked once for each word."""
+    shapes = [size.shape for row in rows for size in row if isinstance(size, np.ndarray)]
+    if not shapes:
+        return [function(*row) for row in rows]
+    answers: list[Size] = [None] * len(rows)
+    for word, places in alike(row[0] for row in rows):
+        columns = np.empty((len(rows[0]) - 1, len(places), *shapes[0]))
+        for i, place in enumerate(places):
+            for column, size in zip(columns, rows[place][1:], strict=True):
+                column[i] = size
+        for place, answer in zip(places, function(word, *columns), strict=True):
+            answers[place] = answer
+    return answers
+
+
 def most(*sizes: Size) -> Size:
     """The largest, entry by entry."""
-    if any(isinstance(size, np.ndarray) for size in sizes):
-        return reduce(np.maximum, sizes)
+    for size in sizes:
+        if isinstance(size, np.ndarray):
+            return reduce(np.maximum, sizes)
     return max(sizes)
 
 
 def least(*sizes: Size) -> Size:
     """The smallest, entry by entry."""
-    if any(isinstance(size, np.ndarray) for size in sizes):
-        return reduce(np.minimum, sizes)
+    for size in sizes:
+        if isinstance(size, np.ndarray):
+            return reduce(np.minimum, sizes)
     return min(sizes)
 
 
 def ceil(size: Size) -> Size:
     """Rounded up."""
     return np.ceil(size) if isinstance(size, np.ndarray) else math.ceil(size)
+
+
+def number(array: NDArray[Any]) -> Size:
+    """An array without an axis as a plain number."""
+    return array if np.ndim(array) else float(array)
 
 
 def some(holds: Size) -> bool:
@@ -72,6 +120,47 @@ def each(function: Callable[..., Any], *columns: Size) -> Any:
     if isinstance(found[0], tuple | list):
         found = list(zip_longest(*found, fillvalue=0.0))
     return np.array(found, dtype=float)[..., places]
+
+
+def remembered(
+    known: dict[tuple[Any, ...], NDArray[np.float64]], price: Callable[..., Sequence[Size]], *columns: Size
+) -> Sequence[Size]:
+    """Numbers of every row of the columns; those of rows that are not `known` are asked for as columns, at
+    once."""
+    if len(known) >= MOST_KNOWN:
+        known.clear()
+    if not any(isinstance(column, np.ndarray) for column in columns):
+        if columns not in known:
+            known[columns] = np.array(price(*columns))
+        numbers: list[float] = known[columns].tolist()
+        return numbers
+    rows, places = distinct(*columns)
+    if new := [row for row in rows if row not in known]:
+        answers = price(*map(np.array, zip(*new, strict=True)))
+        table = np.empty((len(new), len(answers)))
+        for column, answer in zip(table.T, answers, strict=True):
+            column[:] = answer
+        known.update(zip(new, table, strict=True))
+    found = np.concatenate([known[row] for row in rows]).reshape(len(rows), -1)
+    return tuple(found.T[:, places])
+
+
+def kept(maxsize: int) -> Callable[[F], F]:
+    """A cache of the answers for plain arguments; those for arrays are worked out each time."""
+
+    def keeping(function: F) -> F:
+        known = lru_cache(maxsize=maxsize)(function)
+
+        @wraps(function)
+        def asked(*args: Any, **named: Any) -> Any:
+            try:
+                return known(*args, **named)
+            except TypeError:  # arrays have no hash
+                return function(*args, **named)
+
+        return cast(F, asked)
+
+    return keeping
 
 
 def distinct(*columns: Size) -> tuple[list[tuple[Any, ...]], NDArray[np.intp]]:

@@ -7,7 +7,6 @@ from typing import Any
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.memory.states import cut
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import default_software
@@ -27,7 +26,7 @@ def train(
     """All optimizer steps of one pass over `sequences`, with their updates."""
     given = {"software": default_software(given["backend"]), **given}
     asked = TrainedModel(device, model, sequences, **given)
-    return asked.passes(layout, pack_len) + asked.updates(cut(layout))
+    return asked.passes(layout, pack_len) + asked.updates(layout)
 
 
 def forward(

@@ -13,7 +13,6 @@ from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.sequences import uniform
 from rlhfsim.memory.role_bytes import role_memory
-from rlhfsim.memory.states import cut
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
@@ -64,7 +63,7 @@ def main() -> None:
             "price a known training layout",
             0.0002,
             500,
-            lambda: trained.passes(layout) + trained.updates(cut(layout)),
+            lambda: trained.passes(layout) + trained.updates(layout),
         ),
         (
             "bytes of a role",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +29,7 @@ from scipy.linalg import solveh_banded
 from lab.fits.kernel_knots import BORROWERS, FLATNESS, KNOTS, SMOOTHING, TARGETS
 from lab.fits.kernel_tables import SYSTEMS, Samples, package, read
 from rlhfsim.kernels.curves import PERCENT, KernelCurves, element_bytes, kv_size, peaks_of, precision_of
-from rlhfsim.kernels.grid import corners, encode, monotone
+from rlhfsim.kernels.grid import cells, encode, monotone
 from rlhfsim.kernels.work import KINDS, roof
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profile_files import find_profile
@@ -148,6 +149,17 @@ def _roof(profile: Profile, name: str, knots: list[Floats]) -> Floats:
     demand = kind.demand(kv_size(name) or element_bytes(precision), *mesh)
     least = roof(demand, peaks.rate(precision), peaks.hbm, peaks.link)
     return np.broadcast_to(least, tuple(axis.size for axis in knots))
+
+
+def corners(knots: tuple[Floats, ...], points: list[Floats]) -> tuple[NDArray[np.intp], Floats]:
+    """Flat node indices `(N, 2^D)` around points and their multilinear weights; points are clipped."""
+    base, shares = cells(knots, points)
+    index, weights = base[:, None], np.ones((base.size, 1))
+    for i, share in enumerate(shares):
+        stride = math.prod(axis.size for axis in knots[i + 1 :])
+        index = np.concatenate([index, index + stride], axis=1)
+        weights = np.concatenate([weights * (1 - share[:, None]), weights * share[:, None]], axis=1)
+    return index, weights
 
 
 def solve(knots: tuple[Floats, ...], points: list[Floats], target: Floats, least: Floats) -> Floats:

@@ -11,22 +11,18 @@ Not known here: congestion by other jobs, rail-unaware cabling, NCCL's start-up 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlhfsim.elementwise import Size, where
+from rlhfsim.elementwise import Size, ceil, each, either, kept, most, number, where
 from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.routing import Routing
 from rlhfsim.specs.placement.layout import Dispatcher
 
-Floats = NDArray[np.float64]
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
-def all_reduce(device: Device, size: float, group: Group) -> float:
+def all_reduce(device: Device, size: Size, group: Group) -> Size:
     """Seconds of an all-reduce of `size` bytes.
 
         one domain:  measured; else 2 (n-1) a + 2 (n-1)/n S/B
@@ -37,54 +33,49 @@ def all_reduce(device: Device, size: float, group: Group) -> float:
     tree bounds the latency. Source: Patarasuk & Yuan 2009 (ring); NCCL tree and ring, Hu et al.,
     arXiv 2507.04786. Too fast when tiers do not overlap (up to 2x at equal tier times).
     """
-    if group.ranks == 1 or size <= 0:
-        return 0.0
-    if group.domains == 1:
-        return _inside(device, "all_reduce", size, group.ranks)
-    inside, between = _tiers(device, size, group)
-    return max(2 * inside, 2 * between) + _latency(device, group, 2)
+    return _ring(device, "all_reduce", size, group, 2)
 
 
-def all_gather(device: Device, size: float, group: Group) -> float:
+def all_gather(device: Device, size: Size, group: Group) -> Size:
     """Seconds of an all-gather whose gathered buffer has `size` bytes; half an all-reduce.
 
         (n-1) a + (n-1)/n S/B in one domain; across domains the slower tier as in `all_reduce`
 
     Source: Patarasuk & Yuan 2009. NVLS does not help it (measurements/README.md).
     """
-    return _half(device, "all_gather", size, group)
+    return _ring(device, "all_gather", size, group, 1)
 
 
-def reduce_scatter(device: Device, size: float, group: Group) -> float:
+def reduce_scatter(device: Device, size: Size, group: Group) -> Size:
     """Seconds of a reduce-scatter of a buffer of `size` bytes; half an all-reduce, see `all_gather`."""
-    return _half(device, "reduce_scatter", size, group)
+    return _ring(device, "reduce_scatter", size, group, 1)
 
 
-def all_to_all(device: Device, size: float, group: Group) -> float:
+def all_to_all(device: Device, size: Size, group: Group) -> Size:
     """Seconds of an all-to-all where each GPU sends `size` bytes, its own n-th part included.
 
         max((g-1)/n S/B_in, (n-g)/n S/B_net) + (g-1) a_in + (D-1) a_net
 
     Both tiers work at once. Source: physics.md section 4; tables of one domain where measured.
     """
-    n, g = group.ranks, group.per_domain
-    if n == 1 or size <= 0:
-        return 0.0
-    if group.domains == 1:
-        return _inside(device, "all_to_all", size, n)
-    inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
-    between = (n - g) / n * size / (device.network_bandwidth * device[exchange_share(device, once=False)])
-    return max(inside, between) + _latency(device, group, 1)
+
+    def between() -> Size:
+        n, g = group.ranks, group.per_domain
+        near = (g - 1) / n * size / _bandwidth(device, "all_to_all")
+        far = (n - g) / n * size / (device.network_bandwidth * device[exchange_share(device, once=False)])
+        return most(near, far) + _latency(device, group, 1)
+
+    return _timed(device, "all_to_all", size, group, between)
 
 
 def dispatch(
     device: Device,
-    tokens: float,
+    tokens: Size,
     token_bytes: float,
     routing: Routing,
     group: Group,
     *,
-    skew: float = 1,
+    skew: Size = 1,
     by: Dispatcher | None = None,
 ) -> float:
     """Seconds to send `tokens` tokens of one GPU to the experts that they chose; the mean of there and back.
@@ -97,32 +88,44 @@ def dispatch(
 
     DeepEP's normal kernels and HybridEP forward inside a domain (DeepSeek-V3, arXiv 2412.19437, section
     3.2.2); a dispatcher that is not said (`by` None) is priced as those, at the rates of NCCL. `skew` is
-    busiest over mean rank.
+    busiest over mean rank. An array where one of them is.
     """
-    n = group.ranks
-    if n == 1 or tokens <= 0:
-        return 0.0
-    sent = tokens * token_bytes * skew
-    match by:
-        case "alltoall":
-            return all_to_all(device, sent * routing.top_k, group)
-        case "deepep-ll":
-            return float(one_sided(device, np.asarray(sent * routing.top_k), group))
-        case "allgather":
-            whole = n * tokens * token_bytes
-            return (all_gather(device, whole, group) + reduce_scatter(device, whole, group)) / 2
-        case "deepep":
-            rate, start = _scale_up(device) * device["deepep_nvlink_efficiency"], device["deepep_latency"]
-            if group.domains == 1:
-                return sent * routing.copies(n) * (n - 1) / n / rate + start
-        case _:
-            rate, start = _bandwidth(device, "all_to_all"), 0.0
-            if group.domains == 1:
-                return all_to_all(device, sent * routing.copies(n), group)
-    away = routing.copies(group.domains) * (1 - 1 / group.domains)
-    inside = routing.copies(n) * (1 - 1 / group.per_domain)
-    network = device.network_bandwidth * device[exchange_share(device, once=True)]
-    return max(sent * inside / rate, sent * away / network) + _latency(device, group, 1) + start
+    n, sent = group.ranks, tokens * token_bytes * skew
+
+    def there() -> Size:
+        match by:
+            case "alltoall":
+                return all_to_all(device, sent * routing.top_k, group)
+            case "deepep-ll":
+                return one_sided(device, sent * routing.top_k, group)
+            case "allgather":
+                whole = n * tokens * token_bytes
+                return (all_gather(device, whole, group) + reduce_scatter(device, whole, group)) / 2
+        own, copies = by == "deepep", each(routing.copies, n)
+        rate = (
+            _scale_up(device) * device["deepep_nvlink_efficiency"]
+            if own
+            else _bandwidth(device, "all_to_all")
+        )
+        start = device["deepep_latency"] if own else 0.0
+
+        def near() -> Size:
+            return (
+                sent * copies * (n - 1) / n / rate + start
+                if own
+                else all_to_all(device, sent * copies, group)
+            )
+
+        def far() -> Size:
+            away = each(routing.copies, group.domains) * (1 - 1 / group.domains)
+            inside = copies * (1 - 1 / group.per_domain)
+            network = device.network_bandwidth * device[exchange_share(device, once=True)]
+            return most(sent * inside / rate, sent * away / network) + _latency(device, group, 1) + start
+
+        return either(group.domains == 1, near, far)
+
+    seconds: float = either((n == 1) | (tokens <= 0), _nothing, there)
+    return seconds
 
 
 def exchange_share(device: Device, *, once: bool) -> str:
@@ -136,7 +139,7 @@ def exchange_share(device: Device, *, once: bool) -> str:
     return f"{device.fabric}_{kind}_efficiency"
 
 
-def one_sided(device: Device, size: Floats, group: Group) -> Floats:
+def one_sided(device: Device, size: Size, group: Group) -> Size:
     """Seconds of an all-to-all by writes into the receivers' memory, each GPU sending `size` bytes.
 
         max((g-1)/n S/B_in, (n-g)/n S/B_net) + a        a: of the slower tier, for all write at once
@@ -147,23 +150,20 @@ def one_sided(device: Device, size: Floats, group: Group) -> Floats:
     """
     n, g = group.ranks, group.per_domain
     inside = (g - 1) / n * size / (_scale_up(device) * device["deepep_ll_nvlink_efficiency"])
-    if group.domains == 1:
-        return inside + device["deepep_ll_latency"]
     network = device.network_bandwidth * device[exchange_share(device, once=True)]
-    start = max(device["nic_latency"], device["deepep_ll_latency"])
-    return np.maximum(inside, (n - g) / n * size / network) + start
+    near = device["deepep_ll_latency"]
+    start = where(group.domains == 1, near, max(device["nic_latency"], near))
+    return most(inside, (n - g) / n * size / network) + start
 
 
-def p2p(device: Device, size: Size, crosses_domain: bool) -> Size:
+def p2p(device: Device, size: Size, crosses_domain: Size) -> Size:
     """Seconds of one send of `size` bytes: a + S/B (Hockney 1994, Parallel Computing 20(3))."""
-    if crosses_domain:
-        taken = device["nic_latency"] + size / _network(device)
-    else:
-        taken = device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
-    return where(size > 0, taken, 0.0)
+    far = device["nic_latency"] + size / _network(device)
+    near = device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
+    return where(size > 0, where(crosses_domain, far, near), 0.0)
 
 
-def broadcast(device: Device, size: float, group: Group) -> float:
+def broadcast(device: Device, size: float, group: Group) -> Size:
     """Seconds of a pipelined broadcast of `size` bytes: steps a + S/B of the slowest tier.
 
     Source: NCCL's ring broadcast (Hu et al., arXiv 2507.04786); chunks hide all but the latency.
@@ -181,24 +181,36 @@ def crosses(device: Device, ranks: Size, stride: Size) -> Size:
     return (ranks * stride > device.domain) & (ranks > 1)
 
 
-def _half(device: Device, op: Op, size: float, group: Group) -> float:
-    if group.ranks == 1 or size <= 0:
-        return 0.0
-    if group.domains == 1:
-        return _inside(device, op, size, group.ranks)
-    return max(_tiers(device, size, group)) + _latency(device, group, 1)
+def _ring(device: Device, op: Op, size: Size, group: Group, passes: int) -> Size:
+    def between() -> Size:
+        return passes * _tiers(device, size, group) + _latency(device, group, passes)
+
+    return _timed(device, op, size, group, between)
 
 
-def _tiers(device: Device, size: float, group: Group) -> tuple[float, float]:
+def _timed(device: Device, op: Op, size: Size, group: Group, between: Callable[[], Size]) -> Size:
+    """Nothing for one rank or no bytes, the measured curve of one domain, else the time between domains."""
+
+    def some() -> Size:
+        return either(group.domains == 1, lambda: _inside(device, op, size, group.ranks), between)
+
+    return either((group.ranks == 1) | (size <= 0), _nothing, some)
+
+
+def _nothing() -> float:
+    return 0.0
+
+
+def _tiers(device: Device, size: Size, group: Group) -> Size:
+    """Seconds of the slower tier."""
     g, d = group.per_domain, group.domains
-    inside = (g - 1) / g * size / _bandwidth(device, "all_gather") if g > 1 else 0.0
-    return inside, (d - 1) / d * size / g / _network(device)
+    inside = (g - 1) / g * size / _bandwidth(device, "all_gather")
+    return most(inside, (d - 1) / d * size / g / _network(device))
 
 
-def _latency(device: Device, group: Group, passes: int) -> float:
+def _latency(device: Device, group: Group, passes: int) -> Size:
     inside = (group.per_domain - 1) * device["nvlink_latency"]
-    hops = math.ceil(math.log2(group.domains)) if group.domains > 1 else 0
-    return passes * (inside + hops * device["nic_latency"])
+    return passes * (inside + ceil(each(math.log2, group.domains)) * device["nic_latency"])
 
 
 def _network(device: Device) -> float:
@@ -214,7 +226,7 @@ def _bandwidth(device: Device, op: Op) -> float:
     return _scale_up(device) * device[name]
 
 
-@lru_cache(maxsize=65536)
-def _inside(device: Device, op: Op, size: float, ranks: int) -> float:
+@kept(65536)
+def _inside(device: Device, op: Op, size: Size, ranks: Size) -> Size:
     """One domain: the measured curve, which stretches itself beyond the ranks it knows."""
-    return float(device.curves.collective(op, size, ranks))
+    return number(device.curves.collective(op, size, ranks))

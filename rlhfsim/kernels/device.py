@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rlhfsim.elementwise import Size, least, most
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.specs.hardware.hardware import Fabric, Profile
 from rlhfsim.specs.hardware.wan import WanLink
@@ -15,23 +16,23 @@ from rlhfsim.specs.quantities import Coefficient
 class Group:
     """Ranks that communicate: how many, and how many of them share one scale-up domain."""
 
-    ranks: int
-    per_domain: int
+    ranks: Size
+    per_domain: Size
     """Ranks of the group inside one NVLink (xGMI, PCIe) domain; equal to `ranks` when all are."""
 
     @property
-    def domains(self) -> int:
+    def domains(self) -> Size:
         """Domains that the group touches."""
         return -(-self.ranks // self.per_domain)
 
 
-def group(ranks: int, stride: int, domain: int) -> Group:
+def group(ranks: Size, stride: Size, domain: int) -> Group:
     """The group of `ranks` GPUs that stand `stride` apart in domains of `domain` GPUs.
 
     Ranks are laid out TP first, then CP, DP, PP (Megatron's order): a TP group has stride 1, a DP
     group stride tp x cp.
     """
-    return Group(ranks=ranks, per_domain=max(1, min(ranks, domain // stride)))
+    return Group(ranks=ranks, per_domain=most(1, least(ranks, domain // stride)))
 
 
 class Spreads(dict[str, tuple[float, float]]):
@@ -84,6 +85,11 @@ class Device:
 
     def __post_init__(self) -> None:
         """Keep the coefficients as plain numbers: they are read at every step of every sum."""
+        twin = self.inside
+        if twin and (
+            twin.profile is not self.profile or twin.curves is not self.curves or twin.domain != self.domain
+        ):
+            object.__setattr__(self, "inside", None)  # it was that of another device, from which this is made
         known = self.profile.coefficients
         object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
         object.__setattr__(self, "_spreads", Spreads(known, spread_of))

@@ -106,19 +106,20 @@ def _device(
     backend: Backend | None,
     wan: WanLink | None,
 ) -> Device:
+    if oversubscription != 1.0:
+        whole = _device(key, domain, gpus_per_node, 1.0, fabric, framework, backend, wan)
+        return replace(whole, network_bandwidth=whole.network_bandwidth / oversubscription)
     profile = with_software(key.profile, framework, backend)
-    networked = oversubscription > 0
-    of = domain, gpus_per_node, 0.0, fabric, framework, backend, wan
-    return Device(
+    device = Device(
         profile=profile,
         curves=_curves(Tables(profile)),
         domain=domain,
         gpus_per_node=gpus_per_node,
-        network_bandwidth=profile.nic.value / oversubscription if networked else math.inf,
+        network_bandwidth=profile.nic.value,
         fabric=fabric,
         wan=wan,
-        inside=_device(key, *of) if networked else None,
     )
+    return replace(device, inside=replace(device, network_bandwidth=math.inf))
 
 
 class Tables:

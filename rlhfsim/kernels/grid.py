@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 
-FEW = 12
+FEW = 8
 """Up to this many points a plain loop is faster than array operations."""
 LEAST = 1e-9
 """Coordinates are at least this, so that their logarithm exists."""
@@ -46,18 +47,25 @@ class Grid:
         """Seconds at points; coordinates broadcast.
 
         log t = sum of corners w_i log t_i (multilinear), plus growth x log of the excess
+
+        The same operations in the same order as `at`, so that a time is the same to the last bit however many
+        are asked for.
         """
-        points = np.broadcast_arrays(*[np.asarray(x, dtype=np.float64) for x in coordinates])
-        if points[0].size <= FEW:
+        shape = np.broadcast(*coordinates).shape
+        if math.prod(shape) <= FEW:
+            points = np.broadcast_arrays(*coordinates)
             each = zip(*(x.ravel().tolist() for x in points), strict=True)
-            return np.array([self.at(point) for point in each]).reshape(points[0].shape)
-        logs = [np.log2(np.maximum(x, LEAST)) for x in points]
-        flat = [x.ravel() for x in logs]
-        base, weights, beyond = self._place(flat)
-        values = self.log_time.ravel()[base]
-        log_time = np.einsum("ij,ij->i", values, weights) + np.log(2.0) * beyond
-        seconds: Floats = np.exp(log_time).reshape(logs[0].shape)
-        return seconds
+            return np.array([self.at(point) for point in each]).reshape(shape)
+        logs = [_mapped(math.log2, np.maximum(x, LEAST)) for x in coordinates]
+        base, shares = cells(self.knots, logs)
+        beyond = np.zeros(shape)
+        for knots, power, x in zip(self.knots, self.growth, logs, strict=True):
+            beyond += power * np.maximum(x - knots[-1], 0.0)
+        cell = self.log_time.ravel()[np.add.outer(self._corners, base)]
+        for share in reversed(shares):
+            low = cell[0::2]
+            cell = low + share * (cell[1::2] - low)
+        return _mapped(math.exp, cell[0] + math.log(2.0) * beyond)
 
     def at(self, point: tuple[float, ...]) -> float:
         """Seconds at one point; one axis after the other instead of a sum over corners."""
@@ -78,27 +86,23 @@ class Grid:
             cell = [low + share * (high - low) for low, high in zip(ends, ends, strict=True)]
         return math.exp(cell[0] + math.log(2.0) * beyond)
 
-    def _place(self, flat: list[Floats]) -> tuple[NDArray[np.intp], Floats, Floats]:
-        """Corners `(N, 2^D)` of each point's cell, their weights and log2 of the growth beyond."""
-        index, weights = corners(self.knots, flat)
-        beyond = np.zeros(flat[0].shape)
-        for knots, power, x in zip(self.knots, self.growth, flat, strict=True):
-            beyond = beyond + power * np.maximum(x - knots[-1], 0.0)
-        return index, weights, beyond
+
+def _mapped(function: Callable[[float], float], values: ArrayLike) -> Floats:
+    """A function of the standard library of every value: NumPy's may differ by a last bit."""
+    given = np.asarray(values, dtype=np.float64)
+    return np.fromiter(map(function, given.ravel().tolist()), np.float64, given.size).reshape(given.shape)
 
 
-def corners(knots: tuple[Floats, ...], points: list[Floats]) -> tuple[NDArray[np.intp], Floats]:
-    """Flat node indices `(N, 2^D)` around points and their multilinear weights; points are clipped."""
-    index: NDArray[np.intp] = np.zeros((points[0].size, 1), dtype=np.intp)
-    weights = np.ones((points[0].size, 1))
+def cells(knots: tuple[Floats, ...], points: list[Floats]) -> tuple[NDArray[np.intp], list[Floats]]:
+    """Flat index of the lowest node of each point's cell, and how far along each axis of it the point is;
+    points are clipped."""
+    base, shares = np.zeros((), dtype=np.intp), list[Floats]()
     for axis, x in zip(knots, points, strict=True):
         low = np.minimum(np.maximum(np.searchsorted(axis, x, side="right") - 1, 0), axis.size - 2)
         share = (x - axis[low]) / (axis[low + 1] - axis[low])
-        share = np.minimum(np.maximum(share, 0.0), 1.0)[:, None]
-        first = index * axis.size + low[:, None]
-        index = np.concatenate([first, first + 1], axis=1)
-        weights = np.concatenate([weights * (1 - share), weights * share], axis=1)
-    return index, weights
+        shares.append(np.minimum(np.maximum(share, 0.0), 1.0))
+        base = base * axis.size + low
+    return base, shares
 
 
 def monotone(log_time: Floats) -> Floats:

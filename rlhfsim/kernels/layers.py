@@ -12,40 +12,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlhfsim.elementwise import Size, kept
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import Attention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """One weight matrix on one GPU."""
+    """One weight matrix on one GPU of a layout, or of each of a column."""
 
     name: str
-    n: int
+    n: Size
     """Output width on this GPU."""
-    k: int
+    k: Size
     """Input width on this GPU."""
-    rows: float = 1.0
+    rows: Size = 1.0
     """Rows per token that the GPU holds, summed over its experts."""
-    experts: int = 1
+    experts: Size = 1
     """Equal matrices that share the rows (grouped GEMM)."""
     linear: bool = True
     """Takes part in FP8/FP4 training; routers and the LM head stay BF16."""
 
     @property
-    def params(self) -> int:
+    def params(self) -> Size:
         """Elements on this GPU."""
         return self.n * self.k * self.experts
 
     @property
-    def flop_per_token(self) -> float:
+    def flop_per_token(self) -> Size:
         """Forward FLOP per token on this GPU."""
         return 2.0 * self.n * self.k * self.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """Attention on one GPU."""
+    """Attention on one GPU; its heads are arrays where its tp is."""
 
     query: int
     kv: int
@@ -53,12 +54,12 @@ class Heads:
     v_dim: int
 
 
-def _ceil(value: int, parts: int) -> int:
+def _ceil(value: int, parts: Size) -> Size:
     return -(-value // parts)
 
 
-@lru_cache(maxsize=4096)
-def heads(attention: Attention, tp: int) -> Heads:
+@kept(4096)
+def heads(attention: Attention, tp: Size) -> Heads:
     """Heads on one of `tp` GPUs; KV heads are copied where there are fewer than GPUs."""
     return Heads(
         query=_ceil(attention.num_heads, tp),
@@ -68,8 +69,8 @@ def heads(attention: Attention, tp: int) -> Heads:
     )
 
 
-@lru_cache(maxsize=4096)
-def attention_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
+@kept(4096)
+def attention_matrices(model: ModelSpec, tp: Size) -> tuple[Matrix, ...]:
     """Projections of one attention block: QKV column-parallel, output row-parallel.
 
     MLA: the two compressions run on every GPU, the expansions and the output are split over heads
@@ -97,8 +98,8 @@ def attention_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
     )
 
 
-@lru_cache(maxsize=4096)
-def recurrent_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
+@kept(4096)
+def recurrent_matrices(model: ModelSpec, tp: Size) -> tuple[Matrix, ...]:
     """Projections of one recurrent block, cut over its heads; () in a model without any."""
     block = model.recurrent
     if block is None:
@@ -107,15 +108,15 @@ def recurrent_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
     return into, Matrix(name="state_out", n=model.hidden, k=_ceil(block.inner, tp))
 
 
-def mixer_matrices(model: ModelSpec, tp: int, kind: LayerKind) -> tuple[Matrix, ...]:
+def mixer_matrices(model: ModelSpec, tp: Size, kind: LayerKind) -> tuple[Matrix, ...]:
     """Projections of what mixes the tokens in one layer of a kind."""
     if kind.mixer == "none":
         return ()
     return attention_matrices(model, tp) if kind.mixer == "attention" else recurrent_matrices(model, tp)
 
 
-@lru_cache(maxsize=4096)
-def mlp_matrices(model: ModelSpec, tp: int, ffn: int | None = None) -> tuple[Matrix, ...]:
+@kept(4096)
+def mlp_matrices(model: ModelSpec, tp: Size, ffn: int | None = None) -> tuple[Matrix, ...]:
     """The dense MLP (or a shared expert of width `ffn`): gate and up fused, then down."""
     width = _ceil(model.ffn if ffn is None else ffn, tp)
     gates = 2 if model.gated else 1
@@ -125,8 +126,8 @@ def mlp_matrices(model: ModelSpec, tp: int, ffn: int | None = None) -> tuple[Mat
     )
 
 
-@lru_cache(maxsize=4096)
-def expert_matrices(model: ModelSpec, ep: int, etp: int = 1) -> tuple[Matrix, ...]:
+@kept(4096)
+def expert_matrices(model: ModelSpec, ep: Size, etp: Size = 1) -> tuple[Matrix, ...]:
     """Router, shared experts and the routed experts that one GPU holds; () in a dense model.
 
     With balanced routing each of `ep` GPUs receives as many token copies as it sends: T k rows,
@@ -138,7 +139,7 @@ def expert_matrices(model: ModelSpec, ep: int, etp: int = 1) -> tuple[Matrix, ..
         return ()
     local, width = _ceil(moe.num_experts, ep), _ceil(moe.expert_ffn, etp)
     gates = 2 if model.gated else 1
-    rows = float(moe.top_k * etp)
+    rows = 1.0 * moe.top_k * etp
     router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
     up = Matrix(name="expert_up", n=gates * width, k=model.expert_width, rows=rows, experts=local)
     down = Matrix(name="expert_down", n=model.expert_width, k=width, rows=rows, experts=local)
@@ -153,8 +154,8 @@ def _latent_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     return there, Matrix(name="latent_up", n=model.hidden, k=model.expert_width)
 
 
-@lru_cache(maxsize=4096)
-def shared_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
+@kept(4096)
+def shared_matrices(model: ModelSpec, tp: Size) -> tuple[Matrix, ...]:
     """All shared experts of a layer as one MLP; () without any."""
     moe = model.moe
     if moe is None or not moe.num_shared_experts:
@@ -163,7 +164,7 @@ def shared_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
 
 
 def layer_matrices(
-    model: ModelSpec, tp: int = 1, ep: int = 1, etp: int = 1, *, kind: LayerKind
+    model: ModelSpec, tp: Size = 1, ep: Size = 1, etp: Size = 1, *, kind: LayerKind
 ) -> tuple[Matrix, ...]:
     """Every matrix of one layer of a kind on one GPU."""
     block = mixer_matrices(model, tp, kind)
@@ -174,8 +175,8 @@ def layer_matrices(
     return block + expert_matrices(model, ep, etp) + shared_matrices(model, tp)
 
 
-@lru_cache(maxsize=4096)
-def head_matrix(model: ModelSpec, tp: int) -> Matrix:
+@kept(4096)
+def head_matrix(model: ModelSpec, tp: Size) -> Matrix:
     """The LM head split over the vocabulary, or the one-wide value head (not split)."""
     n = 1 if model.value_head else _ceil(model.vocab, tp)
     return Matrix(name="head", n=n, k=model.embedding_width, linear=False)
@@ -192,10 +193,10 @@ def layer_params(model: ModelSpec, tp: int, *, kind: LayerKind) -> int:
         router = model.params_router + model.params_latent
     if kind.mixer == "recurrent" and model.recurrent:
         router += _ceil(model.recurrent.vector_params, tp)
-    return sum(m.params for m in matrices) + router + model.params_layer_norms
+    return int(sum(m.params for m in matrices) + router + model.params_layer_norms)
 
 
 @lru_cache(maxsize=4096)
 def layer_expert_params(model: ModelSpec, ep: int, etp: int = 1) -> int:
     """Elements of the routed experts of one layer on one GPU."""
-    return sum(m.params for m in expert_matrices(model, ep, etp) if m.experts > 1 or m.rows != 1)
+    return int(sum(m.params for m in expert_matrices(model, ep, etp) if m.experts > 1 or m.rows != 1))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.elementwise import groups
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, Rows, engine_sums
 from rlhfsim.memory.kv_cache import engine_bytes
@@ -58,7 +59,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import CallSetting, Pricing, bias_of, generation_of, scorer, trainer
+from rlhfsim.step.calls import CallSetting, bias_of, generation_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
@@ -381,30 +382,24 @@ class Pricer:
         forward = model, call.kind == "logprob", bias_of(setting, call.name, ALONE), adapted
         known = self._runs.setdefault((key.hardware, call.name if train else forward), {})
 
-        def priced(
-            columns: Sequence[Any], price: Callable[[Sequence[Any], Layouts], Iterable[float]]
-        ) -> Floats:
+        def priced(columns: Sequence[Any], cost: Callable[[Layouts], Cost]) -> Floats:
             first, places = groups(*columns)
             names = list(zip(*(column[first].tolist() for column in columns), strict=True))
             if new := [i for i, name in enumerate(names) if name not in known]:
-                fresh = [names[i] for i in new]
-                known.update(zip(fresh, price(fresh, layouts.only(first[new])), strict=True))
+                seconds = np.broadcast_to(cost(layouts.only(first[new])).seconds, len(new)).tolist()
+                known.update(zip((names[i] for i in new), seconds, strict=True))
             return np.array([known[name] for name in names])[places]
-
-        def passed(pricing: Pricing) -> Callable[[Sequence[Any], Layouts], Iterable[float]]:
-            return lambda names, new: np.broadcast_to(pricing.passes(new).seconds, len(new)).tolist()
 
         if not len(layouts):
             return np.zeros(0)
         if not train:
             read = (*layouts.columns(SCORED), layouts.zero == 3, layouts.pack(scoring=True))
-            return priced(read, passed(scorer(setting, call, placed)))
+            return priced(read, scorer(setting, call, placed).passes)
         pricing = trainer(setting, call.role, placed)
-        passes = priced(layouts.columns((*PASSED, "offload_params")), passed(pricing))
-        updates = pricing.updates
-        if updates is None:
+        passes = priced(layouts.columns((*PASSED, "offload_params")), pricing.passes)
+        if pricing.updates is None:
             return passes
-        return passes + priced(layouts.columns(CUT), lambda cuts, _: [updates(x).seconds for x in cuts])
+        return passes + priced(layouts.columns(CUT), pricing.updates)
 
     def calls_of(self, role: str) -> list[Call]:
         """Forward calls and training of a role."""

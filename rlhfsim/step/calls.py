@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.memory.kv_cache import BF16, draft_weights
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.memory.routes import step_bytes, teacher_bytes
-from rlhfsim.memory.states import cut
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import exchange_spread
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
@@ -284,13 +283,13 @@ class Pricing(NamedTuple):
 
     passes: Callable[[AnyLayout], Cost]
     """With what a framework adds; the same wherever an optimizer lies."""
-    updates: Callable[[tuple[Any, ...]], Cost] | None = None
+    updates: Callable[[AnyLayout], Cost] | None = None
     """Cost of the optimizer's updates, where the call trains; see `TrainedModel.updates`."""
 
     def __call__(self, layout: Layout) -> Cost:
         """The whole call in one layout."""
         passes = self.passes(layout)
-        return passes if self.updates is None else passes + self.updates(cut(layout))
+        return passes if self.updates is None else passes + self.updates(layout)
 
 
 def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
@@ -318,8 +317,8 @@ def trainer(setting: CallSetting, role: str, placed: RolePlacement) -> Pricing:
     def passes(layout: AnyLayout, packs: Size | None) -> Cost:
         return asked.passes(layout, packs).scaled(work)
 
-    def updates(fields: tuple[Any, ...]) -> Cost:
-        return asked.updates(fields).scaled(factor)
+    def updates(layout: AnyLayout) -> Cost:
+        return asked.updates(layout).scaled(factor)
 
     priced = _caller(setting, f"{role}.train", placed, passes)
     each = workload.custom.loss * workload.epochs if role == "actor" else 0.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rlhfsim.elementwise import Size, each, least, most, some, where
+from rlhfsim.elementwise import Size, each, either, least, most, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
-from rlhfsim.memory.states import BASE_BYTES, CUT, Parted, parted
+from rlhfsim.memory.states import BASE_BYTES, Parted, parted
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import AnyLayout
@@ -118,21 +118,13 @@ def traffic(
 
 def _once(device: Device, shard: GradientShard, reduce_bytes: Size, sharded: Size) -> tuple[Size, Size]:
     """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
-    ranks = shard.ranks
-    gather, reduce = each(
-        partial(_exchanged, device), shard.params, ranks.ranks, ranks.per_domain, reduce_bytes, sharded
+    ranks, size = shard.ranks, reduce_bytes * shard.params
+    gather = collectives.all_gather(device, BF16 * shard.params, ranks)
+    return gather, either(
+        sharded,
+        lambda: collectives.reduce_scatter(device, size, ranks),
+        lambda: collectives.all_reduce(device, size, ranks),
     )
-    return gather, reduce
-
-
-@lru_cache(maxsize=65536)
-def _exchanged(
-    device: Device, params: float, ranks: int, per_domain: int, reduce_bytes: float, sharded: bool
-) -> tuple[float, float]:
-    group = Group(ranks=int(ranks), per_domain=int(per_domain))
-    gather = collectives.all_gather(device, BF16 * params, group)
-    reduce = collectives.reduce_scatter if sharded else collectives.all_reduce
-    return gather, reduce(device, reduce_bytes * params, group)
 
 
 def between_copies(
@@ -145,11 +137,7 @@ def between_copies(
     copies = shard.copies
     assert copies is not None
     size = reduce_bytes * shard.owned(layout.zero)
-    return times * each(partial(_summed_over, device), size, copies.ranks, copies.per_domain)
-
-
-def _summed_over(device: Device, size: float, ranks: float, per_domain: float) -> float:
-    return collectives.all_reduce(device, size, Group(ranks=int(ranks), per_domain=int(per_domain)))
+    return times * collectives.all_reduce(device, size, copies)
 
 
 def hidden_behind(seconds: Size, compute: Size, overlap: float, layers: Size) -> Size:
@@ -343,7 +331,7 @@ def gathers(
 
 
 def update(
-    device: Device, model: ModelSpec, layout: Layout, *, optimizer: Optimizer, share: float = 1.0
+    device: Device, model: ModelSpec, layout: AnyLayout, *, optimizer: Optimizer, share: float = 1.0
 ) -> list[Part]:
     """Optimizer step and gradient norm of one GPU.
 
@@ -363,28 +351,19 @@ def update(
         "optimizer_overhead",
         spread=device.spread("optimizer_overhead"),
     )
-    sharded = layout.zero > 0 and layout.dp * layout.cp > 1
+    sharded = (layout.zero > 0) & (layout.dp * layout.cp > 1)
     own = part(
         "overhead",
         sharded * device["zero_step_time"],
         "zero_step_time",
         spread=device.spread("zero_step_time"),
     )
-    away = 0.0 if layout.offload_optimizer == "none" else layout.offload_fraction
+    away = where(layout.offload_optimizer == "none", 0.0, layout.offload_fraction)
     name = "optimizer_hbm_efficiency"
     seconds = (1 - away) * owned * bytes_each / (device.profile.hbm.value * device[name])
-    here = [part("hbm", seconds, name, spread=device.inverse_spread(name))] if away < 1 else []
-    there = _on_host(device, layout, away * owned, bytes_each) if away else []
+    here = [part("hbm", seconds, name, spread=device.inverse_spread(name))] if some(away < 1) else []
+    there = _on_host(device, layout, away * owned, bytes_each) if some(away > 0) else []
     return [*here, *there, launch, own]
-
-
-@lru_cache(maxsize=8192)
-def updated(
-    device: Device, model: ModelSpec, cut: tuple[Any, ...], optimizer: Optimizer, share: float
-) -> tuple[Part, ...]:
-    """The same of every layout with these fields (`memory.states.CUT`), whatever its micro-batches."""
-    layout = Layout(**dict(zip(CUT, cut, strict=True)))
-    return tuple(update(device, model, layout, optimizer=optimizer, share=share))
 
 
 def fetches(
@@ -418,7 +397,7 @@ def fetches(
     return parts
 
 
-def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) -> list[Part]:
+def _on_host(device: Device, layout: AnyLayout, owned: Size, bytes_each: float) -> list[Part]:
     """Adam over `owned` parameters a GPU on the CPU, all GPUs of a node at once.
 
         t = (4 + 2) Psi_own / B_host + n Psi_own b / (DDR min(eta, n eta_1)) [+ NVMe]
@@ -427,22 +406,23 @@ def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) ->
     (`kernels.links.host_rate`); b bytes a parameter pass the host's memory, of which one rank's threads
     reach eta_1 and all ranks together eta of the peak.
     """
-    gpus = min(device.gpus_per_node, layout.gpus)
-    up = BF16 if layout.offload_params == "none" else 0.0  # else they stay there
-    shares = {
-        "cpu_adam_efficiency": device["cpu_adam_efficiency"],
-        "cpu_adam_rank_efficiency": gpus * device["cpu_adam_rank_efficiency"],
-    }
-    name = min(shares, key=lambda share: shares[share])
-    node = device.profile.node
-    seconds = gpus * owned * bytes_each / (node.host_bandwidth.value * shares[name])
-    parts = [
-        moved((FP32 + up) * owned, host_rate(device, gpus)),
-        part("host", seconds, name, spread=device.inverse_spread(name)),
-    ]
-    if layout.offload_optimizer == "nvme":
+    gpus, node = least(device.gpus_per_node, layout.gpus), device.profile.node
+    up = where(layout.offload_params == "none", BF16, 0.0)  # else they stay there
+    parts: list[Part] = []
+    for count in np.unique(gpus).tolist():
+        shares = {
+            "cpu_adam_efficiency": device["cpu_adam_efficiency"],
+            "cpu_adam_rank_efficiency": count * device["cpu_adam_rank_efficiency"],
+        }
+        name = min(shares, key=lambda share: shares[share])
+        seconds = count * owned * bytes_each / (node.host_bandwidth.value * shares[name])
+        copied = moved((FP32 + up) * owned, host_rate(device, count))
+        updated = part("host", seconds, name, spread=device.inverse_spread(name))
+        parts += [only(gpus == count, one) for one in (copied, updated)]
+    if some(on_disk := layout.offload_optimizer == "nvme"):
         disk = gpus * owned * 12.0
         rate = node.local_storage.value * device["local_storage_read_efficiency"]
         seconds = disk / rate + disk / (node.local_storage.value * device["local_storage_write"])
-        parts.append(part("storage", seconds, "local_storage_read_efficiency", spread=(0.7, 1.7)))
+        stored = part("storage", seconds, "local_storage_read_efficiency", spread=(0.7, 1.7))
+        parts.append(only(on_disk, stored))
     return parts

@@ -11,10 +11,23 @@ Not known here: clocks under a power cap, dropout, biases that are not fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import partial
 from operator import add
 from typing import NamedTuple
 
+from rlhfsim.elementwise import (
+    Size,
+    by_word,
+    either,
+    kept,
+    least,
+    most,
+    number,
+    some,
+    together,
+    unsaid,
+    where,
+)
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.flop import FLASH_BACKWARD
@@ -54,22 +67,22 @@ TILE = 128.0
 class Pass(NamedTuple):
     """Raw seconds of one direction through one layer."""
 
-    gemm: float
-    attention: float
-    memory: float
-    tp: float
-    ep: float
-    cp: float
-    scan: float = 0.0
+    gemm: Size
+    attention: Size
+    memory: Size
+    tp: Size
+    ep: Size
+    cp: Size
+    scan: Size = 0.0
     """Scan of a recurrent layer."""
-    indexer: float = 0.0
+    indexer: Size = 0.0
     """Indexer of sparse attention."""
 
     def plus(self, other: Pass) -> Pass:
         """Sum by part."""
         return Pass(*map(add, self, other))
 
-    def times(self, factor: float) -> Pass:
+    def times(self, factor: Size) -> Pass:
         """Every part scaled."""
         return Pass(*[a * factor for a in self])
 
@@ -82,15 +95,14 @@ class Layer(NamedTuple):
 
     forward: Pass
     backward: Pass
-    weight_gradient: float
+    weight_gradient: Size
     """Part of `backward.gemm` that frozen weights save."""
-    core: float
+    core: Size
     """Forward of the attention core: what selective recomputation repeats."""
-    modules: Mapping[str, float]
+    modules: Mapping[str, Size]
     """Forward GEMM seconds by module of `MODULES`: what recomputing it repeats."""
 
 
-@lru_cache(maxsize=65536)
 def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> Layer:
     """Times of one layer of a kind.
 
@@ -122,7 +134,6 @@ def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> L
     )
 
 
-@lru_cache(maxsize=65536)
 def head(
     device: Device,
     model: ModelSpec,
@@ -154,7 +165,6 @@ def head(
     )
 
 
-@lru_cache(maxsize=65536)
 def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
     """Embedding look-up: read and write h per token; the gradient is scattered in FP32."""
     row = work.tokens * model.hidden / hbm(device)
@@ -162,8 +172,7 @@ def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
     return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0, {})
 
 
-@lru_cache(maxsize=65536)
-def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> tuple[float, float]:
+def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> tuple[Size, Size]:
     """Forward and backward seconds of the adapters (LoRA) beside every matrix of a layer: memory, not FLOP.
 
         forward   rows (k + 3 n) x 2 B: the input read again, the adapter's output written, read and added
@@ -188,55 +197,56 @@ def repeated_traffic(modules: tuple[str, ...]) -> float:
 
 def _gemms(
     device: Device, matrices: tuple[Matrix, ...], work: Work
-) -> tuple[float, float, float, dict[str, float]]:
+) -> tuple[Size, Size, Size, dict[str, Size]]:
     """Seconds of all forward, data-gradient and weight-gradient GEMMs; forward ones by name too."""
-    forward, data, weight, by_name = 0.0, 0.0, 0.0, dict[str, float]()
-    for x in matrices:
-        m, n, k = _rows(x, work), float(x.n), float(x.k)
-        grouped, precision = x.experts > 1, _precision(x, work)
-        least = BF16 * x.params / hbm(device) if grouped else 0.0
-        gain = work.low_precision_gain if precision in LOW else 1.0
-        by_name[x.name] = one = _gemm(device, m, n, k, precision, grouped, least, gain)
-        forward += one
-        data += _gemm(device, m, k, n, precision, grouped, least, gain)
-        weight += _gemm(device, k, n, m, precision, grouped, least, gain)
-    return forward, data, weight, by_name
+    ways = [
+        (*precision, *way, x.experts > 1, BF16 * x.params / hbm(device))
+        for x in matrices
+        for precision, m in ((_precision(x, work), _rows(x, work)),)
+        for way in ((m, x.n, x.k), (m, x.k, x.n), (x.k, x.n, m))
+    ]
+    times = together(partial(_gemm, device), ways)
+    forward, data, weight = (sum(times[way::3]) for way in range(3))
+    return forward, data, weight, dict(zip((x.name for x in matrices), times[::3], strict=True))
 
 
-def _precision(matrix: Matrix, work: Work) -> str:
-    """Number format of the products of a matrix.
+def _precision(matrix: Matrix, work: Work) -> tuple[str, float]:
+    """Number format of the products of a matrix, and their speed over the timed ones."""
+    if not matrix.linear or matrix.name in work.bf16_matrices:
+        return "bf16", 1.0
+    return work.precision, work.low_precision_gain if work.precision in LOW else 1.0
+
+
+@kept(65536)
+def _gemm(
+    device: Device, precision: str, gain: float, m: Size, n: Size, k: Size, grouped: Size, read: Size
+) -> Size:
+    """Seconds of one GEMM of a training step; a grouped one reads its weights, `read` seconds.
 
     Experts of a step in FP4 run at the speed of FP8: grouped products of Transformer Engine gain at most 15 %
     from it, often nothing, since tokens of every expert are rotated and quantised apart. Source:
     NVIDIA/TransformerEngine issue 2281 (B200, October 2025).
     """
-    if not matrix.linear or matrix.name in work.bf16_matrices:
-        return "bf16"
-    return "fp8" if work.precision == "fp4" and matrix.experts > 1 else work.precision
+    a, b, c = least(m, MAX_M), least(n, MAX_N), least(k, MAX_K)
+    timed = partial(device.curves.gemm, a, b, c)
+    slow = grouped if precision == "fp4" else False
+    seconds = (
+        number(either(slow, lambda: timed("fp8"), lambda: timed(precision))) * (m / a) * (n / b) * (k / c)
+    )
+    return where(grouped, most(seconds / device["grouped_gemm_efficiency"], read), seconds) / gain
 
 
-@lru_cache(maxsize=65536)
-def _gemm(
-    device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float, gain: float
-) -> float:
-    """Seconds of one GEMM of a training step; a grouped one reads its weights, `least` seconds."""
-    a, b, c = min(m, MAX_M), min(n, MAX_N), min(k, MAX_K)
-    seconds = float(device.curves.gemm(a, b, c, precision)) * (m / a) * (n / b) * (k / c)
-    if grouped:
-        seconds = max(seconds / device["grouped_gemm_efficiency"], least)
-    return seconds / gain
-
-
-def _rows(matrix: Matrix, work: Work) -> float:
+def _rows(matrix: Matrix, work: Work) -> Size:
     """Rows of a GEMM; routed experts take those of the busiest rank, each padded to whole tiles."""
-    if matrix.experts == 1 and matrix.rows == 1:
+    if not matrix.name.startswith("expert"):
         return work.held if matrix.name == "router" else work.tokens
     rows = work.held * matrix.rows * work.skew
-    each = max(rows / matrix.experts, 1.0)
-    return matrix.experts * (each + min(TILE / 2, each / 2))
+    each = most(rows / matrix.experts, 1.0)
+    padded = matrix.experts * (each + least(TILE / 2, each / 2))
+    return where((matrix.experts == 1) & (matrix.rows == 1), work.tokens, padded)
 
 
-def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: LayerKind) -> float:
+def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: LayerKind) -> Size:
     """Bytes through HBM of everything that is not a GEMM or the attention core, forward.
 
         norms and residuals 5 h T' a block, rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
@@ -257,18 +267,20 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, kind: L
         elements += 3 * model.recurrent.in_width / work.tp * work.tokens
     for matrix in matrices:
         rows = _rows(matrix, work)
-        inside = work.fused_experts and matrix.experts > 1
-        if matrix.name in ("mlp_up", "expert_up") and not inside:
-            elements += (1.5 if model.gated else 2.0) * matrix.n * rows
-        if model.mlp_bias and matrix.experts > 1 and not inside:
-            elements += _biased(matrix, work) * matrix.n * rows
+        grouped = matrix.experts > 1
+        if matrix.name in ("mlp_up", "expert_up"):
+            elements += where(
+                work.fused_experts & grouped, 0.0, (1.5 if model.gated else 2.0) * matrix.n * rows
+            )
+        if model.mlp_bias and not work.fused_experts:
+            elements += where(grouped, _biased(matrix, work) * matrix.n * rows, 0.0)
     if kind.ffn == "experts" and model.moe:
-        sorts = 2 if work.dispatcher == "alltoall" and work.ep > 1 else 1
+        sorts = where((work.dispatcher == "alltoall") & (work.ep > 1), 2, 1)
         elements += 4 * sorts * model.moe.top_k * work.etp * model.expert_width * work.held
     return BF16 * elements
 
 
-def _biased(matrix: Matrix, work: Work) -> float:
+def _biased(matrix: Matrix, work: Work) -> Size:
     """Elements, of 2 B, that biases of routed experts pass through memory for each that the product writes.
 
     A third of what both directions pass, counted kernel by kernel in `TEGroupedMLP` of Megatron-Core (0.15):
@@ -278,43 +290,41 @@ def _biased(matrix: Matrix, work: Work) -> float:
     """
     if matrix.name != "expert_down":
         return 3.0
-    return 4.7 if work.dispatcher == "alltoall" else 11.3
+    return where(work.dispatcher == "alltoall", 4.7, 11.3)
 
 
-def _tensor_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:
+def _tensor_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> Size:
     """Collectives of one direction: 2 x (AG + RS) of T h with sequence parallelism, else 2 x AR.
 
     A MoE layer whose experts are not cut over tp (etp 1) has them only around the attention and
     the shared expert (T4; Korthikanti et al., arXiv 2205.05198, section 4.2).
     """
-    if work.tp == 1:
-        return 0.0
     ranks = group(work.tp, 1, device.domain)
     size = BF16 * work.tokens * model.hidden
     shared = bool(model.moe and model.moe.num_shared_experts)
-    cut = kind.ffn == "dense" or (kind.ffn == "experts" and (shared or work.etp > 1))
-    blocks = (kind.mixer != "none") + cut
-    if not work.sequence_parallel:
-        return blocks * collectives.all_reduce(device, size, ranks)
-    gather = collectives.all_gather(device, size, ranks)
-    return blocks * (gather + collectives.reduce_scatter(device, size, ranks))
+    cut = kind.ffn == "dense" or (kind.ffn == "experts" and (shared | (work.etp > 1)))
+    one = either(
+        work.sequence_parallel,
+        lambda: collectives.all_gather(device, size, ranks) + collectives.reduce_scatter(device, size, ranks),
+        lambda: collectives.all_reduce(device, size, ranks),
+    )
+    return ((kind.mixer != "none") + where(cut, 1, 0)) * one
 
 
-def _expert_parallel(device: Device, model: ModelSpec, work: Work, by: Dispatcher | None = None) -> float:
+def _expert_parallel(device: Device, model: ModelSpec, work: Work, by: Dispatcher | None = None) -> Size:
     """Dispatch and combine of one direction (T7), by the dispatcher of the work or another one."""
-    if work.ep * work.etp == 1 or model.moe is None:
+    if model.moe is None:
         return 0.0
     ranks = group(work.ep, work.etp, device.domain)
-    token = BF16 * model.expert_width
-    routing = routing_of(model.moe)
-    once = collectives.dispatch(
-        device, work.held, token, routing, ranks, skew=work.skew, by=by or work.dispatcher
-    )
-    return 2 * once
+    token, routing = BF16 * model.expert_width, routing_of(model.moe)
+
+    def once(name: Dispatcher | None) -> Size:
+        return collectives.dispatch(device, work.held, token, routing, ranks, skew=work.skew, by=name)
+
+    return 2 * by_word(by or work.dispatcher, once)
 
 
-@lru_cache(maxsize=8192)
-def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[float, float]:
+def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[Size, Size]:
     """P10 and P90 of the exposed expert-parallel time over its price.
 
     Half and one and a half of a price that is known, further where the rate of the network is less sure;
@@ -322,32 +332,35 @@ def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[float, floa
     dearest one.
     """
     low, high = EP_SPREAD
-    if collectives.crosses(device, work.ep, work.etp):
-        share = collectives.exchange_share(device, once=work.dispatcher != "alltoall")
-        fast, slow = device.inverse_spread(share)
-        low, high = min(low, fast), max(high, slow)
-    if work.ep_overlap is None:
-        low = min(low, (1 - device["overlap_ep_scheduled"]) / (1 - device["overlap_ep"]))
-    if work.dispatcher is None and (one := _expert_parallel(device, model, work)) > 0:
-        choices = [_expert_parallel(device, model, work, by) / one for by in TRAINS_WITH]
-        low, high = low * min(1.0, *choices), max(high, *choices)
+    far = collectives.crosses(device, work.ep, work.etp)
+    rates = (device.inverse_spread(collectives.exchange_share(device, once=once)) for once in (False, True))
+    fast, slow = map(partial(where, work.dispatcher == "alltoall"), *rates)
+    low, high = where(far, least(low, fast), low), where(far, most(high, slow), high)
+    scheduled = (1 - device["overlap_ep_scheduled"]) / (1 - device["overlap_ep"])
+    low = where(unsaid(work.ep_overlap), least(low, scheduled), low)
+    free = unsaid(work.dispatcher)
+    if some(free) and some((one := _expert_parallel(device, model, work)) > 0):
+        free &= one > 0
+        choices = [_expert_parallel(device, model, work, by) / where(free, one, 1.0) for by in TRAINS_WITH]
+        low = where(free, low * least(1.0, *choices), low)
+        high = where(free, most(high, *choices), high)
     return low, high
 
 
-def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> float:
+def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerKind) -> Size:
     """Ring of keys and values, forward: g/t (d_k + d_v) s (c-1)/c elements per sequence (T8).
 
     A recurrent layer changes tokens for heads and back (all-to-all, as Megatron's Mamba context parallelism).
     """
-    if work.cp == 1 or kind.mixer == "none":
+    if kind.mixer == "none":
         return 0.0
+    far = collectives.crosses(device, work.cp, work.tp)
     if kind.mixer == "recurrent" and model.recurrent:
         width = (model.recurrent.in_width + model.recurrent.inner) / work.tp
         moved = BF16 * width * work.tokens * (work.cp - 1) / work.cp
-        return float(collectives.p2p(device, moved, collectives.crosses(device, work.cp, work.tp)))
+        return collectives.p2p(device, moved, far)
     local = layers.heads(model.attention, work.tp)
     width = local.kv * (local.qk_dim + local.v_dim)
     size = BF16 * width * work.tokens * (work.cp - 1)
-    far = collectives.crosses(device, work.cp, work.tp)
-    each, first = (float(collectives.p2p(device, sent, far)) for sent in (size, 1.0))
-    return each + (work.cp - 2) * first
+    each, first = (collectives.p2p(device, sent, far) for sent in (size, 1.0))
+    return where(work.cp > 1, each + (work.cp - 2) * first, 0.0)

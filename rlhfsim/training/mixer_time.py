@@ -5,9 +5,9 @@ Legend as in `layer_time`.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
+from rlhfsim.elementwise import Size, kept, least, most, number
 from rlhfsim.kernels import layers
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attended_pairs
@@ -22,8 +22,7 @@ WIDE = 128
 """Head width from which the attention kernels run at their full rate."""
 
 
-@lru_cache(maxsize=65536)
-def attention(device: Device, model: ModelSpec, work: Work) -> float:
+def attention(device: Device, model: ModelSpec, work: Work) -> Size:
     """Forward seconds of the attention core of one layer, averaged over windowed and full layers.
 
         t = curve(batch = T c / s, s) / c x (1 + s0 c / s) / (1 + s0 / s) x pairs(window)/pairs
@@ -48,11 +47,10 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
         return seconds
     seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
     io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / hbm(device)
-    return (1 - share) * seconds + share * max(seconds * seen, io)
+    return (1 - share) * seconds + share * most(seconds * seen, io)
 
 
-@lru_cache(maxsize=65536)
-def scan(device: Device, model: ModelSpec, work: Work) -> float:
+def scan(device: Device, model: ModelSpec, work: Work) -> Size:
     """Forward seconds of the scan of one recurrent layer: its model FLOP at `scan_efficiency` of the peak.
 
     Chunked kernels compute in BF16 whatever the precision of the products; heads are split over tp, and with
@@ -64,7 +62,7 @@ def scan(device: Device, model: ModelSpec, work: Work) -> float:
     return model.recurrent.scan_flop * work.tokens / work.tp / rate
 
 
-def index(device: Device, model: ModelSpec, work: Work) -> float:
+def index(device: Device, model: ModelSpec, work: Work) -> Size:
     """Seconds in which the indexer of sparse attention scores all pairs of one layer, on every GPU of tp.
 
     In FP8 where the GPU has it, at `indexer_efficiency` of its peak. The backward pass trains the indexer by
@@ -82,8 +80,8 @@ def _peak(device: Device, precision: Literal["bf16", "fp8"]) -> float:
     return next(peak[p] for p in (precision, "bf16", "fp16", "fp32") if p in peak).value
 
 
-@lru_cache(maxsize=65536)
-def _flash(device: Device, local: Heads, sequences: float, length: float) -> float:
+@kept(65536)
+def _flash(device: Device, local: Heads, sequences: Size, length: float) -> Size:
     """The measured causal kernel, or a contiguous one where that is faster.
 
         t = min(curve(s), curve(s_long) (s / s_long)^2 (1 + s0/s) / (1 + s0/s_long))
@@ -93,25 +91,25 @@ def _flash(device: Device, local: Heads, sequences: float, length: float) -> flo
     (d/128)^-0.2 of the rate of wide ones: FlashAttention-2 on A100 reaches 0.85 to 0.9 of its rate
     at 128 with 64 (arXiv 2307.08691, figure 5).
     """
-    asked, whole = min(length, LONGEST), max(1.0, sequences)
+    asked, whole = min(length, LONGEST), most(1.0, sequences)
     half = device["attention_half_length"]
 
-    def curve(batch: float, seq: float, width: float) -> float:
+    def curve(batch: Size, seq: float, width: float) -> Size:
         prefill = device.curves.prefill_attention
-        return float(prefill(batch, seq, local.query, local.kv, width, 0))
+        return number(prefill(batch, seq, local.query, local.kv, width, 0))
 
-    def seconds(width: float) -> float:
+    def seconds(width: float) -> Size:
         timed = curve(whole, asked, width) / whole
         long = curve(1.0, LONGEST, width) * (asked / LONGEST) ** 2
-        return min(timed, long * (1 + half / asked) / (1 + half / LONGEST))
+        return least(timed, long * (1 + half / asked) / (1 + half / LONGEST))
 
     one = seconds(local.qk_dim)
     if local.qk_dim < WIDE:
-        one = min(one, seconds(WIDE) * (local.qk_dim / WIDE) ** 0.8)
+        one = least(one, seconds(WIDE) * (local.qk_dim / WIDE) ** 0.8)
     return one * sequences * (length / asked) ** 2
 
 
-def _unfused(device: Device, local: Heads, sequences: float, length: float) -> float:
+def _unfused(device: Device, local: Heads, sequences: Size, length: float) -> Size:
     """Two batched products over the full square, and softmax and dropout through memory.
 
         4 d e / (F eta) + 12 e / (B_m eta),  e = a s^2 scores

@@ -2,22 +2,21 @@
 
 Raw kernel and collective times of `training.layer_time` become seconds of a step: kernels at the speed
 that they keep in a whole step, collectives less what hides, recomputation added, and never faster
-than the host launches them. Everything here is cached: a planner prices many layouts that share it.
+than the host launches them. All of it holds for one layout, or for columns of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
-from rlhfsim.elementwise import Size, least, some
+from rlhfsim.elementwise import Size, least, most, some, where
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.software import Graphs, Software
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training.layer_time import NOTHING, Layer, Pass
@@ -30,19 +29,19 @@ class Passes(NamedTuple):
     forward: Pass
     """Exposed seconds by part."""
     backward: Pass
-    layer: float
+    layer: Size
     """Forward plus backward of the mean layer, launch-bound excess included."""
-    layer_forward: float
-    ends: tuple[float, float]
+    layer_forward: Size
+    ends: tuple[Size, Size]
     """Forward plus backward of the embedding and of the head."""
-    ends_forward: tuple[float, float]
+    ends_forward: tuple[Size, Size]
     sent: tuple[Pass, Pass]
     """Forward and backward with nothing hidden: how long collectives hold their links."""
-    launch: float
+    launch: Size
     """Seconds that the host needs for forward plus backward of all layers."""
 
     @property
-    def numbers(self) -> tuple[float, ...]:
+    def numbers(self) -> tuple[Size, ...]:
         """All of them in a row."""
         return (
             *chain(self.forward, self.backward, *self.sent, self.ends, self.ends_forward),
@@ -58,13 +57,12 @@ class Passes(NamedTuple):
         return cls(ahead, back, layer, layer_forward, (one, two), (first, second), (sent[0], sent[1]), launch)
 
 
-@lru_cache(maxsize=2048)
 def passes(
     device: Device,
     model: ModelSpec,
     work: Work,
     software: Software,
-    recompute: Recompute,
+    recompute: Size,
     *,
     frozen: bool = False,
     logprob: bool = True,
@@ -80,19 +78,19 @@ def passes(
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
     for kind, count, done in _layers(model, work, software):
         raw = roofline.layer(device, _trunk(model), done, kind=kind)
-        least = host_time(device, software.graphs, kind=kind)
+        host = host_time(device, software.graphs, kind=kind)
         if frozen:
-            raw, least = _adapted(raw, *roofline.adapter_time(device, model, work, kind=kind)), 2 * least
+            raw, host = _adapted(raw, *roofline.adapter_time(device, model, work, kind=kind)), 2 * host
         behind = _backward(raw, software, recompute, frozen)
         one, two = (exposed(device, x, software, work.ep_overlap) for x in (raw.forward, behind))
-        again = 2.0 if recompute == "full" else 1.0
+        again = where(recompute == "full", 2.0, 1.0)
         gather = _adapter_host(device, software) if frozen else 0.0
-        seconds = launched(device, sum(one), least) + gather
+        seconds = launched(device, sum(one), host) + gather
         first += count * seconds
-        both += count * (seconds + launched(device, sum(two), again * least) + (again + 1) * gather)
+        both += count * (seconds + launched(device, sum(two), again * host) + (again + 1) * gather)
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
         raw_ahead, raw_back = raw_ahead.plus(raw.forward.times(count)), raw_back.plus(behind.times(count))
-        launch += count * (1 + again) * least
+        launch += count * (1 + again) * host
     loss = software.head
     head = roofline.head(
         device,
@@ -145,7 +143,7 @@ def _adapter_host(device: Device, software: Software) -> float:
     return max(device["adapter_gather_time"], sets)
 
 
-def _adapted(raw: Layer, first: float, second: float) -> Layer:
+def _adapted(raw: Layer, first: Size, second: Size) -> Layer:
     """A layer with the passes of its adapters, forward and backward."""
     ahead, back = raw.forward, raw.backward
     return raw._replace(
@@ -154,38 +152,37 @@ def _adapted(raw: Layer, first: float, second: float) -> Layer:
     )
 
 
-def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool) -> Pass:
+def _backward(raw: Layer, software: Software, recompute: Size, frozen: bool) -> Pass:
     """The backward of one layer as trained: recomputation in, frozen gradients out."""
     back = raw.backward
     gemm = back.gemm - (raw.weight_gradient if frozen else 0.0)
-    if recompute == "full":
-        return back._replace(gemm=gemm).plus(raw.forward)
-    core = raw.core if recompute == "selective" else 0.0
-    names = software.recomputed
+    cores, names = recompute == "selective", software.recomputed
     half = roofline.EVERY_SECOND * raw.forward.gemm if roofline.OPERATORS in names else 0.0
-    return back._replace(
+    again = back._replace(gemm=gemm).plus(raw.forward)
+    without = back._replace(
         gemm=gemm + half + sum(raw.modules.get(name, 0.0) for name in names),
-        attention=back.attention + core,
-        scan=back.scan + (raw.forward.scan if recompute == "selective" else 0.0),
+        attention=back.attention + where(cores, raw.core, 0.0),
+        scan=back.scan + where(cores, raw.forward.scan, 0.0),
         memory=back.memory + raw.forward.memory * roofline.repeated_traffic(names),
     )
+    return Pass(*map(partial(where, recompute == "full"), again, without))
 
 
-def exposed(device: Device, one: Pass, software: Software, ep_overlap: bool | None = None) -> Pass:
+def exposed(device: Device, one: Pass, software: Software, ep_overlap: Size = None) -> Pass:
     """A pass with kernels at the speed of a whole step and collectives less what hides.
 
     kernels / (clock eta speed) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
     """
     eta, core = kernel_rates(device, software)
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
-    hidden = device["overlap_ep_scheduled" if ep_overlap else "overlap_ep"]
+    hidden = where(ep_overlap == 1, device["overlap_ep_scheduled"], device["overlap_ep"])
     return Pass(
         one.gemm / eta,
         one.attention / core,
         one.memory,
         (1 - gathered) * one.tp,
         (1 - hidden) * one.ep,
-        max(0.0, one.cp - one.attention - one.scan),
+        most(0.0, one.cp - one.attention - one.scan),
         one.scan,
         one.indexer,
     )
@@ -200,14 +197,14 @@ def kernel_rates(device: Device, software: Software) -> tuple[float, float]:
     )
 
 
-def launched(device: Device, kernels: float, launch: float) -> float:
+def launched(device: Device, kernels: Size, launch: Size) -> Size:
     """Seconds of kernels that a host launches one by one.
 
         t = max(k, h) + (1 - w) min(k, h)      k kernels, h launch, w = `overlap_launch`
 
     w = 1 where a host launches ahead of its GPU; 0 where one core launches and computes.
     """
-    return max(kernels, launch) + (1 - device["overlap_launch"]) * min(kernels, launch)
+    return most(kernels, launch) + (1 - device["overlap_launch"]) * least(kernels, launch)
 
 
 def contention(device: Device, ranks: Size) -> Size:

@@ -6,19 +6,22 @@ e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-from rlhfsim.elementwise import Size, ceil, each, given, most, some, where
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.elementwise import Size, ceil, each, given, most, remembered, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Dispatcher, Layout, Recompute
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.micro_batch import whole_units
@@ -69,10 +72,11 @@ class TrainedModel(NamedTuple):
         busy = sum(x.seconds for x in parts)
         return _times([*parts, *_from_elsewhere(self, layout, count, busy)], self.steps)
 
-    def updates(self, cut: tuple[Any, ...]) -> Cost:
-        """The updates of all optimizer steps, in every layout with these fields (`memory.states.CUT`)."""
+    def updates(self, layout: AnyLayout) -> Cost:
+        """The updates of all optimizer steps: the same of layouts with equal `memory.states.CUT`."""
         share = adapter_share(self.model, self.lora)
-        return _times(exchange.updated(self.device, self.model, cut, self.optimizer, share), self.steps)
+        parts = exchange.update(self.device, self.model, layout, optimizer=self.optimizer, share=share)
+        return _times(parts, self.steps)
 
 
 def _times(parts: Iterable[Part], steps: int) -> Cost:
@@ -101,13 +105,13 @@ class Passed(NamedTuple):
 class WorkCut(NamedTuple):
     """What of a layout decides the work of a micro-batch."""
 
-    tp: int
-    cp: int
-    ep: int
-    etp: int
-    sequence_parallel: bool
-    dispatcher: Dispatcher | None
-    ep_overlap: bool | None
+    tp: Size
+    cp: Size
+    ep: Size
+    etp: Size
+    sequence_parallel: Size
+    dispatcher: Size
+    ep_overlap: Size
 
 
 class Passing(NamedTuple):
@@ -125,27 +129,29 @@ class Passing(NamedTuple):
 
     def of(self, layout: AnyLayout, size: Size) -> Passed:
         """A micro-batch of `size` tokens on one GPU, slowed by the other ranks of its node."""
-        columns = (getattr(layout, name) for name in WorkCut._fields)
+        device, cut = self.device, (getattr(layout, name) for name in WorkCut._fields)
+        near = (layout.tp * layout.cp <= device.domain) & (layout.ep * layout.etp <= device.domain)
+        network = where(near, 0.0, device.network_bandwidth)
         recompute: Size = "none" if self.scoring else layout.recompute
-        *found, held, low, high = each(_numbers_of(self), size, recompute, *columns)
-        through = slowed(Passes.of(found), contention(self.device, layout.gpus))
+        known = _known(device.inside or device, *self[1:])
+        *found, held, low, high = remembered(known, self._numbers, network, size, recompute, *cut)
+        through = slowed(Passes.of(found), contention(device, layout.gpus))
         return Passed(through, held, (low, high))
 
-
-@lru_cache(maxsize=16)
-def _numbers_of(asked: Passing) -> Callable[..., tuple[float, ...]]:
-    """Times a micro-batch; layouts that share its work have it timed once, whatever their pool."""
-    device, model, sequences, precision, software, frozen, logprob, scoring = asked
-
-    @lru_cache(maxsize=65536)
-    def numbers(tokens: float, recompute: Recompute, *cut: Any) -> tuple[float, ...]:
+    def _numbers(self, _network: Size, tokens: Size, recompute: Size, *cut: Size) -> tuple[Size, ...]:
+        device, model, sequences, precision, software, frozen, logprob, scoring = self
         work = work_of(device, WorkCut(*cut), sequences, tokens, precision, software, model)
         through = passes(
             device, model, work, software, recompute, frozen=frozen, logprob=logprob, scoring=scoring
         )
         return *through.numbers, work.held, *ep_spread(device, model, work)
 
-    return numbers
+
+@lru_cache(maxsize=16)
+def _known(*_: Hashable) -> dict[tuple[Any, ...], NDArray[np.float64]]:
+    """Times of micro-batches that were asked for, whatever their pool, by bandwidth of the network where they
+    use it and by work."""
+    return {}
 
 
 def micro_batches(
@@ -176,42 +182,34 @@ def work_of(
     device: Device,
     layout: Layout | WorkCut,
     sequences: Sequences,
-    tokens: float,
+    tokens: Size,
     precision: str,
     software: Software,
     model: ModelSpec,
 ) -> Work:
     """The micro-batch of one GPU."""
-    skewed = model.moe is not None and layout.ep > 1 and not software.balanced
-    dispatcher, ep_overlap = (layout.dispatcher, layout.ep_overlap) if layout.ep > 1 else (None, None)
-    return _one(
-        Work(
-            tokens=tokens / layout.cp,
-            length=sequences.attention_length,
-            tp=layout.tp,
-            cp=layout.cp,
-            ep=layout.ep,
-            etp=layout.etp,
-            sequence_parallel=layout.sequence_parallel and layout.tp > 1,
-            precision=precision,
-            bf16_matrices=software.bf16_matrices if precision in LOW else (),
-            skew=device["ep_hot_rank_factor"] if skewed else 1.0,
-            low_precision_gain=device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
-            fused=software.fused,
-            attention_slowdown=flash2_slowdown(device) if software.flash2 else 1.0,
-            flash=software.flash,
-            fused_experts=software.fused_experts,
-            dispatcher=dispatcher,
-            ep_overlap=ep_overlap,
-            fp8_attention=software.fp8_attention,
-        )
+    routed = layout.ep > 1
+    skew = device["ep_hot_rank_factor"] if model.moe is not None and not software.balanced else 1.0
+    return Work(
+        tokens=tokens / layout.cp,
+        length=sequences.attention_length,
+        tp=layout.tp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        sequence_parallel=layout.sequence_parallel & (layout.tp > 1),
+        precision=precision,
+        bf16_matrices=software.bf16_matrices if precision in LOW else (),
+        skew=where(routed, skew, 1.0),
+        low_precision_gain=device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
+        fused=software.fused,
+        attention_slowdown=flash2_slowdown(device) if software.flash2 else 1.0,
+        flash=software.flash,
+        fused_experts=software.fused_experts,
+        dispatcher=where(routed, layout.dispatcher, None),
+        ep_overlap=where(routed, layout.ep_overlap, None),
+        fp8_attention=software.fp8_attention,
     )
-
-
-@lru_cache(maxsize=65536)
-def _one(work: Work) -> Work:
-    """One object for equal micro-batches: they are compared at every look-up of their costs."""
-    return work
 
 
 def flash2_slowdown(device: Device) -> float:

@@ -1,30 +1,31 @@
-"""The work of one micro-batch on one GPU, of which layers, embedding and head are timed."""
+"""The work of one micro-batch on one GPU, of which layers, embedding and head are timed.
+
+What follows from the layout is a number or a word, or an array with an entry a layout.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhfsim.specs.hashing import Hashed, hashed_once
-from rlhfsim.specs.placement.layout import Dispatcher
+from rlhfsim.elementwise import Size, where
 
 LOW = ("fp8", "fp4")
 """Precisions in which linear layers leave BF16."""
 
 
-@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work(Hashed):
+class Work:
     """One micro-batch on one GPU, and how the layer is cut."""
 
-    tokens: float
+    tokens: Size
     """T, after context parallelism."""
     length: float
     """Length that attention sees, before context parallelism."""
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    sequence_parallel: bool = True
+    tp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
+    sequence_parallel: Size = True
     precision: str = "bf16"
     """Precision of the linear layers; attention cores, router and head stay in BF16."""
     bf16_matrices: tuple[str, ...] = ()
@@ -41,14 +42,14 @@ class Work(Hashed):
     """The attention core runs in FP8."""
     fused_experts: bool = False
     """Activation and quantisation of the experts happen inside their grouped GEMMs."""
-    dispatcher: Dispatcher | None = None
+    dispatcher: Size = None
     """What brings tokens to their experts; None: not said."""
-    ep_overlap: bool | None = None
+    ep_overlap: Size = None
     """It works while another micro-batch computes; None: not said."""
-    skew: float = 1.0
+    skew: Size = 1.0
     """Busiest over mean expert-parallel rank."""
 
     @property
-    def held(self) -> float:
+    def held(self) -> Size:
         """T': tokens outside the tensor-parallel regions."""
-        return self.tokens / self.tp if self.sequence_parallel else self.tokens
+        return where(self.sequence_parallel, self.tokens / self.tp, self.tokens)

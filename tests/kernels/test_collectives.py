@@ -296,3 +296,33 @@ def test_half_a_token_and_two_ranks_are_dispatched() -> None:
     d = device()
     assert collectives.dispatch(d, 0.5, 14336, Routing(top_k=2), Group(ranks=2, per_domain=2)) > 0
     assert collectives.p2p(d, 0.5, True) > d["nic_latency"]
+
+
+RANKS = [(1, 1), (2, 1), (8, 1), (8, 2), (16, 4), (64, 1)]
+"""Ranks and the stride between them: alone, inside a domain of eight and across several."""
+
+
+@pytest.mark.parametrize("collective", ALL[:4])
+def test_a_column_of_groups_costs_what_each_costs_alone(collective) -> None:
+    sizes = [0.0, 1e5, 1e8]
+    rows = [(size, *place) for size in sizes for place in RANKS]
+    size, ranks, stride = (np.array(column) for column in zip(*rows, strict=True))
+    column = collective(device(), size, group(ranks, stride, 8))
+    alone = [collective(device(), size, group(ranks, stride, 8)) for size, ranks, stride in rows]
+    assert column.tolist() == alone
+    assert len(set(alone)) > 9
+
+
+@pytest.mark.parametrize("by", [None, "alltoall", "deepep", "deepep-ll", "hybridep", "allgather"])
+def test_a_column_of_tokens_is_dispatched_as_each_is_alone(by) -> None:
+    routing = Routing(top_k=8, groups=8, token_groups=4)
+    tokens, places = [100.0, 4096.0], [place for place in RANKS if place[0] < 64]
+    rows = [(count, *place) for count in tokens for place in places]
+    count, ranks, stride = (np.array(column) for column in zip(*rows, strict=True))
+    column = collectives.dispatch(device(), count, 4096.0, routing, group(ranks, stride, 8), skew=1.5, by=by)
+    alone = [
+        collectives.dispatch(device(), count, 4096.0, routing, group(ranks, stride, 8), skew=1.5, by=by)
+        for count, ranks, stride in rows
+    ]
+    assert column.tolist() == alone
+    assert len(set(alone)) == 9

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlhfsim.kernels.grid import FEW, Grid, corners, decode, encode
+from lab.fits.kernels import corners
+from rlhfsim.kernels.grid import FEW, Grid, decode, encode
 
 AXES = (np.array([0.0, 1.0, 3.0]), np.array([2.0, 4.0]))
 GRID = Grid(AXES, (1.0, 2.0), np.log(np.array([[1.0, 4.0], [2.0, 8.0], [16.0, 32.0]])))
@@ -28,14 +29,14 @@ def test_time_between_knots_is_linear_in_logarithms_and_a_power_beyond(point, se
     assert GRID.at(point) == pytest.approx(seconds)
     many = GRID(np.full(FEW + 1, point[0]), point[1])
     assert many.shape == (FEW + 1,)
-    assert many == pytest.approx(np.full(FEW + 1, seconds))
+    assert set(many.tolist()) == {GRID.at(point)}  # to the last bit
 
 
 @pytest.mark.parametrize("rows", [3, 30])
 def test_points_keep_their_shape_and_order(rows: int) -> None:
     x, y = np.geomspace(0.5, 40, rows)[:, None], np.array([3.0, 30.0])
     each = [[GRID.at((float(a), float(b))) for b in y] for a in x[:, 0]]
-    assert GRID(x, y) == pytest.approx(np.array(each))
+    assert GRID(x, y).tolist() == each
 
 
 def test_weights_of_the_corners_of_a_cell_by_hand() -> None:

@@ -200,6 +200,9 @@ def test_rows_of_experts_are_padded_to_tiles() -> None:
     assert layer_time._rows(up, Work(tokens=1.0, length=1.0)) == 128 * 1.5
     assert layer_time._rows(up, replace(few, skew=1.5)) == 128 * 22.5
     assert layer_time._rows(up, replace(few, tp=2)) == 128 * 7.5
+    one, two = (replace(up, rows=1.0, experts=experts) for experts in (1, 2))
+    assert [layer_time._rows(x, work) for x in (one, two)] == [4000, 2 * (2000 + half)]
+    assert layer_time._rows(replace(one, rows=2.0), work) == 8000 + half
     router, plain = layers.expert_matrices(MOE, 1)[0], layers.mlp_matrices(LLAMA, 1)[0]
     assert layer_time._rows(router, replace(few, tp=2)) == 80
     assert layer_time._rows(plain, replace(few, tp=2)) == 160
@@ -236,7 +239,7 @@ def test_experts_permute_their_copies_through_memory() -> None:
     copies, product = 4 * 8 * 2048, 1.5 * 2 * 768 * layer_time._rows(up, work)
     assert _traffic(MOE, work, EXPERTS) == pytest.approx(2 * (4000 * (plain + copies) + product))
     fused = replace(work, fused_experts=True)
-    assert _traffic(MOE, fused, EXPERTS) == pytest.approx(2 * 4000 * (plain + copies))
+    assert _traffic(MOE, fused, EXPERTS) == 2 * 4000 * (plain + copies)
     two = replace(fused, etp=2)
     assert _traffic(MOE, two, EXPERTS) == pytest.approx(2 * 4000 * (plain + 2 * copies))
     plain_exchange = _traffic(MOE, replace(work, ep=2, dispatcher="alltoall"), EXPERTS)
@@ -306,6 +309,11 @@ def test_what_is_not_said_of_the_exchange_is_in_its_interval(device: Device) -> 
     unknown = layer_time.ep_spread(device, MOE, replace(work, dispatcher=None))
     assert unknown == pytest.approx((0.5 * min(1, *each), max(each)))
     assert layer_time.ep_spread(device, MOE, replace(work, dispatcher=None, ep=1)) == (0.5, 1.5)
+    few = replace(work, dispatcher=None, tokens=10.0, ep=2)
+    gathered = layer_time._expert_parallel(device, MOE, few, "allgather")
+    cheaper = gathered / layer_time._expert_parallel(device, MOE, few)
+    assert cheaper < 1
+    assert layer_time.ep_spread(device, MOE, few)[0] == pytest.approx(0.5 * cheaper)
 
 
 def test_keys_and_values_go_round_the_ring(device: Device) -> None:
@@ -314,6 +322,8 @@ def test_keys_and_values_go_round_the_ring(device: Device) -> None:
     size = 2 * 8 * 256 * 1000 * 3.0
     ring = collectives.p2p(device, size, False) + 2 * collectives.p2p(device, 1.0, False)
     assert layer_time._context_parallel(device, LLAMA, work, DENSE) == pytest.approx(ring)
+    two = layer_time._context_parallel(device, LLAMA, replace(work, cp=2), DENSE)
+    assert two == pytest.approx(collectives.p2p(device, size / 3, False))
     wide = replace(work, tp=8)
     far = collectives.p2p(device, size / 8, True) + 2 * collectives.p2p(device, 1.0, True)
     assert layer_time._context_parallel(device, LLAMA, wide, DENSE) == pytest.approx(far)
@@ -327,13 +337,13 @@ def test_keys_and_values_go_round_the_ring(device: Device) -> None:
 
 def test_a_product_beyond_the_curve_grows_with_its_shape(device: Device) -> None:
     m, n, k = layer_time.MAX_M, layer_time.MAX_N, layer_time.MAX_K
-    inside = layer_time._gemm(device, m, n, k, "bf16", False, 0.0, 1.0)
+    inside = layer_time._gemm(device, "bf16", 1.0, m, n, k, False, 0.0)
     assert inside == float(device.curves.gemm(m, n, k))
-    assert layer_time._gemm(device, 2 * m, 3 * n, 5 * k, "bf16", False, 0.0, 1.0) == pytest.approx(
+    assert layer_time._gemm(device, "bf16", 1.0, 2 * m, 3 * n, 5 * k, False, 0.0) == pytest.approx(
         30 * inside
     )
-    assert layer_time._gemm(device, m, n, k, "bf16", True, 0.0, 1.0) == pytest.approx(inside / 0.9)
-    assert layer_time._gemm(device, m, n, k, "bf16", True, 1e6, 2.0) == 5e5
+    assert layer_time._gemm(device, "bf16", 1.0, m, n, k, True, 0.0) == pytest.approx(inside / 0.9)
+    assert layer_time._gemm(device, "bf16", 2.0, m, n, k, True, 1e6) == 5e5
 
 
 def test_head_and_embedding_by_hand(device: Device, hbm: float) -> None:
@@ -1066,19 +1076,19 @@ def test_products_of_experts_are_grouped_and_those_of_fp8_have_their_gain(device
 
     def grouped(m: float, n: float, k: float, params: int) -> float:
         least = 2 * params / (H100.hbm.value * 0.8)
-        return layer_time._gemm(device, m, n, k, "fp8", True, least, 1.25)
+        return layer_time._gemm(device, "fp8", 1.25, m, n, k, True, least)
 
-    plain = layer_time._gemm(device, 4000.0, 128.0, 2048.0, "bf16", False, 0.0, 1.0)
+    plain = layer_time._gemm(device, "bf16", 1.0, 4000.0, 128.0, 2048.0, False, 0.0)
     assert by_name["router"] == pytest.approx(plain)
     assert by_name["expert_up"] == pytest.approx(grouped(rows, 1536.0, 2048.0, up.params))
     assert forward == pytest.approx(sum(by_name.values()))
     own = grouped(rows, 2048.0, 1536.0, up.params) + grouped(rows, 768.0, 2048.0, down.params)
     assert data == pytest.approx(
-        own + layer_time._gemm(device, 4000.0, 2048.0, 128.0, "bf16", False, 0.0, 1.0)
+        own + layer_time._gemm(device, "bf16", 1.0, 4000.0, 2048.0, 128.0, False, 0.0)
     )
     own = grouped(2048.0, 1536.0, rows, up.params) + grouped(768.0, 2048.0, rows, down.params)
     assert weight == pytest.approx(
-        own + layer_time._gemm(device, 2048.0, 128.0, 4000.0, "bf16", False, 0.0, 1.0)
+        own + layer_time._gemm(device, "bf16", 1.0, 2048.0, 128.0, 4000.0, False, 0.0)
     )
     one = layer_time.layer(device, NEMOTRON, replace(work, precision="bf16"), kind=NEMOTRON.kinds[0])
     assert one.backward.scan == pytest.approx(2.5 * one.forward.scan)
@@ -1130,11 +1140,17 @@ def test_experts_in_fp4_run_as_in_fp8_and_other_matrices_in_fp4(device: Device) 
     router, up, _ = layers.expert_matrices(MOE, 1)
     eight = replace(work, precision="fp8")
     assert layer_time._gemms(device, (router, up), work) == layer_time._gemms(device, (router, up), eight)
-    assert layer_time._precision(up, eight) == "fp8"
+    assert layer_time._precision(up, eight) == ("fp8", 1.25)
+    own = device_of(
+        NodeGroup(profile=load_profile("b200_sxm"), gpus=8, gpus_per_node=8)
+    )  # has a table of FP4
+    assert layer_time._gemms(own, (up,), work) == layer_time._gemms(own, (up,), eight)
+    single = replace(up, experts=1)
+    assert layer_time._gemms(own, (single,), work)[0] < layer_time._gemms(own, (single,), eight)[0]
     (qkv, out) = layers.layer_matrices(LLAMA, kind=DENSE)[:2]
-    assert [layer_time._precision(x, work) for x in (router, qkv)] == ["bf16", "fp4"]
+    assert [layer_time._precision(x, work) for x in (router, qkv)] == [("bf16", 1.0), ("fp4", 1.25)]
     kept = replace(work, bf16_matrices=("qkv",))
-    assert [layer_time._precision(x, kept) for x in (qkv, out)] == ["bf16", "fp4"]
+    assert [layer_time._precision(x, kept) for x in (qkv, out)] == [("bf16", 1.0), ("fp4", 1.25)]
 
 
 def test_last_layers_stay_in_bf16_where_a_recipe_keeps_them(device: Device) -> None:

@@ -165,13 +165,14 @@ def train_kernels(profile: Profile, point: Measured) -> float:
     """The same of forward and backward of one layer, for a point (layers, tokens, length)."""
     layers, tokens, length = point.at
     work = Work(tokens=tokens, length=length, fused=False)
-    return passes(
+    through = passes(
         _device(with_coefficients(profile, {"host_layer_time": 0.0})),
         tiny_model(int(layers)),
         work,
         default_software("megatron"),
         "none",
-    ).layer
+    )
+    return float(through.layer)
 
 
 def _device(profile: Profile) -> Device:
