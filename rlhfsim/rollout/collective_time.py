@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.elementwise import Size, either
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.routing import routing_of
@@ -49,8 +50,7 @@ def collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> 
             "all_gather": collectives.all_gather,
             "reduce_scatter": collectives.reduce_scatter,
         }
-        scalar = np.vectorize(lambda s: times[op](device, float(s), where), otypes=[float])
-        return on("network", scalar(size))
+        return on("network", times[op](device, size, where))
     seconds = device.curves.collective(op, size, ranks)
     if op == "all_reduce" and ranks <= device.gpus_per_node:
         seconds = np.minimum(seconds, device.curves.custom_all_reduce(size, ranks))
@@ -106,14 +106,14 @@ def _sent(
     narrow = layout.precision == "fp8" and by != "alltoall"
     width = FP8_BLOCK_BYTES if narrow else ACTIVATION_BYTES
 
-    def both(tokens: float) -> float:
-        name = "deepep" if by == "deepep-ll" and tokens > LOW_LATENCY_TOKENS else by or "deepep-ll"
+    tokens = np.maximum(rows / layout.tp, 1.0)
+
+    def both(name: Dispatcher) -> Size:
         ways = (model.hidden * width, model.hidden * ACTIVATION_BYTES)
         return sum(collectives.dispatch(device, tokens, size, routing, where, by=name) for size in ways)
 
-    tokens = np.maximum(rows / layout.tp, 1.0)
-    seconds: Floats = np.vectorize(both, otypes=[float])(tokens)
-    return seconds
+    many = (tokens > LOW_LATENCY_TOKENS) & (by == "deepep-ll")
+    return np.asarray(either(many, lambda: both("deepep"), lambda: both(by or "deepep-ll")))
 
 
 def exchange_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> tuple[float, float]:

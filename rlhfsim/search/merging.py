@@ -199,7 +199,8 @@ class _Merge:
         """Narrows every role, then merges them."""
         if self.subproblem.frees == "must not":
             for place, i in enumerate(self.order):
-                self._keep(place, ~self.subproblem.tables[i].frees, "infeasible")
+                stays = ~self.subproblem.tables[i].frees[self.roles[place].rows[:, 0]]
+                self._keep(place, stays, "infeasible")
         narrower = True
         while narrower and all(map(len, self.roles)):
             before = sum(map(len, self.roles))
