@@ -173,6 +173,9 @@ def test_what_good_combinations_beat_at_once_is_dominated(
 ) -> None:
     """The same ones stay, wherever the other end of the weight sync sits and whatever may leave the GPU."""
     c = subproblem(np.random.default_rng(400 + seed), **changes)
+    *others, rollout = c.tables
+    some = tuple(replace(option, sleep=i % 2) for i, option in enumerate(rollout.options))  # type: ignore[type-var]
+    c = replace(c, tables=(*others, replace(rollout, options=some)))
     least = float(seconds(pool_table(c, seconds, inf).numbers).min(initial=inf))
     late = pool_table(c, seconds, 1.2 * least)
     monkeypatch.setattr(merging, "LOOKED_AT", 0)
