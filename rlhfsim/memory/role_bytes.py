@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.elementwise import alike, distinct, each, numbered
 from rlhfsim.memory import activations
@@ -439,20 +440,27 @@ def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
 
 def _stood(kind: RoleKind, cuts: Sequence[Cut], places: Any, stage: Stage) -> _Standing:
     """The same of many layouts, each with one of some cuts, at its place: arrays."""
-    sizes = np.zeros((len(States._fields) + len(OWN), len(cuts)))
+    sizes = _stood_each(kind, tuple(cuts), stage)[:, places]
+    states, own = np.split(sizes[:-1], [len(States._fields)])
+    named = dict(zip(OWN, own, strict=True))
+    return _Standing(States(*states), **named, communicators=sizes[-1])
+
+
+@lru_cache(maxsize=16)
+def _stood_each(kind: RoleKind, cuts: tuple[Cut, ...], stage: Stage) -> NDArray[np.float64]:
+    """(sizes, cuts) of that, communicators last: the same whatever the lengths of sequences."""
+    sizes = np.zeros((len(States._fields) + len(OWN) + 1, len(cuts)))
     parted, of = numbered(map(_parted, cuts))
     parts = memory.stacked([_part(kind, stage if part[1] > 1 else "only", part) for part in parted])
     for _, rows in alike(_alike(kind, *cut) for cut in cuts):
         layout = Layout(**dict(zip(memory.CUT, cuts[rows[0]], strict=True)))
         held = _standing(kind, layout, parts.only(np.array(of)[rows]))
-        for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=True):
+        for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=False):
             row[rows] = size
     if passed := COPIES * (kind.routes + kind.logits):
         sizes[States._fields.index("host")] += passed / np.array([cut[_DP] for cut in cuts])
-    states, own = np.split(sizes[:, places], [len(States._fields)])
-    communicators: Size = np.array([memory.communicators(*part) for part in parted])[of][places]
-    named = dict(zip(OWN, own, strict=True))
-    return _Standing(States(*states), **named, communicators=communicators)
+    sizes[-1] = np.array([memory.communicators(*part) for part in parted])[of]
+    return sizes
 
 
 def _part(kind: RoleKind, stage: Stage, cut: memory.Parted) -> Shard:
