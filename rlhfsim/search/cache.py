@@ -45,7 +45,7 @@ class SharedTables:
     layouts: dict[Any, Space]
     """Those of like roles, see `space`."""
     shapes: dict[Any, dict[ModelCut, Shapes]]
-    """Role and model -> those that are run, on any number of GPUs."""
+    """Those of like roles, or of one role whose refusals name it, that are run on any number of GPUs."""
     fitting: dict[PriceKey, OptionTable]
     """Options that fit, before they are timed."""
     engines: dict[PriceKey, OptionTable]
@@ -69,13 +69,19 @@ class SharedTables:
         limits = tuple(replace(limit, role="") for limit in request.limits if limit.role == role)
         adapted = role == "actor" and request.workload.lora is not None
         rules = request.rules(role).title
-        name = key.gpus, domain, model.with_value_head(), rules, trained, adapted, fixed, limits
+        like = domain, model.with_value_head(), rules, trained, adapted, fixed, limits
+        name = key.gpus, *like
         if name in self.layouts:
             return self.layouts[name]
-        known = self.shapes.setdefault((role, model, trained, fixed), {})
+        own = self.shapes.setdefault((role, *like), {})
+        known = own or self.shapes.setdefault(like, {})
         space = role_layouts(request, role, model, key.gpus, domain, trained=trained, known=known)
         if not any(role in reason for reason in space.dropped):
             self.layouts[name] = space
+        elif not own:
+            own.update(known)
+            for cut in [cut for cut, shapes in known.items() if any(role in why for why in shapes.refused)]:
+                del known[cut]
         return space
 
 

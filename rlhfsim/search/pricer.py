@@ -69,7 +69,7 @@ SCORED = (
     *("shards", "micro_batch", "score_micro_batch", "offload_params"),
 )
 """With `zero` and the packs: what a forward pass reads of a layout."""
-AT_ONCE = 4000
+AT_ONCE = 24_000
 """Options that are priced together, so that a search hears within half a second that its time is up."""
 FEW = 20_000
 """Most options that one process prices: with fewer a second one costs more than it saves."""
