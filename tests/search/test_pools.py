@@ -172,7 +172,7 @@ def test_what_good_combinations_beat_at_once_is_dominated(
     seed: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same ones stay, wherever the other end of the weight sync sits and whatever may leave the GPU."""
-    c = subproblem(np.random.default_rng(400 + seed), **changes)
+    c = subproblem(np.random.default_rng(400 + seed), pace="continuous", **changes)
     *others, rollout = c.tables
     some = tuple(replace(option, sleep=i % 2) for i, option in enumerate(rollout.options))  # type: ignore[type-var]
     c = replace(c, tables=(*others, replace(rollout, options=some)))
