@@ -225,8 +225,8 @@ def times_of(subproblem: Subproblem, numbers: Numbers) -> Floats:
 
 
 def by_times(subproblem: Subproblem) -> bool:
-    """Whether dominance compares seconds alone, in classes that the ends of the weight sync decide, where bounds
-    leave most combinations: those of rollouts that never drain are far below the best plan."""
+    """Whether dominance compares seconds alone, in classes that the ends of the weight sync decide, where
+    bounds leave most combinations: those of rollouts that never drain are far below the best plan."""
     bytes_count = subproblem.wants_memory or subproblem.shares_host or subproblem.lends
     known = subproblem.pace == "continuous" and subproblem.frees != "must" and subproblem.lent is None
     return known and not bytes_count and not any(each.outside for each in subproblem.agreement)
