@@ -112,13 +112,14 @@ class RolloutReplica:
         n, engine = len(self.running), self.engine
         if not n:
             return True
-        held = self.kv_tokens + engine.own
+        held = n * (engine.own + self.step) - self._began + engine.own
         return n < engine.slots and held <= (1.0 - WATERMARK) * engine.capacity
 
     def add(self, group: int, lengths: list[float]) -> None:
         """Take a group: its prompt is prefilled, its samples start as slots allow."""
         self._first += self.engine.prefill * self.pace
-        self.waiting.extend([(length, 0.0, group) for length in lengths])
+        for length in lengths:
+            self.waiting.append((length, 0.0, group))
         self.admit()
 
     def admit(self) -> None:

@@ -112,9 +112,12 @@ class RolloutPool:
     """Lengths of the groups that are generated again."""
     _number: int = 0
     _blocked_since: float | None = None
+    _counted: bool = field(init=False)
+    """Whether groups are counted by version, so that the trainer can wait for those that are due."""
 
     def __post_init__(self) -> None:
         """Fill the replicas at time 0."""
+        self._counted = not self.partial and self.late == "wait"
         self._stamp = [0] * len(self.replicas)
         for replica in self.replicas:
             self._install(replica, 0)
@@ -244,25 +247,25 @@ class RolloutPool:
         order = [(replica.load, r) for r, replica in enumerate(self.replicas)]
         heapify(order)
         while order:
-            _, r = heappop(order)
+            load, r = order[0]
             replica = self.replicas[r]
-            if replica.closed or not self._takes(replica):
-                continue
-            if self.started >= replica.limit:
-                continue
-            self._start(replica)
-            heappush(order, (replica.load, r))
+            if not replica.closed and self.started < replica.limit and self._takes(replica):
+                heapreplace(order, (load + self._start(replica), r))
+            else:
+                heappop(order)
         for r in range(len(self.replicas)):
             self._schedule(r)
 
-    def _start(self, replica: RolloutReplica) -> None:
+    def _start(self, replica: RolloutReplica) -> int:
+        """Starts a group; its samples."""
         lengths = self._again.popleft() if self._again else self._drawn()
-        number, version = self._number, replica.version
-        self.groups[number] = SampleGroup(version, len(lengths), version, lengths)
+        number, version, count = self._number, replica.version, len(lengths)
+        self.groups[number] = SampleGroup(version, count, version, lengths)
         if self._counted:
-            self._count(self._untaken, version, 1)
+            self._untaken[version] = self._untaken.get(version, 0) + 1
         self.started, self._number = self.started + 1, number + 1
         replica.add(number, lengths)
+        return count
 
     def _drawn(self) -> list[float]:
         """Lengths of the next prompt."""
@@ -274,25 +277,20 @@ class RolloutPool:
         self.drawn += 1
         return self._batch_lengths[index]
 
-    @property
-    def _counted(self) -> bool:
-        """Whether groups are counted by version, so that the trainer can wait for those that are due."""
-        return not self.partial and self.late == "wait"
-
     # --- the queue ----------------------------------------------------------------------------------
 
     def _group_done(self, number: int, group: SampleGroup, version: int) -> None:
         if self._counted:
-            self._count(self._waiting, group.version, 1)
+            self._waiting[group.version] = self._waiting.get(group.version, 0) + 1
         elif self.late == "wait":  # partial: none is ever late
             group.version = version
         heappush(self.finished, (group.version, number))
 
     @staticmethod
-    def _count(counts: dict[int, int], version: int, change: int) -> None:
-        left = counts.get(version, 0) + change
-        if left:
-            counts[version] = left
+    def _left(counts: dict[int, int], version: int) -> None:
+        """One group less of a version."""
+        if counts[version] > 1:
+            counts[version] -= 1
         else:
             del counts[version]
 
@@ -316,8 +314,8 @@ class RolloutPool:
         numbers = [heappop(self.finished)[1] for _ in range(self.batch)]
         groups = [self.groups.pop(number) for number in numbers]
         for group in groups if self._counted else ():
-            self._count(self._untaken, group.version, -1)
-            self._count(self._waiting, group.version, -1)
+            self._left(self._untaken, group.version)
+            self._left(self._waiting, group.version)
         taken = Taken(
             numbers,
             [self.taken - g.version for g in groups],
