@@ -30,7 +30,7 @@ BUDGET = {
     "rlhfsim/present": 86670,
     "rlhfsim/rollout": 17090,
     "rlhfsim/search": 60900,
-    "rlhfsim/simulation": 25100,
+    "rlhfsim/simulation": 25120,
     "rlhfsim/specs": 55810,
     "rlhfsim/step": 15360,
     "rlhfsim/training": 14940,
