@@ -77,7 +77,7 @@ def dispatch(
     *,
     skew: Size = 1,
     by: Dispatcher | None = None,
-) -> float:
+) -> Size:
     """Seconds to send `tokens` tokens of one GPU to the experts that they chose; the mean of there and back.
 
         alltoall   k copies of a token, by an all-to-all
@@ -124,8 +124,7 @@ def dispatch(
 
         return either(group.domains == 1, near, far)
 
-    seconds: float = either((n == 1) | (tokens <= 0), _nothing, there)
-    return seconds
+    return either((n == 1) | (tokens <= 0), _nothing, there)
 
 
 def exchange_share(device: Device, *, once: bool) -> str:

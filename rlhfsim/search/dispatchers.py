@@ -43,7 +43,7 @@ def _fastest(device: Device, model: ModelSpec, ep: int, names: tuple[Dispatcher,
     ranks, size, routing = group(ep, 1, device.domain), BF16 * model.expert_width, routing_of(model.moe)
 
     def seconds(by: Dispatcher) -> float:
-        return dispatch(device, TRAINED_TOKENS, size, routing, ranks, by=by)
+        return float(dispatch(device, TRAINED_TOKENS, size, routing, ranks, by=by))
 
     return min(_running(device, ep, names), key=seconds, default=None)
 
