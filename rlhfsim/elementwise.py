@@ -87,6 +87,14 @@ def least(*sizes: Size) -> Size:
     return min(sizes)
 
 
+def largest(*sizes: Size) -> Size:
+    """The place of the first of the largest, entry by entry."""
+    for size in sizes:
+        if isinstance(size, np.ndarray):
+            return np.argmax(np.broadcast_arrays(*sizes), axis=0)
+    return sizes.index(max(sizes))
+
+
 def ceil(size: Size) -> Size:
     """Rounded up."""
     return np.ceil(size) if isinstance(size, np.ndarray) else math.ceil(size)

@@ -2,25 +2,27 @@
 
 Rates are bytes/s as one GPU sees them. Not known here: other traffic on the same links, NUMA
 placement, and what a file system's servers can do beyond the share of one node.
+Sizes and rates may be arrays with an entry a transfer; what labels a rate is then that of one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from rlhfsim.elementwise import where
+import numpy as np
+
+from rlhfsim.elementwise import Size, kept, largest, least, some, where
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.units import GB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class Rate(NamedTuple):
     """A link as a transfer sees it."""
 
-    value: float
+    value: Size
     """Byte/s."""
     resource: Resource
     rests_on: str
@@ -28,22 +30,19 @@ class Rate:
     spread: tuple[float, float]
     """P10 and P90 of the rate over its value."""
 
-    def scaled(self, factor: float) -> Rate:
+    def scaled(self, factor: Size) -> Rate:
         """The same link shared or bundled."""
-        return Rate(
-            value=self.value * factor, resource=self.resource, rests_on=self.rests_on, spread=self.spread
-        )
+        return Rate(self.value * factor, *self[1:])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """One step that every byte passes: its busy seconds over the whole transfer."""
 
     name: str
     parts: tuple[Part, ...]
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> Size:
         """Busy time when the stage never waits."""
         return sum(p.seconds for p in self.parts)
 
@@ -78,21 +77,27 @@ def hbm(device: Device) -> Rate:
 
 def slower(first: Rate, second: Rate) -> Rate:
     """The link that decides when every byte crosses both."""
-    return first if first.value <= second.value else second
+    return chosen(first.value <= second.value, first, second)
 
 
-@lru_cache(maxsize=4096)
-def gather_rate(device: Device, ranks: int, stride: int = 1) -> Rate:
+def chosen(holds: Size, first: Rate, second: Rate) -> Rate:
+    """The first link where it holds, else the second."""
+    if isinstance(holds, np.ndarray):
+        return Rate(np.where(holds, first.value, second.value), *second[1:])
+    return first if holds else second
+
+
+@kept(maxsize=4096)
+def gather_rate(device: Device, ranks: Size, link: Rate | None = None) -> Rate:
     """Bytes/s that each of `ranks` GPUs receives in an all-gather (or a broadcast they all join).
 
         B = min( B_nvlink,  g B_nic )          g = ranks of the group in one domain
 
-    Rings enter a domain through the NIC of each of its g members, so the network bundle counts.
-    Source: NCCL's multi-channel rings; hierarchical form of physics section 4.
+    Rings enter a domain through the NIC of each of its g members, so the network bundle counts; `link` stands
+    for the network of one. Source: NCCL's multi-channel rings; hierarchical form of physics section 4.
     """
-    inside = max(1, min(ranks, device.domain // stride))
-    fast = scale_up(device)
-    return fast if inside >= ranks else slower(fast, network(device).scaled(inside))
+    inside, fast = least(ranks, device.domain), scale_up(device)
+    return chosen(inside >= ranks, fast, slower(fast, (link or network(device)).scaled(inside)))
 
 
 @lru_cache(maxsize=4096)
@@ -151,22 +156,22 @@ def read_rate(device: Device, *, shared: bool) -> Rate:
     return rate(device, "storage", node.local_storage.value, "local_storage_read_efficiency")
 
 
-def moved(size: float, link: Rate) -> Part:
+def moved(size: Size, link: Rate) -> Part:
     """`size` bytes over a link: t = S / B."""
     low, high = link.spread
     seconds = where(size > 0, size / link.value, 0.0)
     return part(link.resource, seconds, link.rests_on, spread=(1 / high, 1 / low if low else 1.0))
 
 
-def handled(count: float, device: Device, latency: str) -> Part:
+def handled(count: Size, device: Device, latency: str) -> Part:
     """`count` things that each cost a latency of the profile on the host."""
-    seconds = max(0.0, count) * device[latency]
+    seconds = where(count > 0, count * device[latency], 0.0)
     return part("overhead", seconds, latency, spread=device.spread(latency))
 
 
 def serial(stages: Sequence[Stage]) -> Cost:
     """One stage after the other: t = sum t_i."""
-    return Cost(parts=tuple(p for stage in stages for p in stage.parts if p.seconds > 0))
+    return Cost(parts=tuple(p for stage in stages for p in stage.parts if some(p.seconds > 0)))
 
 
 def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
@@ -176,15 +181,14 @@ def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
 
     The first term fills the pipeline, the second is the slowest stage. Source: physics S3.
     """
-    k, took = max(1.0, buckets), [stage.seconds for stage in stages]
-    slowest = took.index(max(took))
-    shares = [1 / k + (1 - 1 / k if i == slowest else 0.0) for i in range(len(stages))]
+    k, slowest = max(1.0, buckets), largest(*(stage.seconds for stage in stages))
+    shares = [1 / k + where(slowest == i, 1 - 1 / k, 0.0) for i in range(len(stages))]
     return Cost(
         parts=tuple(
             Part(p.resource, p.seconds * share, p.rests_on, p.spread)
             for stage, share in zip(stages, shares, strict=True)
             for p in stage.parts
-            if p.seconds > 0
+            if some(p.seconds > 0)
         )
     )
 
@@ -192,13 +196,13 @@ def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
 # --- HybridFlow, arXiv 2409.19256, Table 2: bytes that each GPU receives for a model of M bytes ------
 
 
-def deepspeed_chat_volume(size: float, tp: int, pp: int, dp: int) -> float:
+def deepspeed_chat_volume(size: float, tp: Size, pp: Size, dp: Size) -> Size:
     """All-gather over every training GPU: (tpd - 1)/(tpd) M."""
     ranks = tp * pp * dp
     return (ranks - 1) / ranks * size
 
 
-def vanilla_volume(size: float, tp: int, pp: int) -> float:
+def vanilla_volume(size: float, tp: Size, pp: Size) -> Size:
     """All-gather over the model-parallel group: (tp - 1)/(tp) M, t and p of training."""
     ranks = tp * pp
     return (ranks - 1) / ranks * size

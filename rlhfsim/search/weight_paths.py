@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,8 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import AnyRolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.step.timetable import SYNC
-from rlhfsim.weight_sync.endpoints import PoolPair
-from rlhfsim.weight_sync.weight_sync import SyncCost, sync
+from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
+from rlhfsim.weight_sync.weight_sync import SyncCost, cost, seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +35,7 @@ class Paths:
     def __init__(self, request: Request, models: Models, priced: Priced) -> None:
         """`priced`: by searches over the same models on the same GPUs and network."""
         self.request, self.models, self._priced = request, models, priced
-        self._examples: dict[tuple[PriceKey, WeightPath], dict[int, tuple[object, AnyRolePlacement]]] = {}
+        self._examples: dict[tuple[PriceKey, WeightPath], dict[int, tuple[object, Any]]] = {}
         self._least: dict[tuple[object, ...], float] = {}
 
     def between(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> SyncSeconds:
@@ -45,22 +46,26 @@ class Paths:
         trained, served = self._classes(actor, partition.path), self._classes(rollout, partition.path)
         columns = int(rollout.sync_class.max(initial=-1)) + 1
         factor = self._bias(partition, actor.key)
-        domain = min(self._device(table.key).domain for table in (actor, rollout))
+        domain = min(self._device(key).domain for key in (actor.key, rollout.key))
 
-        def seconds(one: Ints, two: Ints) -> Floats:
-            pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
+        def of_rows(trains: Ints, serves: Ints) -> Floats:
+            pairs = actor.sync_class[trains] * columns + rollout.sync_class[serves]
             times = np.bincount(pairs, minlength=1).astype(np.float64)
-            for pair in np.flatnonzero(times).tolist():
-                i, j = divmod(pair, columns)
+            asked = np.flatnonzero(times)
+            names, missing = [], {}
+            for i, j in zip(*(place.tolist() for place in np.divmod(asked, columns)), strict=True):
                 (x, source), (y, target) = trained[i], served[j]
-                name = x, y, source.layout.gpus + target.layout.gpus <= domain
+                names.append(name := (x, y, source.gpus + target.gpus <= domain))
                 if name not in own:
-                    cost = self.cost(partition, (actor.key, source), (rollout.key, target))
-                    own[name] = factor * cost.cost.seconds if cost.available else inf
-                times[pair] = own[name]
+                    missing[name] = source, target
+            if missing:
+                one = self._route(partition, actor.key, rollout.key, source, target)
+                found = factor * seconds(partition.path, one, list(missing.values()))
+                own.update(zip(missing, found.tolist(), strict=True))
+            times[asked] = [own[name] for name in names]
             return np.asarray(times[pairs])
 
-        return seconds
+        return of_rows
 
     def least(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> float:
         """The fastest transfer between any two options."""
@@ -78,18 +83,25 @@ class Paths:
         entry = bias_of(known, SYNC, partition.path)
         return entry.factor.value if entry else 1.0
 
-    def _classes(self, table: OptionTable, path: WeightPath) -> dict[int, tuple[object, AnyRolePlacement]]:
-        """Layout of each class as the path reads it, and one of its options."""
+    def _classes(self, table: OptionTable, path: WeightPath) -> dict[int, tuple[object, Any]]:
+        """Layout of each class as the path reads it, and one of its layouts."""
         known = self._examples.setdefault((table.key, path), {})
         numbers, rows = np.unique(table.sync_class, return_index=True)
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
             if number not in known:
                 role = table.options[row]
-                known[number] = sync_layout(role, WEIGHT_PATHS[path].counts), role
+                known[number] = sync_layout(role, WEIGHT_PATHS[path].counts), role.layout
         return known
 
     def _device(self, key: PriceKey) -> Device:
         return device_on(self.request.cluster, key.hardware, self.request.backend)
+
+    def _route(
+        self, partition: Partition, actor: PriceKey, rollout: PriceKey, train: Any, serve: Any
+    ) -> Route:
+        pools = PoolPair(self._device(actor), self._device(rollout), partition.joined)
+        request = self.request
+        return route(self.models.actor, train, serve, pools, request.backend, request.workload.lora)
 
     def cost(
         self,
@@ -98,12 +110,5 @@ class Paths:
         target: tuple[PriceKey, AnyRolePlacement],
     ) -> SyncCost:
         """The partition's path between an option of the actor and one of the rollout."""
-        return sync(
-            partition.path,
-            self.models.actor,
-            source[1].layout,
-            target[1].layout,
-            PoolPair(self._device(source[0]), self._device(target[0]), partition.joined),
-            self.request.backend,
-            self.request.workload.lora,
-        )
+        (actor, train), (rollout, serve) = source, target
+        return cost(partition.path, self._route(partition, actor, rollout, train.layout, serve.layout))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rlhfsim.elementwise import Size, most, some, where
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.states import lora_params
 from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import EngineLayout
+from rlhfsim.specs.placement.layout_columns import AnyLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.workload import Lora
 
@@ -41,19 +43,18 @@ class Weights:
     """Named tensors of the dense MLPs."""
     largest: float
     """Elements of the largest tensor."""
+    params: float = field(init=False)
+    """All elements (N)."""
+    tensors: int = field(init=False)
+    """All named tensors."""
 
-    @property
-    def params(self) -> float:
-        """All elements (N)."""
-        return self.dense + self.experts
-
-    @property
-    def tensors(self) -> int:
-        """All named tensors."""
-        return self.dense_tensors + self.expert_tensors
+    def __post_init__(self) -> None:
+        """Add up what most stages read."""
+        object.__setattr__(self, "params", self.dense + self.experts)
+        object.__setattr__(self, "tensors", self.dense_tensors + self.expert_tensors)
 
 
-def mean_bytes(weights: Weights, rollout: RolloutLayout) -> float:
+def mean_bytes(weights: Weights, rollout: EngineLayout) -> float:
     """Storage of a mean element in the rollout; attention and end layers may keep BF16."""
     narrow = BYTES_PER_ELEMENT[rollout.precision]
     if not rollout.islands:
@@ -117,11 +118,13 @@ def _attention_tensors(model: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Both ends of a weight sync."""
+    """Both ends of a weight sync, or of many: row i of the layouts that train goes to row i of the others."""
 
     weights: Weights
-    train: Layout
-    rollout: RolloutLayout
+    train: Any
+    """`AnyLayout`."""
+    rollout: Any
+    """`EngineLayout`."""
     source: Device
     """GPU of the training pool."""
     target: Device
@@ -135,16 +138,20 @@ class Route:
     """Elements of LoRA adapters: of the policy's, or of default ones for comparison."""
     has_adapters: bool = False
     """The policy trains adapters."""
+    sharded: bool = field(init=False)
+    """Weights are cut over data-parallel ranks (ZeRO-3, FSDP): in all rows or in none."""
+    sent_bytes_per_element: float = field(init=False)
+    """Storage of a mean element on the wire: that of the rollout, which is quantised before it."""
+
+    def __post_init__(self) -> None:
+        """Work out what every stage of every path reads."""
+        object.__setattr__(self, "sharded", some(self.train.zero == 3))
+        object.__setattr__(self, "sent_bytes_per_element", mean_bytes(self.weights, self.rollout))
 
     @property
     def stored(self) -> float:
         """Bytes of the model as trained (M)."""
         return self.weights.params * TRAINED_BYTES
-
-    @property
-    def sent_bytes_per_element(self) -> float:
-        """Storage of a mean element on the wire: that of the rollout, which is quantised before it."""
-        return mean_bytes(self.weights, self.rollout)
 
     @property
     def quantised(self) -> bool:
@@ -162,52 +169,52 @@ class Route:
         return self.weights.tensors * (2 if self.quantised else 1)
 
     @property
-    def sharded(self) -> bool:
-        """Weights are cut over data-parallel ranks (ZeRO-3, FSDP)."""
-        return self.train.zero == 3
+    def stages(self) -> Size:
+        """Pipeline stages of training, each with weights of its own."""
+        return 1 if self.sharded else self.train.pp
 
     @property
-    def train_share(self) -> tuple[float, float]:
+    def dense_ranks(self) -> Size:
+        """GPUs over which the dense weights of a stage are cut."""
+        return self.train.gpus if self.sharded else self.train.tp
+
+    @property
+    def expert_ranks(self) -> Size:
+        """GPUs over which the routed experts of a stage are cut."""
+        train = self.train
+        return train.gpus if self.sharded else where(train.ep > 1, train.ep * train.etp, train.tp)
+
+    @property
+    def train_share(self) -> tuple[Size, Size]:
         """Share of the dense and of the expert elements that one training GPU holds."""
-        if self.sharded:
-            return 1 / self.train.gpus, 1 / self.train.gpus
-        dense = 1 / (self.train.tp * self.train.pp)
-        return dense, 1 / (self._expert_ranks * self.train.pp)
+        return 1 / (self.dense_ranks * self.stages), 1 / (self.expert_ranks * self.stages)
 
     @property
-    def _expert_ranks(self) -> int:
-        """GPUs of one pipeline stage over which routed experts are cut."""
-        return self.train.ep * self.train.etp if self.train.ep > 1 else self.train.tp
-
-    @property
-    def rollout_share(self) -> tuple[float, float]:
+    def rollout_share(self) -> tuple[Size, Size]:
         """Share of the dense and of the expert elements that one rollout GPU holds."""
         layout = self.rollout
         return 1 / (layout.tp * layout.pp), 1 / layout.replica_gpus
 
     @property
-    def train_shard(self) -> float:
+    def train_shard(self) -> Size:
         """Bytes of weights on one training GPU."""
         return self._bytes(self.train_share, TRAINED_BYTES)
 
     @property
-    def rollout_shard(self) -> float:
+    def rollout_shard(self) -> Size:
         """Bytes of weights on one rollout GPU."""
         return self._bytes(self.rollout_share, self.sent_bytes_per_element)
 
-    def _bytes(self, share: tuple[float, float], width: float) -> float:
+    def _bytes(self, share: tuple[Size, Size], width: float) -> Size:
         return (self.weights.dense * share[0] + self.weights.experts * share[1]) * width
 
     @property
-    def gather_ranks(self) -> int:
+    def gather_ranks(self) -> Size:
         """GPUs of one gather on the training side (one pipeline stage)."""
-        if self.sharded:
-            return self.train.gpus
-        moe = self.weights.experts > 0
-        return max(self.train.tp, self._expert_ranks if moe else 1)
+        return most(self.dense_ranks, self.expert_ranks) if self.weights.experts else self.dense_ranks
 
     @property
-    def local_tensors(self) -> float:
+    def local_tensors(self) -> Size:
         """Tensors as the engines store them on one rollout GPU: experts fused, stages apart."""
         fused = 2 * self.weights.layers if self.weights.experts else 0
         return (self.weights.dense_tensors + fused) / self.rollout.pp
@@ -218,7 +225,7 @@ class Route:
         return None if self.same_pool else self.target.wan
 
     @property
-    def one_domain(self) -> bool:
+    def one_domain(self) -> Size:
         """Both pools together fit in one scale-up domain."""
         if self.wan is not None:
             return False
@@ -239,8 +246,8 @@ class PoolPair(NamedTuple):
 
 def route(
     model: ModelSpec,
-    train: Layout,
-    rollout: RolloutLayout,
+    train: AnyLayout,
+    rollout: EngineLayout,
     pools: PoolPair,
     backend: Backend,
     lora: Lora | None = None,

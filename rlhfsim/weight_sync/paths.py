@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from rlhfsim.kernels.cost import Cost
+from rlhfsim.elementwise import Size, least, most
+from rlhfsim.kernels.cost import Cost, Part
 from rlhfsim.kernels.links import (
     Stage,
     gather_rate,
@@ -28,6 +29,7 @@ from rlhfsim.weight_sync.stages import (
     gathered,
     joined,
     load,
+    named,
     num_buckets,
     quantise,
     quantise_all,
@@ -86,7 +88,7 @@ def ipc_per_parameter(ends: Route) -> Priced:
 
 
 def broadcast(
-    ends: Route, *, nics: float = 1.0, lanes: bool = True, overlapped: bool = True, loaded: bool = True
+    ends: Route, *, nics: Size = 1.0, lanes: bool = True, overlapped: bool = True, loaded: bool = True
 ) -> Priced:
     """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides.
 
@@ -100,7 +102,7 @@ def broadcast(
     late = bool(ends.source["sync_quantised_on_arrival"])
     wired = _unquantised(ends) if late else ends
     count = num_buckets(ends, wired.sent)
-    stages = ends.train.pp if lanes and not ends.sharded else 1
+    stages = ends.stages if lanes else 1
     ready = gather(ends, all_stages=not lanes)
     if not late:
         small = quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages)
@@ -155,20 +157,20 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False, sliced: 
     direct = replace(as_trained, weights=bulk)
     received = direct.rollout_shard
     total = received * ends.rollout.gpus
-    senders = ends.train.gpus * min(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
+    senders = ends.train.gpus * least(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
     experts = ends.weights.expert_tensors / (ends.train.ep * ends.train.pp)
     slices = experts * ends.rollout.tp / ends.rollout.ep if sliced else 0.0
     transfer = Stage(
         name="wire",
         parts=(
-            moved(max(received, total / senders), wire_rate(ends)),
+            moved(most(received, total / senders), wire_rate(ends)),
             handled(experts + slices + direct.local_tensors, ends.source, "sync_gather_latency"),
         ),
     )
-    named = (ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep) / ends.rollout.pp
-    ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, named)
+    names = (ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep) / ends.rollout.pp
+    ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, names)
     ready = Stage(name="quantise", parts=()) if trained_fp8 else ready
-    nics = min(ends.source.gpus_per_node, ends.train.gpus)
+    nics = least(ends.source.gpus_per_node, ends.train.gpus)
     after = (
         Cost() if whole else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
     )
@@ -201,14 +203,14 @@ def p2p_staged(ends: Route) -> Priced:
     bucket. The form of miles with Mooncake: `update_weight_p2p.py`; senders are the GPUs of one
     pipeline stage, each with its own stage's tensors.
     """
-    stages = ends.train.pp if not ends.sharded else 1
-    senders = min(ends.train.gpus // stages, ends.rollout.gpus)
+    stages = ends.stages
+    senders = least(ends.train.gpus // stages, ends.rollout.gpus)
     distinct = -(-ends.rollout.replica_gpus // senders)
     shard = ends.rollout_shard / stages
     targets = -(-ends.rollout.gpus // senders)
     write = moved(shard * targets, wire_rate(ends))
     shape = (
-        *Cost(parts=load(ends).parts).scaled(distinct / stages).parts,
+        *(_times(distinct / stages, part) for part in load(ends).parts),
         moved(shard * distinct, host_rate(ends.source)),
     )
     ready = joined(
@@ -216,15 +218,19 @@ def p2p_staged(ends: Route) -> Priced:
         gather(ends, all_stages=False),
         quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
         Stage(name="shape", parts=shape),
-        Stage(name="write", parts=Cost(parts=(write,)).scaled(1 - 1 / distinct).parts),
+        Stage(name="write", parts=(_times(1 - 1 / distinct, write),)),
     )
-    last = Stage(name="wire", parts=Cost(parts=(write,)).scaled(1 / distinct).parts)
+    last = Stage(name="wire", parts=(_times(1 / distinct, write),))
     return Priced(
         cost=serial([start(ends)]) + pipelined([ready, last], num_buckets(ends, ends.sent)),
         bytes_moved=ends.rollout_shard * ends.rollout.gpus,
         train_bytes=2 * bucket(ends),
-        host_bytes=ends.rollout_shard * min(ends.source.gpus_per_node, ends.train.gpus),
+        host_bytes=ends.rollout_shard * least(ends.source.gpus_per_node, ends.train.gpus),
     )
+
+
+def _times(factor: Size, part: Part) -> Part:
+    return part._replace(seconds=factor * part.seconds)
 
 
 def adapters(ends: Route) -> Priced:
@@ -232,18 +238,12 @@ def adapters(ends: Route) -> Priced:
     size = ends.adapters * TRAINED_BYTES
     names = 2.0 * ends.weights.tensors
     link = hbm(ends.target) if ends.same_pool else wire_rate(ends)
-    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    gathers = moved(size, gather_rate(ends.source, ends.gather_ranks))
     cost = serial(
         [
             start(ends),
             calls(ends, num_buckets(ends, size)),
-            Stage(
-                name="gather",
-                parts=(
-                    moved(size, gather_rate(ends.source, ends.gather_ranks)),
-                    handled(names, ends.source, latency),
-                ),
-            ),
+            Stage(name="gather", parts=(gathers, named(ends, names))),
             Stage(name="wire", parts=(moved(size, link),)),
             Stage(name="load", parts=(handled(names, ends.target, "sync_load_latency"),)),
         ]
@@ -309,10 +309,8 @@ def _compare(ends: Route) -> Stage:
 
 def _changes(ends: Route, size: float) -> Stage:
     """The changes of all shards, gathered tensor by tensor."""
-    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
-    gathered_bytes = moved(size, gather_rate(ends.source, ends.gather_ranks))
-    names = handled(ends.weights.tensors, ends.source, latency)
-    return Stage(name="gather", parts=(gathered_bytes, names))
+    gathers = moved(size, gather_rate(ends.source, ends.gather_ranks))
+    return Stage(name="gather", parts=(gathers, named(ends, ends.weights.tensors)))
 
 
 def _scatter(ends: Route) -> Stage:
@@ -320,5 +318,5 @@ def _scatter(ends: Route) -> Stage:
     return Stage(name="load", parts=load(ends).parts[1:])
 
 
-def _snapshot(ends: Route) -> float:
-    return ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+def _snapshot(ends: Route) -> Size:
+    return ends.train_shard * least(ends.source.gpus_per_node, ends.train.gpus)

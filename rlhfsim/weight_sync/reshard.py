@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
+from rlhfsim.elementwise import Size, least, most, some, where
 from rlhfsim.kernels.cost import Part
 from rlhfsim.kernels.links import (
     Stage,
@@ -21,17 +22,16 @@ from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
 from rlhfsim.weight_sync.stages import Priced, quantise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(NamedTuple):
     """One direction in which weights are cut at both ends: their layers, their experts or their width."""
 
-    train: int
+    train: Size
     """Parts in training."""
-    rollout: int
+    rollout: Size
     """Parts in the rollout."""
-    near: float
+    near: Size
     """Share of the training parts that stand in one domain."""
-    reach: float = 1.0
+    reach: Size = 1.0
     """Share of them among the GPUs whose rollout ranks can be given in any order: a domain, or a replica
     where it is larger."""
     spread: bool = False
@@ -39,32 +39,31 @@ class Cut:
     stand apart, ranks of a TP group may not."""
 
     @property
-    def kept(self) -> float:
+    def kept(self) -> Size:
         """Share of the whole that a GPU both holds and needs, in the best order of rollout ranks.
 
         One part in the other (nested) where the two meet; the share max(reach, 1/rollout) of the GPUs
         can be given a part that meets theirs.
         """
-        matched = 1.0 if self.spread else max(self.reach, 1 / self.rollout)
-        return matched * min(1 / self.train, 1 / self.rollout)
+        matched = 1.0 if self.spread else most(self.reach, 1 / self.rollout)
+        return matched * least(1 / self.train, 1 / self.rollout)
 
     @property
-    def inside(self) -> float:
+    def inside(self) -> Size:
         """Share of what a GPU needs that its domain holds."""
-        return min(1.0, self.near * (self.rollout if self.spread else 1))
+        return least(1.0, self.near * (self.rollout if self.spread else 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class Received(NamedTuple):
     """Bytes that one GPU receives in a reshard, mean over the GPUs, by where they come from."""
 
-    inside: float
+    inside: Size
     """From its own domain."""
-    across: float
+    across: Size
     """From other domains."""
 
     @property
-    def total(self) -> float:
+    def total(self) -> Size:
         """Bytes of both."""
         return self.inside + self.across
 
@@ -82,41 +81,40 @@ def received(ends: Route) -> Received:
     for elements, cuts in shares:
         size = elements * TRAINED_BYTES
         need, kept = prod(1 / c.rollout for c in cuts), prod(c.kept for c in cuts)
-        near = max(0.0, need * prod(c.inside for c in cuts) - kept)
+        near = most(0.0, need * prod(c.inside for c in cuts) - kept)
         inside += size * near
-        across += size * max(0.0, need - kept - near)
+        across += size * most(0.0, need - kept - near)
     return Received(inside=inside, across=across)
 
 
 def _layers(ends: Route) -> Cut:
-    layout = ends.train
-    parts = 1 if ends.sharded else layout.pp
-    stage = layout.gpus // parts
-    near = min(1.0, max(1, ends.source.domain // stage) / parts)
+    parts = ends.stages
+    stage = ends.train.gpus // parts
+    near = least(1.0, most(1, ends.source.domain // stage) / parts)
     return Cut(train=parts, rollout=ends.rollout.pp, near=near, spread=True)
 
 
-def _cut(ends: Route, train: int, rollout: int, stride: int = 1) -> Cut:
+def _cut(ends: Route, train: Size, rollout: Size, stride: Size = 1) -> Cut:
     domain = ends.source.domain
     near, reach = (
-        min(1.0, max(1, gpus // stride) / train) for gpus in (domain, max(domain, ends.rollout.replica_gpus))
+        least(1.0, most(1, gpus // stride) / train)
+        for gpus in (domain, most(domain, ends.rollout.replica_gpus))
     )
     return Cut(train=train, rollout=rollout, near=near, reach=reach)
 
 
 def _dense_cuts(ends: Route) -> tuple[Cut, Cut]:
-    parts = ends.train.gpus if ends.sharded else ends.train.tp
-    return _layers(ends), _cut(ends, parts, ends.rollout.tp)
+    return _layers(ends), _cut(ends, ends.dense_ranks, ends.rollout.tp)
 
 
 def _expert_cuts(ends: Route) -> tuple[Cut, Cut, Cut]:
     """Experts over EP ranks, their width over the others; ZeRO-3 cuts all over all GPUs."""
     layout, rollout = ends.train, ends.rollout
-    groups = min(rollout.ep, rollout.replica_gpus)
-    width = max(1, rollout.replica_gpus // (groups * rollout.pp))
+    groups = least(rollout.ep, rollout.replica_gpus)
+    width = most(1, rollout.replica_gpus // (groups * rollout.pp))
     if ends.sharded:
         return _layers(ends), _cut(ends, layout.gpus, groups), _cut(ends, 1, width)
-    etp = layout.etp if layout.ep > 1 else layout.tp
+    etp = where(layout.ep > 1, layout.etp, layout.tp)
     return _layers(ends), _cut(ends, layout.ep, groups, stride=etp), _cut(ends, etp, width)
 
 
@@ -127,20 +125,19 @@ def reshard(ends: Route) -> Priced:
     once for all GPUs of a domain that need the same and is passed on inside.
     """
     got = received(ends)
-    copies = max(1, ends.source.domain // ends.rollout.replica_gpus)
+    copies = most(1, ends.source.domain // ends.rollout.replica_gpus)
     wire = moved(got.across / copies, network(ends.source))
     fabric = moved(got.total - got.across / copies, scale_up(ends.source))
-    slowest = max(wire, fabric, key=lambda p: p.seconds)
+    slowest = wire if some(wire.seconds >= fabric.seconds) else fabric
+    slowest = slowest._replace(seconds=most(wire.seconds, fabric.seconds))
     return _in_place(ends, slowest, received=got.total, held=got.total)
 
 
 def reshard_vanilla(ends: Route) -> Priced:
     """S1, HybridFlow-V: (tp - 1)/(tp) M over the model-parallel group; peak M (M8)."""
-    tp, pp = (ends.train.gpus, 1) if ends.sharded else (ends.train.tp, ends.train.pp)
-    volume = vanilla_volume(ends.stored, tp, pp)
-    return _in_place(
-        ends, moved(volume, gather_rate(ends.source, tp * pp)), received=volume, held=ends.stored
-    )
+    volume = vanilla_volume(ends.stored, ends.dense_ranks, ends.stages)
+    link = gather_rate(ends.source, ends.dense_ranks * ends.stages)
+    return _in_place(ends, moved(volume, link), received=volume, held=ends.stored)
 
 
 def reshard_deepspeed_chat(ends: Route) -> Priced:
@@ -151,7 +148,7 @@ def reshard_deepspeed_chat(ends: Route) -> Priced:
     return _in_place(ends, moved(volume, link), received=volume, held=ends.stored)
 
 
-def _in_place(ends: Route, transfer: Part, *, received: float, held: float) -> Priced:
+def _in_place(ends: Route, transfer: Part, *, received: Size, held: Size) -> Priced:
     stage = Stage(
         name="reshard",
         parts=(

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from rlhfsim.kernels.cost import Cost
+from rlhfsim.elementwise import Size, least, most, some, where
+from rlhfsim.kernels.cost import Cost, Part
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.links import Rate, Stage, gather_rate, handled, hbm, moved, network, scale_up, slower
+from rlhfsim.kernels.links import (
+    Rate,
+    Stage,
+    chosen,
+    gather_rate,
+    handled,
+    hbm,
+    moved,
+    network,
+    scale_up,
+    slower,
+)
 from rlhfsim.kernels.wan import ramp, round_trips, wan_rate
 from rlhfsim.units import GB
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class Priced(NamedTuple):
     """Time, traffic and extra memory of one path."""
 
     cost: Cost
-    bytes_moved: float = 0.0
+    bytes_moved: Size = 0.0
     """Bytes over the deciding link, all GPUs together."""
-    train_bytes: float = 0.0
+    train_bytes: Size = 0.0
     """Extra device memory per training GPU."""
-    rollout_bytes: float = 0.0
+    rollout_bytes: Size = 0.0
     """Extra device memory per rollout GPU."""
-    host_bytes: float = 0.0
+    host_bytes: Size = 0.0
     """Host memory per node."""
 
 
-def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:
+def gathered(ends: Route, *, all_stages: bool) -> tuple[Size, Size]:
     """Bytes that one training GPU receives until it holds its stage, or the model (all stages).
 
     received = want - own        dense and experts by their own groups
     """
-    want = TRAINED_BYTES * (1.0 if all_stages or ends.sharded else 1 / ends.train.pp)
-    return want * ends.weights.params, max(0.0, want * ends.weights.params - ends.train_shard)
+    want = TRAINED_BYTES * (1.0 if all_stages else 1 / ends.stages)
+    return want * ends.weights.params, most(0.0, want * ends.weights.params - ends.train_shard)
 
 
 def gather(ends: Route, *, all_stages: bool) -> Stage:
@@ -51,23 +62,28 @@ def gather(ends: Route, *, all_stages: bool) -> Stage:
     side unless every GPU needs all of them.
     """
     held, received = gathered(ends, all_stages=all_stages)
-    layout = ends.train
-    stages = layout.pp if all_stages and not ends.sharded else 1
-    far_stages = stages - min(stages, max(1, ends.source.domain // max(1, layout.gpus // layout.pp)))
-    far = min(received, ends.train_shard * far_stages)
-    crosses = far_stages > 0 or ends.gather_ranks > ends.source.domain
-    names = ends.weights.tensors / (1 if all_stages or ends.sharded else layout.pp)
-    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    layout, device = ends.train, ends.source
+    stages = ends.stages if all_stages else 1
+    far_stages = stages - least(stages, most(1, device.domain // most(1, layout.gpus // layout.pp)))
+    far = least(received, ends.train_shard * far_stages)
+    crosses = (far_stages > 0) | (ends.gather_ranks > device.domain)
+    names = ends.weights.tensors / (1 if all_stages else ends.stages)
+    link = shared_network(device)
     return Stage(
         name="gather",
         parts=(
-            moved(far, shared_network(ends.source)),
-            moved(received - far, _gather_rate(ends)),
-            moved(2 * held, hbm(ends.source)),
-            handled(names, ends.source, latency),
-            *([handled(names, ends.source, "sync_far_latency")] if crosses else []),
+            moved(far, link),
+            moved(received - far, gather_rate(device, ends.gather_ranks, link)),
+            moved(2 * held, hbm(device)),
+            named(ends, names),
+            *([handled(where(crosses, names, 0), device, "sync_far_latency")] if some(crosses) else []),
         ),
     )
+
+
+def named(ends: Route, names: Size) -> Part:
+    """What gathers of `names` tensors take on the host."""
+    return handled(names, ends.source, "sync_unshard_latency" if ends.sharded else "sync_gather_latency")
 
 
 @lru_cache(maxsize=4096)
@@ -83,14 +99,7 @@ def shared_network(device: Device) -> Rate:
     )
 
 
-def _gather_rate(ends: Route) -> Rate:
-    ranks, device = ends.gather_ranks, ends.source
-    inside = max(1, min(ranks, device.domain))
-    fast = gather_rate(device, inside)
-    return fast if inside >= ranks else slower(fast, shared_network(device).scaled(inside))
-
-
-def quantise(ends: Route, elements: float, tensors: float) -> Stage:
+def quantise(ends: Route, elements: Size, tensors: Size) -> Stage:
     """BF16 to the rollout's format: read 2, write 1 byte an element, some kernels a tensor."""
     if not ends.quantised:
         return Stage(name="quantise", parts=())
@@ -168,7 +177,7 @@ def calls(ends: Route, count: float) -> Stage:
     return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"), *far))
 
 
-def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
+def wire(ends: Route, size: float, nics: Size = 1.0) -> Stage:
     """Bytes from one root to every rollout GPU; receivers pass them on, so their number is free.
 
     Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
@@ -177,13 +186,12 @@ def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
     return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
 
 
-def wire_rate(ends: Route, nics: float = 1.0) -> Rate:
+def wire_rate(ends: Route, nics: Size = 1.0) -> Rate:
     """Rate of a broadcast between the pools."""
     fast = slower(scale_up(ends.source), scale_up(ends.target))
-    if ends.one_domain:
-        return fast
     near = slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
-    return slower(near, wan_rate(ends.wan, ends.target)) if ends.wan else near
+    near = slower(near, wan_rate(ends.wan, ends.target)) if ends.wan else near
+    return chosen(ends.one_domain, fast, near)
 
 
 def crossing(ends: Route, size: float) -> Sequence[Stage]:

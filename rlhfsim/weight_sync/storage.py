@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhfsim.elementwise import Size, least, where
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import (
     Rate,
@@ -39,8 +40,8 @@ def disk(ends: Route, *, shared: bool) -> Priced:
 
     w nodes write, g GPUs a node, r GPUs a replica; a node reads a file once (page cache).
     """
-    writers = 1 if not ends.sharded and ends.train.pp == 1 else _nodes(ends.train.gpus, ends.source)
-    node_share = min(1.0, ends.target.gpus_per_node / ends.rollout.replica_gpus)
+    writers = where(ends.sharded | (ends.train.pp > 1), _nodes(ends.train.gpus, ends.source), 1)
+    node_share = least(1.0, ends.target.gpus_per_node / ends.rollout.replica_gpus)
     out = write_rate(ends.source, shared=shared).scaled(writers)
     save = Stage(name="write", parts=(moved(ends.sent, out),))
     fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))
@@ -62,7 +63,7 @@ def disk(ends: Route, *, shared: bool) -> Priced:
     )
 
 
-def _nodes(gpus: int, device: Device) -> int:
+def _nodes(gpus: Size, device: Device) -> Size:
     return -(-gpus // device.gpus_per_node)
 
 
@@ -82,7 +83,7 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
     cost = serial([start(ends), group(ends), calls(ends, count), copy]) + pipelined(
         [spread, load(ends)], count
     )
-    node = min(ends.target.gpus_per_node, gpus)
+    node = least(ends.target.gpus_per_node, gpus)
     return Priced(
         cost=cost,
         bytes_moved=ends.sent * gpus,

@@ -10,19 +10,28 @@ of requests in flight (their re-prefill is priced with generation).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import inf
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.elementwise import Size, alike, some, where
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import columns_of, format_of, rollout_columns_of
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.weight_sync import paths, reshard, storage
 from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.stages import Priced
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +69,15 @@ class SyncCost:
         return self.model_bytes / self.cost.seconds if self.cost.seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Refusal(NamedTuple):
+    """A reason why a path cannot be used."""
+
+    holds: Callable[[Route], Size]
+    why: str
+    """With fields of the `Route` in braces."""
+
+
+class Variant(NamedTuple):
     """A form of a weight path."""
 
     path: WeightPath
@@ -72,12 +88,13 @@ class Variant:
     """Works only when ..."""
     overlaps_with: str
     """What it can hide behind."""
-    refusal: Callable[[Route], str | None] = lambda ends: None
-    """Why it cannot be used between two ends; None: it can."""
+    refusals: tuple[Refusal, ...] = ()
+    """Why it cannot be used between two ends: the first that holds."""
 
     def __call__(self, ends: Route) -> SyncCost:
         """Its cost between two ends."""
-        priced, why_not = self.price(ends), self.refusal(ends)
+        priced = self.price(ends)
+        why_not = next((why.format(ends) for holds, why in self.refusals if holds(ends)), None)
         return SyncCost(
             path=self.path,
             name=self.name,
@@ -94,6 +111,13 @@ class Variant:
             why_not=why_not,
         )
 
+    def seconds(self, ends: Route) -> Size:
+        """Its seconds between two ends, or between each pair of columns; infinite where it cannot be used."""
+        seconds = self.price(ends).cost.seconds
+        for refusal in self.refusals:
+            seconds = where(refusal.holds(ends), inf, seconds)
+        return seconds
+
 
 @lru_cache(maxsize=1024)
 def sync(
@@ -109,11 +133,32 @@ def sync(
 
     An unavailable path is priced too; `available` and `why_not` say so.
     """
-    ends = route(model, train, rollout, pools, backend, lora)
-    if path == "disk":
-        shared = not pools.same or train.gpus > pools.source.gpus_per_node
-        return VARIANTS["disk-shared" if shared else "disk-local"](ends)
-    return VARIANTS[path](ends)
+    return cost(path, route(model, train, rollout, pools, backend, lora))
+
+
+def cost(path: WeightPath, ends: Route) -> SyncCost:
+    """Cost of one weight path between two ends, in its usual form."""
+    return _usual(path, ends)(ends)
+
+
+def seconds(path: WeightPath, ends: Route, pairs: Sequence[tuple[Layout, RolloutLayout]]) -> Floats:
+    """(n,) Seconds of one weight path between n pairs of layouts, all else as in `ends`; infinite where it
+    cannot be used."""
+    found, node = np.zeros(len(pairs)), ends.source.gpus_per_node
+    kinds = ((train.zero == 3, train.gpus > node, format_of(rollout)) for train, rollout in pairs)
+    for _, rows in alike(kinds):
+        train, rollout = zip(*(pairs[row] for row in rows.tolist()), strict=True)
+        same = replace(ends, train=columns_of(train), rollout=rollout_columns_of(rollout))
+        found[rows] = _usual(path, same).seconds(same)
+    return found
+
+
+def _usual(path: WeightPath, ends: Route) -> Variant:
+    """The usual form of a path: disks of one node serve a pool that fits into it."""
+    if path != "disk":
+        return VARIANTS[path]
+    shared = not ends.same_pool or some(ends.train.gpus > ends.source.gpus_per_node)
+    return VARIANTS["disk-shared" if shared else "disk-local"]
 
 
 def every_path(ends: Route) -> tuple[SyncCost, ...]:
@@ -124,49 +169,31 @@ def every_path(ends: Route) -> tuple[SyncCost, ...]:
 # --- why a path cannot be used ----------------------------------------------------------------------
 
 
-def _colocated(ends: Route) -> str | None:
-    return None if ends.same_pool else "training and rollout sit in different pools"
+def _differ(ends: Route) -> Size:
+    train, rollout = ends.train, ends.rollout
+    same = (train.tp == rollout.tp) & (train.pp == rollout.pp)
+    whole = rollout.replica_gpus == train.tp * train.pp
+    return where(same & whole, ends.sharded or ends.quantised, True)
 
 
-def _apart(ends: Route) -> str | None:
-    return "one GPU cannot be two ranks of one communicator" if ends.same_pool else None
-
-
-def _equal_layouts(ends: Route) -> str | None:
-    same = (ends.train.tp, ends.train.pp) == (ends.rollout.tp, ends.rollout.pp)
-    whole = not ends.sharded and ends.rollout.replica_gpus == ends.train.tp * ends.train.pp
-    if same and whole and not ends.quantised:
-        return _colocated(ends)
-    return _colocated(ends) or f"the layouts differ: {ends.train.label} against {ends.rollout.label}"
-
-
-def _rdma(ends: Route) -> str | None:
-    return (
-        _apart(ends)
-        or _across_regions(ends)
-        or (None if ends.rdma or ends.one_domain else "the network has no RDMA")
-    )
-
-
-def _across_regions(ends: Route) -> str | None:
-    return "it needs RDMA or a disk of the node, which end with the region" if ends.wan else None
-
-
-def _local_disk(ends: Route) -> str | None:
-    across = not ends.same_pool and not ends.one_domain
-    return _across_regions(ends) or ("another node's NVMe cannot be read" if across else None)
-
-
-def _host(ends: Route) -> str | None:
-    return _across_regions(ends) or (None if ends.same_pool or ends.rdma else "the network has no RDMA")
-
-
-def _changes_apart(ends: Route) -> str | None:
-    return "on shared GPUs the weights are handed over by pointer anyway" if ends.same_pool else None
-
-
-def _adapters(ends: Route) -> str | None:
-    return None if ends.has_adapters else "the policy has no adapters: all its weights are trained"
+COLOCATED = Refusal(lambda ends: not ends.same_pool, "training and rollout sit in different pools")
+APART = Refusal(lambda ends: ends.same_pool, "one GPU cannot be two ranks of one communicator")
+EQUAL = Refusal(_differ, "the layouts differ: {0.train.label} against {0.rollout.label}")
+NEAR = Refusal(
+    lambda ends: ends.wan is not None, "it needs RDMA or a disk of the node, which end with the region"
+)
+RDMA = Refusal(lambda ends: where(ends.one_domain, False, not ends.rdma), "the network has no RDMA")
+RDMA_BETWEEN_POOLS = Refusal(lambda ends: not (ends.same_pool or ends.rdma), RDMA.why)
+SAME_NODE = Refusal(
+    lambda ends: where(ends.one_domain, False, not ends.same_pool), "another node's NVMe cannot be read"
+)
+CHANGES_APART = Refusal(
+    lambda ends: ends.same_pool, "on shared GPUs the weights are handed over by pointer anyway"
+)
+ADAPTERS = Refusal(
+    lambda ends: not ends.has_adapters, "the policy has no adapters: all its weights are trained"
+)
+"""What each of them is named for is missing."""
 
 
 # --- the paths --------------------------------------------------------------------------------------
@@ -180,163 +207,142 @@ FEW_CHANGES = "few BF16 elements change (small learning rate); a snapshot in pin
 DISJOINT = "the pools are disjoint and reach each other"
 
 
-def _variant(
-    path: WeightPath,
-    name: str,
-    title: str,
-    price: Callable[[Route], Priced],
-    limits: str,
-    overlaps_with: str,
-    refusal: Callable[[Route], str | None],
-) -> Variant:
-    return Variant(
-        path=path,
-        name=name,
-        title=title,
-        price=price,
-        limits=limits,
-        overlaps_with=overlaps_with,
-        refusal=refusal,
-    )
-
-
 VARIANTS = {
     v.name: v
     for v in (
         # no sync: the rollout reads the training weights where they are
-        _variant(
+        Variant(
             "none",
             "none",
             "same copy",
             lambda ends: Priced(cost=Cost()),
             "one process holds both layouts and they are equal",
             IDLE,
-            _equal_layouts,
+            (COLOCATED, EQUAL),
         ),
         # S1
-        _variant(
+        Variant(
             "reshard",
             "reshard",
             "reshard in place, zero-redundancy",
             reshard.reshard,
             "same pool, and both layouts live in one process",
             IDLE,
-            _colocated,
+            (COLOCATED,),
         ),
-        _variant(
+        Variant(
             "reshard",
             "reshard-vanilla",
             "reshard in place, vanilla",
             reshard.reshard_vanilla,
             IN_PLACE,
             IDLE,
-            _colocated,
+            (COLOCATED,),
         ),
-        _variant(
+        Variant(
             "reshard",
             "reshard-deepspeed-chat",
             "reshard in place, DeepSpeed-Chat",
             reshard.reshard_deepspeed_chat,
             IN_PLACE,
             IDLE,
-            _colocated,
+            (COLOCATED,),
         ),
         # S2
-        _variant("ipc", "ipc", "CUDA IPC, bucketed", paths.ipc, SHARED_GPUS, IDLE, _colocated),
-        _variant(
+        Variant("ipc", "ipc", "CUDA IPC, bucketed", paths.ipc, SHARED_GPUS, IDLE, (COLOCATED,)),
+        Variant(
             "ipc",
             "ipc-per-parameter",
             "CUDA IPC, per parameter",
             paths.ipc_per_parameter,
             SHARED_GPUS,
             IDLE,
-            _colocated,
+            (COLOCATED,),
         ),
         # S3
-        _variant(
+        Variant(
             "broadcast",
             "broadcast",
             "NCCL broadcast, bucketed",
             paths.broadcast,
             DISJOINT,
             BEHIND_ROLLOUT,
-            _apart,
+            (APART,),
         ),
-        _variant(
+        Variant(
             "broadcast-per-parameter",
             "broadcast-per-parameter",
             "NCCL broadcast, per parameter",
             paths.broadcast_per_parameter,
             DISJOINT,
             BEHIND_ROLLOUT,
-            _apart,
+            (APART,),
         ),
         # S5
-        _variant(
+        Variant(
             "p2p",
             "p2p",
             "point-to-point shards, RDMA",
             paths.p2p,
             "RDMA, and shard maps that can be worked out for both ends",
             BEHIND_ROLLOUT,
-            _rdma,
+            (APART, NEAR, RDMA),
         ),
         # S6; object storage counts as shared
-        _variant(
+        Variant(
             "disk",
             "disk-local",
             "disk, local NVMe",
             partial(storage.disk, shared=False),
             "any layouts; rollout runs on the nodes that saved",
             BEHIND_TRAINING,
-            _local_disk,
+            (NEAR, SAME_NODE),
         ),
-        _variant(
+        Variant(
             "disk",
             "disk-shared",
             "disk, shared file system",
             partial(storage.disk, shared=True),
             "any layouts; both pools mount it",
             BEHIND_TRAINING,
-            lambda ends: None,
         ),
         # S4
-        _variant(
+        Variant(
             "host",
             "host",
             "host memory, parameter server",
             storage.host,
             "host memory holds the model once (per pool)",
             "the copy out with training of other roles; the update with nothing",
-            _host,
+            (NEAR, RDMA_BETWEEN_POOLS),
         ),
         # S7
-        _variant(
+        Variant(
             "lora",
             "lora",
             "LoRA adapters only",
             paths.adapters,
             "an adapter-trained policy; the engine serves base and adapter",
             "generation of requests that use the old adapter",
-            _adapters,
+            (ADAPTERS,),
         ),
-        _variant(
+        Variant(
             "delta",
             "delta",
             "changed elements, NCCL broadcast",
             paths.delta,
             FEW_CHANGES,
             BEHIND_ROLLOUT,
-            _changes_apart,
+            (CHANGES_APART,),
         ),
-        _variant(
+        Variant(
             "delta-disk",
             "delta-disk",
             "changed elements, shared file system",
             paths.delta_disk,
             FEW_CHANGES,
             BEHIND_ROLLOUT,
-            _changes_apart,
+            (CHANGES_APART,),
         ),
     )
 }

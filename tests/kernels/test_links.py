@@ -86,7 +86,7 @@ def test_a_gather_in_one_domain_runs_at_nvlink_speed_and_across_at_the_nics_it_h
     h100 = device()
     assert gather_rate(h100, 8).value == scale_up(h100).value
     assert gather_rate(h100, 16).value == pytest.approx(min(scale_up(h100).value, 8 * network(h100).value))
-    assert gather_rate(h100, 16, stride=8).value == pytest.approx(network(h100).value)
+    assert gather_rate(h100, 16, network(h100).scaled(0.5)).value == pytest.approx(4 * network(h100).value)
 
 
 def test_an_oversubscribed_fabric_slows_the_network_only() -> None:
@@ -163,9 +163,9 @@ def test_a_pipeline_of_four_buckets_by_hand() -> None:
 
 def test_a_gather_takes_the_slower_of_nvlink_and_its_nics() -> None:
     d = device()
-    assert gather_rate(d, 16, 4).value == pytest.approx(2 * network(d).value)  # 2 of a node of 8
-    assert gather_rate(d, 16, 16).value == network(d).value
-    assert gather_rate(d, 2, 4) == scale_up(d)
+    assert gather_rate(d, 16).value == pytest.approx(8 * network(d).value)
+    assert gather_rate(replace(d, domain=1), 16).value == network(d).value
+    assert gather_rate(d, 8) == scale_up(d)
     fast = replace(d, network_bandwidth=1e15)
     assert gather_rate(fast, 16).value == scale_up(d).value
 

@@ -511,12 +511,12 @@ def test_resharding_in_place_by_hand(device: Device) -> None:
 def test_parts_that_nest_are_kept(device: Device) -> None:
     cut = reshard.Cut(train=4, rollout=2, near=0.5)
     assert (cut.kept, cut.inside) == (1 / 4, 0.5)
-    far = replace(cut, reach=0.25)
+    far = cut._replace(reach=0.25)
     assert far.kept == 1 / 2 * 1 / 4
-    assert replace(far, rollout=8).kept == 0.25 / 8
-    spread = replace(far, spread=True)
+    assert far._replace(rollout=8).kept == 0.25 / 8
+    spread = far._replace(spread=True)
     assert (spread.kept, spread.inside) == (1 / 4, 1.0)
-    assert replace(spread, rollout=1).inside == 0.5
+    assert spread._replace(rollout=1).inside == 0.5
     assert reshard.Received(inside=1.0, across=2.0).total == 3
 
 

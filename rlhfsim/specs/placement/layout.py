@@ -135,10 +135,48 @@ class Layout(Hashed):
         return " ".join(part for part in parts if part)
 
 
+class EngineLayout(Hashed):
+    """What follows from the fields of a rollout layout, or from columns of them."""
+
+    __slots__ = ()
+    tp: int
+    pp: int
+    dp: int
+    attention_dp: int
+    precision: str
+    bf16_attention: bool
+    bf16_layers: int
+
+    @property
+    def attention_precision(self) -> str:
+        """Precision of the attention projections."""
+        kept = self.bf16_attention or self.precision == "mxfp4"
+        return "bf16" if kept else self.precision
+
+    @property
+    def islands(self) -> bool:
+        """Whether part of the layers keeps BF16 beside narrower weights."""
+        return self.attention_precision != self.precision or self.bf16_layers > 0
+
+    def bf16_share(self, num_layers: int) -> float:
+        """Share of the layers that keep BF16."""
+        return min(1.0, self.bf16_layers / num_layers)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp * self.attention_dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the layout fills."""
+        return self.replica_gpus * self.dp
+
+
 @hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLayout(Hashed):
+class RolloutLayout(EngineLayout):
     """Layout of the inference engine; replicas = dp, GPUs = tp x attention_dp x pp x dp."""
 
     tp: Degree = 1
@@ -216,34 +254,9 @@ class RolloutLayout(Hashed):
         return self.dispatcher is None and self.attention_dp > 1 and self.ep == self.tp * self.attention_dp
 
     @property
-    def attention_precision(self) -> str:
-        """Precision of the attention projections."""
-        kept = self.bf16_attention or self.precision == "mxfp4"
-        return "bf16" if kept else self.precision
-
-    @property
-    def islands(self) -> bool:
-        """Whether part of the layers keeps BF16 beside narrower weights."""
-        return self.attention_precision != self.precision or self.bf16_layers > 0
-
-    def bf16_share(self, num_layers: int) -> float:
-        """Share of the layers that keep BF16."""
-        return min(1.0, self.bf16_layers / num_layers)
-
-    @property
     def tokens_per_step(self) -> float:
         """Tokens that a sequence gets in a step of the engine, on average."""
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
-
-    @property
-    def replica_gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.tp * self.pp * self.attention_dp
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that the layout fills."""
-        return self.replica_gpus * self.dp
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.layout import EngineLayout, Layout, RolloutLayout
 
 FIELDS = tuple(field.name for field in fields(Layout))
 _row_of = attrgetter(*FIELDS)
@@ -81,6 +81,33 @@ class Layouts:
 
 AnyLayout: TypeAlias = Layout | Layouts
 """A layout, or columns of them: the same formulas price both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RolloutLayouts(EngineLayout):
+    """Fields of rollout layouts that store weights in one format: arrays with an entry a layout, and what
+    all of them share."""
+
+    tp: Any
+    pp: Any
+    dp: Any
+    ep: Any
+    attention_dp: Any
+    precision: str
+    bf16_attention: bool
+    bf16_layers: int
+
+
+DEGREES, FORMAT = ("tp", "pp", "dp", "ep", "attention_dp"), ("precision", "bf16_attention", "bf16_layers")
+format_of = attrgetter(*FORMAT)
+"""What a rollout layout stores weights in."""
+
+
+def rollout_columns_of(layouts: Sequence[RolloutLayout]) -> RolloutLayouts:
+    """The columns of some rollout layouts, at least one, that store weights in one format."""
+    columns: dict[str, Any] = {name: getattr(layouts[0], name) for name in FORMAT}
+    columns |= {name: np.array([getattr(layout, name) for layout in layouts]) for name in DEGREES}
+    return RolloutLayouts(**columns)
 
 
 def columns_of(layouts: Iterable[Layout]) -> Layouts:
