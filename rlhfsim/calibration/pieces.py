@@ -16,7 +16,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from rlhfsim.kernels.devices import device_on
+from rlhfsim.kernels.devices import device_on, with_engine
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.calls import CallSetting
@@ -79,7 +79,9 @@ class Pieces:
         for i, pool in enumerate(pools):
             if pool.profile is profile:
                 device = device_on(setting.cluster, i, setting.placement.backend)
-                object.__setattr__(device, "_values", _Values(device._values, seen))
+                for one in (device, with_engine(device, setting.engine)):
+                    for twin in filter(None, (one, one.inside)):
+                        object.__setattr__(twin, "_values", _Values(twin._values, seen))
                 if device.profile is not profile:
                     known = _Recorder(device.profile.coefficients, seen)
                     object.__setattr__(device.profile, "coefficients", known)

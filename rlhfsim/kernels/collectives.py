@@ -149,17 +149,23 @@ def one_sided(device: Device, size: Size, group: Group) -> Size:
     """
     n, g = group.ranks, group.per_domain
     inside = (g - 1) / n * size / (_scale_up(device) * device["deepep_ll_nvlink_efficiency"])
-    network = device.network_bandwidth * device[exchange_share(device, once=True)]
     near = device["deepep_ll_latency"]
-    start = where(group.domains == 1, near, max(device["nic_latency"], near))
-    return most(inside, (n - g) / n * size / network) + start
+
+    def far() -> Size:
+        network = device.network_bandwidth * device[exchange_share(device, once=True)]
+        return most(inside, (n - g) / n * size / network) + max(device["nic_latency"], near)
+
+    return either(group.domains == 1, lambda: inside + near, far)
 
 
 def p2p(device: Device, size: Size, crosses_domain: Size) -> Size:
     """Seconds of one send of `size` bytes: a + S/B (Hockney 1994, Parallel Computing 20(3))."""
-    far = device["nic_latency"] + size / _network(device)
-    near = device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
-    return where(size > 0, where(crosses_domain, far, near), 0.0)
+    taken = either(
+        crosses_domain,
+        lambda: device["nic_latency"] + size / _network(device),
+        lambda: device["nvlink_latency"] + size / _bandwidth(device, "all_gather"),
+    )
+    return where(size > 0, taken, 0.0)
 
 
 def broadcast(device: Device, size: float, group: Group) -> Size:

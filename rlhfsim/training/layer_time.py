@@ -233,7 +233,8 @@ def _gemm(
     seconds = (
         number(either(slow, lambda: timed("fp8"), lambda: timed(precision))) * (m / a) * (n / b) * (k / c)
     )
-    return where(grouped, most(seconds / device["grouped_gemm_efficiency"], read), seconds) / gain
+    whole = either(grouped, lambda: most(seconds / device["grouped_gemm_efficiency"], read), lambda: seconds)
+    return whole / gain
 
 
 def _rows(matrix: Matrix, work: Work) -> Size:
@@ -332,12 +333,15 @@ def ep_spread(device: Device, model: ModelSpec, work: Work) -> tuple[Size, Size]
     dearest one.
     """
     low, high = EP_SPREAD
+    if not some(work.ep * work.etp > 1):
+        return low, high
     far = collectives.crosses(device, work.ep, work.etp)
     rates = (device.inverse_spread(collectives.exchange_share(device, once=once)) for once in (False, True))
     fast, slow = map(partial(where, work.dispatcher == "alltoall"), *rates)
     low, high = where(far, least(low, fast), low), where(far, most(high, slow), high)
-    scheduled = (1 - device["overlap_ep_scheduled"]) / (1 - device["overlap_ep"])
-    low = where(unsaid(work.ep_overlap), least(low, scheduled), low)
+    if (shown := 1 - device["overlap_ep"]) > 0:
+        scheduled = (1 - device["overlap_ep_scheduled"]) / shown
+        low = where(unsaid(work.ep_overlap), least(low, scheduled), low)
     free = unsaid(work.dispatcher)
     if some(free) and some((one := _expert_parallel(device, model, work)) > 0):
         free &= one > 0
@@ -352,7 +356,7 @@ def _context_parallel(device: Device, model: ModelSpec, work: Work, kind: LayerK
 
     A recurrent layer changes tokens for heads and back (all-to-all, as Megatron's Mamba context parallelism).
     """
-    if kind.mixer == "none":
+    if kind.mixer == "none" or not some(work.cp > 1):
         return 0.0
     far = collectives.crosses(device, work.cp, work.tp)
     if kind.mixer == "recurrent" and model.recurrent:

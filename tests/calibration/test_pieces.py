@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planted_plans import GPU, beliefs, plan, truth
@@ -47,3 +49,14 @@ def test_what_a_moved_coefficient_does_not_touch_is_not_priced_again(monkeypatch
     assert set(counted) == {"forward", "TrainedModel"}
     assert priced.seconds() == before
     assert "rollout_step_overhead" in priced.read()
+
+
+@pytest.mark.parametrize("framework", [None, "verl", "slime"])
+def test_generation_reads_its_coefficients_whoever_generates_and_no_dense_plan_those_of_experts(
+    framework: str | None,
+) -> None:
+    """slime's engine has kernels of its own, and engines of one node a device without a network."""
+    run = planted_run(replace(PLAN, framework=framework), PROFILE, {}, np.random.default_rng(0), name="r")
+    read = pricer_of(run, PROFILE).read()
+    assert {"decode_layer_overhead", "prefill_efficiency", "sampling_passes"} <= read
+    assert not read & {"grouped_gemm_efficiency", "nic_latency", "nvlink_latency", "deepep_latency"}
