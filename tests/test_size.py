@@ -21,11 +21,11 @@ SPACE = {
 }
 BUDGET = {
     "rlhfsim": 13480,
-    "rlhfsim/calibration": 35780,
+    "rlhfsim/calibration": 35820,
     "rlhfsim/cli": 33120,
     "rlhfsim/desk": 14530,
     "rlhfsim/interchange": 107090,
-    "rlhfsim/kernels": 12750,
+    "rlhfsim/kernels": 12760,
     "rlhfsim/memory": 23450,
     "rlhfsim/present": 86670,
     "rlhfsim/rollout": 17090,
@@ -33,7 +33,7 @@ BUDGET = {
     "rlhfsim/simulation": 25120,
     "rlhfsim/specs": 56000,
     "rlhfsim/step": 15360,
-    "rlhfsim/training": 14940,
+    "rlhfsim/training": 14980,
     "rlhfsim/validation": 27800,
     "rlhfsim/weight_sync": 10040,
     "rlhfsim/what_if": 87920,
