@@ -34,7 +34,7 @@ from rlhfsim.search.branches import (
 )
 from rlhfsim.search.candidates import Candidate, judged, lent_moves, streaming_seconds, value
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.dominance import LENT_GAP, Beside, rollout_of
+from rlhfsim.search.dominance import LENT_GAP, Beside
 from rlhfsim.search.merging import PoolTable, counted, counted_empty
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.progress import Progress, tell
@@ -63,6 +63,8 @@ UNPROVEN_WORK = 10_000
 """The same of a part of a space whose own search ended unproven."""
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
+ROLLOUT_OPENING = 100
+"""The same of one whose rollout alone is looked at."""
 SMALL = 64
 """GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 SIMPLEST = 4
@@ -364,8 +366,8 @@ class Search:
         of `factors` is not enough, nothing is counted, and the skeleton waits for what others bring. What
         stays closed is counted at the end.
         """
-        clock.spend(OPENING)
         skeleton, fitting = branch.skeleton(row), branch.fitting_in(row)
+        clock.spend(ROLLOUT_OPENING if self._by_pace(skeleton) else OPENING)
         least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
         if least > self.threshold:
             return True
@@ -397,19 +399,27 @@ class Search:
         self.counts.update(counted(fitting_alone, pools, unfit, beaten, simulated))
 
     def _pools(self, skeleton: Skeleton, limit: float | None = None) -> list[PoolTable]:
-        """The combinations of each pool, up to the first that has none; some of them without `limit`."""
-        pools: list[PoolTable] = []
-        for i, pool in enumerate(skeleton.pools()):
+        """The combinations of each pool, or those of one that has none; some of them without `limit`."""
+        proves = limit is not None
+        order, continuous = [*range(len(skeleton.sizes))], proves and self._by_pace(skeleton)
+        if continuous:  # what was simulated may leave nothing of it
+            order.sort(key=lambda i: "rollout" not in skeleton.partition.groups[i])
+        pools: dict[int, PoolTable] = {}
+        for i in order:
             if limit is None:
-                pools.append(self.subproblems.beam(skeleton, i))
+                pools[i] = self.subproblems.beam(skeleton, i)
             else:
-                pools.append(self.subproblems.pool(skeleton, i, limit))
-            if not len(pools[-1]):
-                lacking = pools[-1].shortfall
-                if pools[-1].infeasible and (self.nearest is None or lacking < self.nearest[2]):
-                    self.nearest = skeleton, pool.name, lacking
-                break
-        return pools
+                pools[i] = self.subproblems.pool(skeleton, i, limit)
+            if continuous and i == order[0]:
+                pools[i] = self._promising(skeleton, pools[i])
+            if not len(pools[i]):
+                lacking = pools[i].shortfall
+                if pools[i].infeasible and (self.nearest is None or lacking < self.nearest[2]):
+                    self.nearest = skeleton, skeleton.pools()[i].name, lacking
+                return [pools[i]]
+            if continuous and i == order[0]:
+                clock.spend(OPENING - ROLLOUT_OPENING)
+        return [pools[i] for i in sorted(pools)]
 
     def _simulate(
         self, skeleton: Skeleton, pools: list[PoolTable], limit: float | None = None
@@ -418,26 +428,49 @@ class Search:
 
         Without `limit`, until one of them runs.
         """
-        proves = limit is not None
+        if self._by_pace(skeleton):
+            return self._simulate_by_pace(skeleton, pools, limit)
+        proves, prices = limit is not None, Known()
         rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
-        beaten, continuous = 0, skeleton.partition.pace == "continuous" and self.request.objective != "memory"
-        prices: Known = {}
-        learners = np.zeros((len(rows), 2))
-        if continuous:  # the fastest learners first, which say most of the others
-            learners = self.subproblems.beside(skeleton, pools, rows)
-            order = np.lexsort((bounds, learners[:, 0]))
-            rows, bounds, learners = rows[order], bounds[order], learners[order]
-        for choice, bound, (learner, *moves) in zip(rows, bounds.tolist(), learners.tolist(), strict=True):
+        for choice, bound in zip(rows, bounds.tolist(), strict=True):
             if proves and self.limit < inf:
                 clock.check()
             if proves and bound > self.threshold:
-                if continuous:
-                    continue
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
             if proves and streaming_seconds(self.request, self.models, placement, prices) > self.threshold:
                 continue
-            others = self._continuous.setdefault(rollout_of(placement), []) if continuous else []
+            if self._judge(placement, proves=proves) and not proves:
+                break
+        return unfit, 0
+
+    # --- rollouts that never drain ----------------------------------------------------------------
+
+    def _by_pace(self, skeleton: Skeleton) -> bool:
+        """Whether bounds are far below the steps of a skeleton: its rollout never drains."""
+        return skeleton.partition.pace == "continuous" and self.request.objective != "memory"
+
+    def _simulate_by_pace(
+        self, skeleton: Skeleton, pools: list[PoolTable], limit: float | None
+    ) -> tuple[int, int]:
+        """The same, the fastest learners first, which say most of the others with their rollout."""
+        proves, lends = limit is not None, skeleton.partition.schedule.lend
+        rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
+        learners = self.subproblems.beside(skeleton, pools, rows)
+        rollout = skeleton.partition.pool_of("rollout")
+        assert rollout is not None
+        ran, beaten = self._ran(skeleton, pools[rollout]), 0
+        for i in np.lexsort((bounds, learners[:, 0])).tolist():
+            learner, *moves = learners[i].tolist()
+            others = ran[rows[i, rollout]]
+            if proves and self.limit < inf:
+                clock.check()
+            if proves and bounds[i] > self.threshold:
+                continue
+            if proves and not lends and any(x.excludes(learner, moves, self._slower) for x in others):
+                beaten += 1
+                continue
+            placement = self.subproblems.placement(skeleton, pools, rows[i])
             moves += lent_moves(self.request, self.models, placement)
             slower = any(x.beats(learner, moves, self.threshold) for x in others)
             if proves and slower and placement not in self._seen:
@@ -447,6 +480,33 @@ class Search:
                 if not proves:
                     break
         return unfit, beaten
+
+    def _promising(self, skeleton: Skeleton, rollouts: PoolTable) -> PoolTable:
+        """The engines of a skeleton that were not simulated beside learners as fast as its fastest, or were
+        no slower than the best plan."""
+        learner, sync = self.subproblems.least_beside(skeleton)
+        moves = [sync, 0.0, 0.0] if skeleton.partition.schedule.lend else [sync]
+        out = (
+            any(x.excludes(learner, moves, self._slower) for x in of) for of in self._ran(skeleton, rollouts)
+        )
+        return rollouts.without(np.fromiter(out, dtype=np.bool_, count=len(rollouts)))
+
+    @property
+    def _slower(self) -> float:
+        """Seconds of a step above which it is not that of the best plan."""
+        return self.limit * (1 + 2 * EQUAL)
+
+    def _ran(self, skeleton: Skeleton, rollouts: PoolTable) -> list[list[Beside]]:
+        """Simulated plans with each engine of a table, whatever ran beside it."""
+        partition, sizes = skeleton.partition, skeleton.sizes
+        rollout, actor = partition.pool_of("rollout"), partition.pool_of("actor")
+        assert rollout is not None
+        assert actor is not None
+        schedule, [table] = partition.schedule, rollouts.tables
+        hosts = sizes[actor] if schedule.lend else None
+        pool = partition.hardware[rollout], sizes[rollout], schedule, partition.adapters_only, hosts
+        options = (table.options[row] for row in rollouts.rows[:, 0].tolist())
+        return [self._continuous.setdefault((option, pool), []) for option in options]
 
     # --- counting ---------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from rlhfsim.search.columns import Bools, Floats, Ints
 from rlhfsim.search.options import OptionTable
-from rlhfsim.specs.placement.placement import Placement
 
 MIX = 6364136223846793005
 """Odd, so that no bit of a class is lost (Knuth's multiplier)."""
@@ -133,10 +132,7 @@ class Beside:
         shorter = sum(max(0.0, mine - its) for mine, its in zip(self.moves_s, moves_s, strict=True))
         return self.learner_s <= learner_s and (not shorter or self.step_s - shorter > limit)
 
-
-def rollout_of(placement: Placement) -> object:
-    """What a rollout's pace depends on besides the learner and the sync."""
-    assert placement.rollout is not None
-    home = placement.pool(placement.rollout.pool)
-    lent = placement.lent.rollout if placement.schedule.lend else None
-    return placement.rollout, home.gpus, home.hardware, placement.schedule, lent
+    def excludes(self, learner_s: float, moves_s: Sequence[float], limit: float) -> bool:
+        """The same of any plan whose learner and moves take at least as long, of which this may be one."""
+        differs = self.learner_s < learner_s or self.step_s > limit
+        return differs and self.beats(learner_s, moves_s, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -74,6 +74,13 @@ class PoolTable:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def without(self, beaten: Bools) -> PoolTable:
+        """The others, where whole combinations are beaten by plans that were simulated."""
+        stays, count = ~beaten, int(beaten.sum())
+        numbers, held = self.numbers.only(stays), self.held[stays]
+        dominated = self.dominated + count
+        return replace(self, rows=self.rows[stays], numbers=numbers, held=held, dominated=dominated)
 
 
 def pool_table(

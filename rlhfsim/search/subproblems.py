@@ -381,6 +381,11 @@ class Subproblems:
         sync = np.broadcast_to(self._between(skeleton, pools), shape)[tuple(choices.T)]
         return np.stack([learner_seconds(skeleton.partition, self.request, numbers), sync], axis=1)
 
+    def least_beside(self, skeleton: Skeleton) -> tuple[float, float]:
+        """What the learner's chain and the weight sync of no plan of a skeleton go below."""
+        sync, pools = self._outline(skeleton)
+        return float(learner_seconds(skeleton.partition, self.request, pools).min()), float(sync)
+
     def _between(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> Floats:
         """Seconds of the sync between two pools, along their axes; 0 within one."""
         partition = skeleton.partition
