@@ -29,7 +29,7 @@ from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.workload.roles import GENERATING, MODELS
 
-ROWS = 50_000
+ROWS = 20_000
 """Skeletons that are bounded in one go: memory stays small."""
 
 

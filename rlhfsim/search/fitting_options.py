@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from rlhfsim.elementwise import numbered
 from rlhfsim.memory.components import (
     NO_SYNC,
     ROLE,
@@ -41,8 +42,9 @@ def fitting_options(
     variants: Sequence[Variants],
     kinds: Iterable[str],
     doubt: float,
-) -> Iterator[tuple[RoleRows, Rows, Floats]]:
-    """Options of each key that fit, their bytes, and host bytes for each GPU; `kinds`: of its calls.
+) -> Iterator[tuple[RoleRows, Rows, Ints, Floats]]:
+    """Options of each key that fit, distinct rows of bytes and that of each option, and host bytes for each
+    GPU; `kinds`: of its calls.
 
     The keys are of one role with the same `memory_of`.
     """
@@ -58,7 +60,14 @@ def fitting_options(
         fits &= fitting(state, usable, request.max_oom, doubt)
     for i in range(len(keys)):
         mine = np.flatnonzero(fits & (owners == i))
-        yield roles.only(mine).alone, rows[mine], host[mine]
+        yield roles.only(mine).alone, *_distinct(rows[mine]), host[mine]
+
+
+def _distinct(rows: Rows) -> tuple[Rows, Ints]:
+    """Distinct rows (option, stage), and the place among them of each option: a third of all are."""
+    distinct, places = numbered(rows.view(f"V{rows.itemsize * STAGES}")[:, 0].tolist())
+    held = np.frombuffer(b"".join(distinct), dtype=ROLE).reshape(-1, STAGES)
+    return held, np.array(places, dtype=np.int64)
 
 
 def memory_of(request: Request, models: Models, key: PriceKey) -> RoleMemory:

@@ -179,7 +179,9 @@ class OptionTable:
         """State -> bytes, mean and variance (see `memory.components`)."""
         if self.key.role == "rollout":
             return engine_sums(profile, self.held, sync, with_actor=with_actor)
-        return role_sums(profile, self.held, sync if self.key.role == "actor" else NO_SYNC)
+        sync, every = sync if self.key.role == "actor" else NO_SYNC, len(self.bytes) > len(self)
+        sums = role_sums(profile, self.held if every else self.bytes, sync)
+        return sums if every or self.places is None else {s: one[self.places] for s, one in sums.items()}
 
     def that(self, wishes: Iterable[Condition]) -> OptionTable:
         """The table with those options alone that all of the wishes hold for; `legal` stays."""

@@ -22,7 +22,7 @@ from rlhfsim.memory.states import CUT, PASSED, cut
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
-from rlhfsim.search.columns import Floats, OptionTimes
+from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.fitting_options import fitting_options
 from rlhfsim.search.layout_shapes import CutShapes
 from rlhfsim.search.options import (
@@ -285,7 +285,7 @@ class Pricer:
             found = fitting_options(self.request, self.models, some, spaces, variants, kinds, self.doubt)
             known.update((key, self._fitted(key, *of)) for key, of in zip(some, found, strict=True))
 
-    def _fitted(self, key: PriceKey, roles: RoleRows, rows: Rows, host: Floats) -> OptionTable:
+    def _fitted(self, key: PriceKey, roles: RoleRows, rows: Rows, places: Ints, host: Floats) -> OptionTable:
         """The options of a role that fit, not yet timed."""
         options = self._options(key)
         return OptionTable(
@@ -293,8 +293,9 @@ class Pricer:
             legal=options.legal,
             refused=options.refused,
             options=roles,
-            times=OptionTimes(np.zeros((len(roles), 6))),
+            times=OptionTimes(np.broadcast_to(0.0, (len(roles), 6))),
             bytes=rows,
+            places=places,
             host=host,
             pieces=np.zeros((len(roles), 0)),
             continuous=np.zeros(len(roles)),

@@ -265,8 +265,11 @@ def competing(
 ) -> tuple[list[Partition], list[Ints]]:
     """The partitions that compete and the splits of each: `only` some, of pools of these `sizes`."""
     wanted = [p for p in partitions(request, models) if only is None or only(p)]
-    each = [splits(request, p) for p in wanted]
-    return wanted, each if sizes is None else [rows[(rows == np.array(sizes)).all(axis=1)] for rows in each]
+    shapes = {(p.groups, p.hardware): p for p in wanted}  # they share theirs, whatever the schedule
+    each = {name: splits(request, p) for name, p in shapes.items()}
+    if sizes is not None:
+        each = {name: rows[(rows == np.array(sizes)).all(axis=1)] for name, rows in each.items()}
+    return wanted, [each[p.groups, p.hardware] for p in wanted]
 
 
 def _said(request: Request, shape: Partition, schedule: Schedule) -> bool:
