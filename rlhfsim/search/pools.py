@@ -82,6 +82,8 @@ class Subproblem:
     None for a pool that is not lent to."""
     lends: bool = False
     """Whether it is the pool of a trainer that lends."""
+    learner: Callable[[Numbers], Floats] | None = None
+    """Seconds of the learner's chain, of a pool of all of it, where nothing else of its times counts."""
 
     @property
     def scoring(self) -> list[str]:
@@ -213,6 +215,8 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers, held: Floats)
 
 def times_of(subproblem: Subproblem, numbers: Numbers) -> Floats:
     """(n, columns) seconds that dominance compares of combinations."""
+    if subproblem.learner is not None:
+        return subproblem.learner(numbers)[:, None]
     times = [
         numbers.until_generated_s,
         numbers.until_scored_s,

@@ -292,7 +292,15 @@ class Subproblems:
             agreement=agreement,
             lent=self._lent(skeleton, tables[0]) if lend and group == ("rollout",) else None,
             lends=lend and "actor" in group,
+            learner=self._learner(partition, index),
         )
+
+    def _learner(self, partition: Partition, index: int) -> Callable[[Numbers], Floats] | None:
+        """The learner's chain where this pool has all of it, beside a rollout that never drains."""
+        alone = len(partition.groups) == len(ENDS) and "rollout" not in partition.groups[index]
+        if partition.pace != "continuous" or partition.schedule.lend or not alone:
+            return None
+        return lambda numbers: learner_seconds(partition, self.request, [numbers, numbers])
 
     def _lent(self, skeleton: Skeleton, table: OptionTable) -> Floats:
         """(n, moments, views, 3) bytes of the engine of each option on the trainer's GPUs."""
