@@ -217,6 +217,9 @@ class _Merge:
             narrower = sum(map(len, self.roles)) < NARROWER * before
         if not all(map(len, self.roles)):
             return
+        if len(self.roles) == 1 and self.beam is None and self.subproblem.frees != "must":
+            self._finish(self.roles[0])
+            return
         if not self.quick and self.beam is None and prod(map(len, self.roles)) > LOOKED_AT:
             self.reached = self._look()
         first = self.roles[0]
