@@ -31,8 +31,10 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.placement import AnyRolePlacement, Rest, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import BOTH, End
-from rlhfsim.specs.workload.roles import TRAINED
+from rlhfsim.specs.workload.roles import ENDS, TRAINED
 
+FEW_ROWS = 5_000
+"""Rows of bytes whose sums are kept."""
 HOME = ("zero", "offload_optimizer", "offload_params")
 """Where the states of a layout lie and how they are cut, which decides what may happen between calls."""
 
@@ -119,6 +121,8 @@ class OptionTable:
     they share nothing."""
     places: Ints | None = None
     """(n,) row of `bytes` of each option, which tables of the same options share; None: the m options."""
+    of_rows: dict[object, Mapping[str, Floats]] = field(default_factory=dict, repr=False)
+    """What `sums` says of each row of `bytes`, where these are few; shared like them."""
     _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
     _least: LeastOfRole | None = field(default=None, init=False, repr=False)
     _held: dict[object, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
@@ -177,11 +181,21 @@ class OptionTable:
 
     def sums(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
         """State -> bytes, mean and variance (see `memory.components`)."""
+        sync = sync if self.key.role in ENDS else NO_SYNC
+        if len(self.bytes) > max(len(self), FEW_ROWS):
+            return self._sums(self.held, profile, sync, with_actor=with_actor)
+        name = DeviceKey(profile), sync, with_actor
+        sums = self.of_rows.get(name) or self._sums(self.bytes, profile, sync, with_actor=with_actor)
+        if len(self.bytes) <= FEW_ROWS:
+            self.of_rows[name] = sums
+        return sums if self.places is None else {state: one[self.places] for state, one in sums.items()}
+
+    def _sums(
+        self, rows: Rows, profile: Profile, sync: SyncBytes, *, with_actor: bool
+    ) -> Mapping[str, Floats]:
         if self.key.role == "rollout":
-            return engine_sums(profile, self.held, sync, with_actor=with_actor)
-        sync, every = sync if self.key.role == "actor" else NO_SYNC, len(self.bytes) > len(self)
-        sums = role_sums(profile, self.held if every else self.bytes, sync)
-        return sums if every or self.places is None else {s: one[self.places] for s, one in sums.items()}
+            return engine_sums(profile, rows, sync, with_actor=with_actor)
+        return role_sums(profile, rows, sync)
 
     def that(self, wishes: Iterable[Condition]) -> OptionTable:
         """The table with those options alone that all of the wishes hold for; `legal` stays."""
