@@ -36,7 +36,6 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.framework_overhead import controller, own_parts, trains_pieces
 from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 
-
 ORDERED = 1e-11
 """Share of the learner's chain in the bound of a rollout that never drains: of equal ones the fastest learner
 comes first, as simulations beside it say most of the others. Bounds are compared up to 1e-9."""

@@ -218,6 +218,7 @@ class _Merge:
         if not all(map(len, self.roles)):
             return
         if len(self.roles) == 1 and self.beam is None and self.subproblem.frees != "must":
+            clock.check()
             self._finish(self.roles[0])
             return
         if not self.quick and self.beam is None and prod(map(len, self.roles)) > LOOKED_AT:
