@@ -29,7 +29,7 @@ BUDGET = {
     "rlhfsim/memory": 23450,
     "rlhfsim/present": 86670,
     "rlhfsim/rollout": 17090,
-    "rlhfsim/search": 61940,
+    "rlhfsim/search": 62260,
     "rlhfsim/simulation": 25120,
     "rlhfsim/specs": 56000,
     "rlhfsim/step": 15360,
