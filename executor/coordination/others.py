@@ -21,8 +21,6 @@ NAMED = 3
 """Processes that are named, largest first."""
 SAID_SHARE = 0.05
 """Share of the memory: less is what a driver or an idle desktop holds."""
-MEASURE_S = 60.0
-"""Most that a look takes, the start of its process included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import aliases, profile_hash
 
 SCHEMA = "rlhfsim.gpus/1"
-FACT = ("value", "dimension", "source")
 LINK = ValueKind({"nvlink": "NVLink", "xgmi": "xGMI", "pcie": "PCIe"}.__getitem__, number=False)
 NOTE = (
     "usable: memory that a process gets; bf16: dense; link: inside a node, per GPU, one direction; "
