@@ -21,7 +21,7 @@ from rlhfsim.cli.params import (
     option,
     together,
 )
-from rlhfsim.cli.roles import OPTIONS, check_layouts, fixed_layouts, role_options
+from rlhfsim.cli.roles import FIX, OPTIONS, check_layouts, fixed_layouts, role_options
 from rlhfsim.plan import AskedRun, is_edited, read_plan
 from rlhfsim.search.request import STALE, SWITCHES, Request, second_pool_for_rollout
 from rlhfsim.specs.loading import parse_json, read_text
@@ -152,17 +152,17 @@ def request_of(given: Mapping[str, Any]) -> Request:
             architecture=wanted,
             max_staleness=given["max_staleness"],
         )
-    return asked(second_pool_for_rollout(request))
+    return asked(second_pool_for_rollout(request), OPTIONS)
 
 
-def asked(request: Request) -> Request:
-    """The same question, which some plan can answer.
+def asked(request: Request, options: Mapping[str, str] = FIX) -> Request:
+    """The same question, which some plan can answer; `options`: with which roles' layouts were typed.
 
     Raises:
         RlhfsimError: it is refused, whatever the memory (`what_if.verdict`).
     """
     request = trained(request)
-    check_layouts(request, models_of(request.workload))
+    check_layouts(request, models_of(request.workload), options)
     with on_command_line():
         check_question(request)
     return request

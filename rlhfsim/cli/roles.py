@@ -13,6 +13,9 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.workload.roles import ENDS, NAMES
 
 Fields = dict[str, int | str]
+FIX = {role: f"--fix {role}" for role in NAMES}
+"""Role -> what fixes its fields where the whole question is typed."""
+PLAIN = {role: role for role in NAMES}
 OPTIONS = {role: f"--{role}" if role in ENDS else f"--{role.replace('_', '-')}-layout" for role in NAMES}
 """Role -> option; the plain names of the others already name models."""
 
@@ -50,8 +53,9 @@ def fixed_fields(role: str, text: str, option: str) -> Fields:
 # --- checks -----------------------------------------------------------------------------------------
 
 
-def check_layouts(request: Request, models: Models) -> None:
-    """Refuse a fixed layout that cannot exist on this cluster, with this model or this backend.
+def check_layouts(request: Request, models: Models, options: Mapping[str, str]) -> None:
+    """Refuse a fixed layout that cannot exist on this cluster, with this model or this backend; `options`:
+    with which each role's was typed.
 
     Raises:
         RlhfsimError: the first rule that is broken.
@@ -60,8 +64,8 @@ def check_layouts(request: Request, models: Models) -> None:
         model = models.actor if role == "rollout" else models.roles.get(role)
         if model is None or (role == "rollout" and not request.workload.generates):
             raise bad_option(
-                f"{OPTIONS[role]}: {request.workload.algorithm} has no {role} here",
-                f"leave out {OPTIONS[role]}",
+                f"{options[role]}: {request.workload.algorithm} has no {role} here",
+                f"leave out {options[role]}",
             )
-        with on_command_line(f"{OPTIONS[role]}: "):
+        with on_command_line(f"{options[role]}: "):
             check_layout(request, models, role, fields)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlhfsim.cli.constraints import ARCHITECTURES, CHOICES, limit_of
 from rlhfsim.cli.params import COMMAND_LINE, bad_option, on_command_line
-from rlhfsim.cli.roles import check_layouts
+from rlhfsim.cli.roles import PLAIN, check_layouts
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import read_plan
 from rlhfsim.search.request import SWITCHES, Limit, Request
@@ -47,16 +47,16 @@ def _alternative(text: str, request: Request, models: Models) -> Alternative:
             asked = named_plan(request, text, [_name(part, request) for part in named], limits)
         fix = {role: asked.question.request.fix.get(role, {}) for role in asked.roles}
         try:
-            check_layouts(replace(asked.question.request, fix=fix), models)
+            check_layouts(replace(asked.question.request, fix=fix), models, PLAIN)
         except RlhfsimError as error:  # which is the answer
-            return replace(asked, refused=error.message.removeprefix("--"))
+            return replace(asked, refused=error.message)
         return asked
     if "." in text:
         [limit] = _limits(text, request, models)
         asked = alternative(request, text, limit)
         narrow = asked.question.request
         with on_command_line(f"{OPTION} {text}: "):
-            check_layouts(replace(narrow, fix={limit.role: narrow.fix.get(limit.role, {})}), models)
+            check_layouts(replace(narrow, fix={limit.role: narrow.fix.get(limit.role, {})}), models, PLAIN)
         return asked
     name = _name(text, request)
     with on_command_line():

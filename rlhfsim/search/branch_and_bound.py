@@ -65,6 +65,8 @@ OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
 ROLLOUT_OPENING = 100
 """The same of one whose rollout alone is looked at."""
+REFUSED = 200
+"""Options whose prices take as long as the ledger of a plan that may not run."""
 SMALL = 64
 """GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 SIMPLEST = 4
@@ -530,6 +532,8 @@ class Search:
         if placement not in self._seen:
             limit, steps = self.limit, self.steps
             self._seen[placement] = judged(self.request, self.models, placement, cutoff=limit, steps=steps)
+            if self._seen[placement] is None:
+                clock.spend(REFUSED)
         candidate = self._seen[placement]
         label, wanted = placement.architecture, self.request.architecture
         if label in self.request.left_out or wanted not in (None, label):

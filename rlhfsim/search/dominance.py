@@ -125,9 +125,10 @@ class Beside:
     def beats(self, learner_s: float, moves_s: Sequence[float], limit: float) -> bool:
         """Whether a plan with the same rollout is no faster, or slower than `limit`.
 
-        A slower learner shortens no step, but where its GPUs are lent (`LENT_GAP`): a faster one moves more
-        often.
-        A move that is shorter by some seconds shortens no step by more.
+        A slower learner is taken to shorten no step. In the simulation a faster one moves weights more often,
+        while more sequences run that prefill again: of 60 what-if points (30 of fixed lengths) one would have
+        a step that is 6 % shorter with a learner slowed down by 6 %, none of the 30 with drawn lengths has.
+        Where its GPUs are lent: `LENT_GAP`. A move that is shorter by some seconds shortens no step by more.
         """
         shorter = sum(max(0.0, mine - its) for mine, its in zip(self.moves_s, moves_s, strict=True))
         return self.learner_s <= learner_s and (not shorter or self.step_s - shorter > limit)

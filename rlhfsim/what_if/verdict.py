@@ -75,9 +75,10 @@ def refusal(request: Request, *, suggest: bool = True) -> RlhfsimError | None:
     """Why a question is refused, or None; `suggest`: with the frameworks that take it."""
     models = models_of(request.workload)
     roles = roles_of(request, models)
-    for limit in request.limits:
-        if limit.role not in roles and limit.field != "hardware":
-            message = f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here"
+    bound = {x.role: x.text for x in request.limits if x.field != "hardware"}
+    for role, text in {**{role: role for role in request.fix}, **bound}.items():
+        if role not in roles:
+            message = f"--fix {text}: {request.workload.algorithm} has no {role} here"
             return RlhfsimError("bad-option", message, help="leave it out")
     runs = request.runs
     if runs is not None and (lacks := _lacks(request, models)) is not None:

@@ -59,6 +59,19 @@ def test_a_search_for_any_plan_gives_up_after_its_work(
     assert search.counts.total() == 0
 
 
+def test_plans_that_may_not_run_are_work_too(questions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = (questions.drawn(seed, most=10**5) for seed in range(1400, 1420))
+    case = next(c for c in drawn if c is not None and Search(c.request, c.models).first() is not None)
+    asked: list[object] = []
+    monkeypatch.setattr(branch_and_bound, "judged", lambda *plan, **kept: asked.append(plan))
+    assert Search(case.request, case.models).first() is None
+    every = len(asked)
+    asked.clear()
+    monkeypatch.setattr(branch_and_bound, "REFUSED", branch_and_bound.FIRST_WORK / 2)
+    assert Search(case.request, case.models).first() is None
+    assert 0 < len(asked) <= 2 < every
+
+
 def test_a_search_whose_time_is_up_before_it_begins_meets_a_plan_and_counts_every_other(
     questions: Any,
 ) -> None:
