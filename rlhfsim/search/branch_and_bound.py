@@ -65,6 +65,8 @@ OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
 ROLLOUT_OPENING = 100
 """The same of one whose rollout alone is looked at."""
+LOOKED_AT = 1_000_000
+"""Combinations of all pools of a skeleton that a quick look puts together."""
 REFUSED = 200
 """Options whose prices take as long as the ledger of a plan that may not run."""
 SMALL = 64
@@ -164,9 +166,9 @@ class Search:
         return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self, *, insists: bool = False) -> Candidate | None:
-        """Some plan that fits, the best that the warm start finds; None where nothing does, or where
-        `FIRST_WORK` was not enough to meet one. Where time is up before, the first that is met; where
-        someone `insists`, also after that work, if as much again is enough."""
+        """Some plan that fits, the best that the warm start finds; None where nothing does, or where time or
+        `FIRST_WORK` was not enough to meet one. Where someone `insists`, the first that is met after that,
+        if as much work is enough."""
         self._gives_up, work = True, min(FIRST_WORK, self.scope.work)
         with clock.worth(work):
             branches = self._branches()
@@ -174,7 +176,7 @@ class Search:
             if self.best is None:
                 self._prove(branches, AT_ONCE)
             insists &= clock.over()
-        if self.best is None and (insists or clock.over()):
+        if self.best is None and insists:
             self._meet_one(branches, work)
         return self.best
 
@@ -278,10 +280,11 @@ class Search:
                 self._look(skeleton)
 
     def _look(self, skeleton: Skeleton) -> None:
-        """The first plan of a skeleton that runs, of a beam through its pools."""
+        """The first plan of a skeleton that runs, of a beam through its pools: as many combinations of each
+        as make `LOOKED_AT`."""
         pools = self._pools(skeleton)
         if len(pools[-1]):
-            self._simulate(skeleton, pools)
+            self._simulate(skeleton, [pool.only(round(LOOKED_AT ** (1 / len(pools)))) for pool in pools])
 
     def _meet_one(self, branches: Sequence[Branch], work: float | None) -> None:
         """The first plan that a warm start or a proof meets, however long that takes; nothing is counted.

@@ -75,6 +75,13 @@ class PoolTable:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def only(self, most: int) -> PoolTable:
+        """The first combinations, which take least; nothing is counted."""
+        if len(self) <= most:
+            return self
+        few = slice(0, most)
+        return replace(self, rows=self.rows[few], numbers=self.numbers.only(few), held=self.held[few])
+
     def without(self, beaten: Bools) -> PoolTable:
         """The others, where whole combinations are beaten by plans that were simulated."""
         stays, count = ~beaten, int(beaten.sum())

@@ -65,16 +65,18 @@ def would_draft(plan: Plan, request: Request) -> WouldDraft | None:
 
 
 def stops_paying(plan: Plan, request: Request) -> StopsPaying | None:
-    """Where drafting stops to pay on the layouts of a plan that does; None for one that does not."""
+    """Where drafting stops to pay on the layouts of a plan that does; None for one that does not, and where
+    simulations of stale samples would take longer than a time limit leaves."""
     role = plan.placement.rollout
     drafts = role.layout.speculation if role else None
-    plain = None if drafts is None else _with(plan, request, None)
+    simulated = plan.placement.schedule.asynchronous and request.time_limit is not None
+    plain = None if drafts is None or simulated else _with(plan, request, None)
     if drafts is None or plain is None:
         return None
     fresh = replace(drafts, drift=0.0, low=None, high=None)
 
     def slower(acceptance: float) -> bool:
-        found = _with(plan, request, replace(fresh, acceptance=acceptance))
+        found = _with(plan, request, replace(fresh, acceptance=acceptance), plain.seconds)
         return found is None or found.seconds > plain.seconds
 
     now = drafts.now(drafts.acceptance)
@@ -85,11 +87,14 @@ def stops_paying(plan: Plan, request: Request) -> StopsPaying | None:
     )
 
 
-def _with(plan: Plan, request: Request, drafts: Speculation | None) -> Candidate | None:
-    """The plan with another draft or none, all else as it is; None where it does not fit."""
+def _with(
+    plan: Plan, request: Request, drafts: Speculation | None, cutoff: float | None = None
+) -> Candidate | None:
+    """The plan with another draft or none, all else as it is; None where it does not fit. `cutoff`: see
+    `judged`."""
     role = plan.placement.rollout
     assert role is not None
     layout = replace(role.layout, speculation=drafts)
     placement = plan.placement.having(rollout=replace(role, layout=layout))
     request = replace(request, workload=replace(plan.workload, speculation=drafts))
-    return judged(request, models_of(request.workload), placement)
+    return judged(request, models_of(request.workload), placement, cutoff=cutoff)
