@@ -100,6 +100,11 @@ def ceil(size: Size) -> Size:
     return np.ceil(size) if isinstance(size, np.ndarray) else math.ceil(size)
 
 
+def column(sizes: Sequence[Size]) -> Size:
+    """Sizes as an array; one stays a plain number."""
+    return np.array(sizes) if len(sizes) > 1 else sizes[0]
+
+
 def number(array: NDArray[Any]) -> Size:
     """An array without an axis as a plain number."""
     return array if np.ndim(array) else float(array)
@@ -175,15 +180,17 @@ def distinct(*columns: Size) -> tuple[list[tuple[Any, ...]], NDArray[np.intp]]:
     """Distinct rows of columns, one of which is an array, and the place among them of every row; a number
     stands in every row."""
     first, places = groups(*(column for column in columns if isinstance(column, np.ndarray)))
-    chosen = (c[first].tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
+    chosen = (c.ravel()[first].tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
     return list(zip(*chosen, strict=False)), places
 
 
 def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where each distinct row of the columns is first, and the place among those of every row."""
-    if not len(columns[0]):
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
-    numbers = list(map(_numbers, columns))
+    """Where each distinct row of the columns, all of one shape, is first, and the place among those of every
+    row."""
+    shape = columns[0].shape
+    if not columns[0].size:
+        return np.zeros(0, dtype=np.intp), np.zeros(shape, dtype=np.intp)
+    numbers = [_numbers(column.ravel()) for column in columns]
     code, count = numbers[0], int(numbers[0].max()) + 1
     for number in numbers[1:]:
         code, count = code * (size := int(number.max()) + 1) + number, count * size
@@ -195,7 +202,7 @@ def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     used = np.flatnonzero(first >= 0)
     place = np.zeros(count, dtype=np.intp)
     place[used] = np.arange(len(used))
-    return first[used], place[code]
+    return first[used], place[code].reshape(shape)
 
 
 def _numbers(column: NDArray[Any]) -> NDArray[np.int64]:
@@ -224,6 +231,9 @@ def numbered(rows: Iterable[T]) -> tuple[list[T], list[int]]:
 def alike(rows: Iterable[T]) -> Iterator[tuple[T, NDArray[np.intp]]]:
     """Distinct rows, and where each stands."""
     distinct, places = numbered(rows)
+    if len(distinct) < 2:
+        yield from ((row, np.arange(len(places))) for row in distinct)
+        return
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places, minlength=len(distinct)))
     yield from zip(distinct, np.split(order, ends[:-1]), strict=True)

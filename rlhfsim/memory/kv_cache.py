@@ -10,9 +10,9 @@ windowed layers' savings beyond their window (the engine's token count ignores t
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
+from rlhfsim.elementwise import Size, by_word, kept, least, most, where
 from rlhfsim.kernels.layers import (
     attention_matrices,
     expert_matrices,
@@ -26,7 +26,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.drafts import draft_of, own_params
 from rlhfsim.specs.placement.engine_numbers import VLLM
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout, RolloutRoles
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
@@ -42,20 +42,20 @@ STATE_SHARE = 0.9 / 1.9
 class KvCapacity(NamedTuple):
     """What the engine has left for the KV cache."""
 
-    bytes: float
+    bytes: Size
     """Per GPU; negative when the engine cannot start."""
-    tokens: float
+    tokens: Size
     """Per replica, whole blocks; 0 when the engine cannot start."""
 
 
-@lru_cache(maxsize=65536)
+@kept(maxsize=65536)
 def rollout_weights(
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     *,
     linear_bytes: float | None = None,
     expert_bytes: float | None = None,
-) -> float:
+) -> Size:
     """Weight bytes on the fullest GPU of a replica.
 
     Heads and FFN are split over tp (KV heads and MLA latents copied), experts over all GPUs of the
@@ -81,21 +81,25 @@ def rollout_weights(
     experts = linear * shared + expert * routed + BF16 * (model.params_router + model.params_latent)
     ffns = {"dense": linear * plain, "experts": experts, "none": 0.0}
     vectors = BF16 * model.recurrent.vector_params / t if model.recurrent else 0.0
-    layers = 0.0
-    for kind in stage_layers(model, layout.pp, "last" if layout.pp > 1 else "only"):
-        small = BF16 * model.params_layer_norms + (vectors if kind.mixer == "recurrent" else 0.0)
-        layers += kind.layers * (own * mixers[kind.mixer] + ffns[kind.ffn] + small)
+
+    def layers(pp: int) -> Size:
+        found: Size = 0.0
+        for kind in stage_layers(model, pp, "last" if pp > 1 else "only"):
+            small = BF16 * model.params_layer_norms + (vectors if kind.mixer == "recurrent" else 0.0)
+            found += kind.layers * (own * mixers[kind.mixer] + ffns[kind.ffn] + small)
+        return found
+
     vision = BF16 * model.params_vision / t
-    return layers + vision + _tables(model, layout) + draft_weights(model, layout)
+    return by_word(layout.pp, layers) + vision + _tables(model, layout) + draft_weights(model, layout)
 
 
-def _tables(model: ModelSpec, layout: RolloutLayout) -> float:
+def _tables(model: ModelSpec, layout: AnyRolloutLayout) -> Size:
     """Embedding and LM head, of which a stage of a pipeline has one."""
     table = _padded_vocab(model.vocab, layout.tp) / layout.tp * model.embedding_width * BF16
-    return table * (1 if model.tied_embeddings or layout.pp > 1 else 2)
+    return table * where(layout.pp > 1, 1, 1 if model.tied_embeddings else 2)
 
 
-def draft_weights(model: ModelSpec, layout: RolloutLayout) -> float:
+def draft_weights(model: ModelSpec, layout: AnyRolloutLayout) -> Size:
     """Bytes of what drafts, in BF16: a whole model, or a head with its layer; embeddings are the policy's."""
     speculation = layout.speculation
     draft = None if speculation is None else draft_of(model, speculation)
@@ -108,12 +112,12 @@ def draft_weights(model: ModelSpec, layout: RolloutLayout) -> float:
     return layer + BF16 * own_params(model, speculation) / layout.tp
 
 
-def _padded_vocab(vocab: int, tp: int) -> int:
+def _padded_vocab(vocab: int, tp: Size) -> Size:
     multiple = VOCAB_MULTIPLE * tp
     return -(-vocab // multiple) * multiple
 
 
-def kv_bytes_per_token(model: ModelSpec, layout: RolloutLayout) -> float:
+def kv_bytes_per_token(model: ModelSpec, layout: AnyRolloutLayout) -> Size:
     """KV bytes that one token adds on each GPU of its replica (G3), layers split over pp; a drafter's too."""
     element = BYTES_PER_ELEMENT[layout.kv_precision]
     share = -(-model.num_layers // layout.pp) / model.num_layers
@@ -122,7 +126,7 @@ def kv_bytes_per_token(model: ModelSpec, layout: RolloutLayout) -> float:
     return own if draft is None else own + draft.kv_bytes_per_token_per_gpu(layout.tp, element)
 
 
-def profile_peak(model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_logit: float) -> float:
+def profile_peak(model: ModelSpec, layout: AnyRolloutLayout, *, sampler_bytes_per_logit: float) -> Size:
     """Activation bytes that the engine measures at start and keeps free for ever after.
 
         max( forward of `max_batched_tokens`, sampling of `max_num_seqs` rows of V logits )
@@ -131,11 +135,11 @@ def profile_peak(model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_l
     5.64 GiB for Qwen3-32B at tp 1 and at tp 2 (llm-d planner, vLLM 0.11, 1024 sequences).
     """
     sampling = layout.max_num_seqs * model.vocab * sampler_bytes_per_logit
-    return max(forward_bytes(model, layout.tp) * layout.max_batched_tokens, sampling)
+    return most(forward_bytes(model, layout.tp) * layout.max_batched_tokens, sampling)
 
 
-@lru_cache(maxsize=65536)
-def forward_bytes(model: ModelSpec, tp: int) -> float:
+@kept(maxsize=65536)
+def forward_bytes(model: ModelSpec, tp: Size) -> Size:
     """Bytes per token alive at once in the widest layer of an inference forward.
 
     Residual and normalised stream, then either QKV with the attention output or the MLP's inputs
@@ -144,22 +148,22 @@ def forward_bytes(model: ModelSpec, tp: int) -> float:
     local, gates = heads(model.attention, tp), 3 if model.gated else 2
     attention = (local.query + local.kv) * local.qk_dim + 2 * local.query * local.v_dim
     scan = (model.recurrent.in_width + 2 * model.recurrent.inner) / tp if model.recurrent else 0.0
-    widest = max(attention, scan, gates * model.ffn / tp if model.num_dense_layers else 0.0)
+    widest = most(attention, scan, gates * model.ffn / tp if model.num_dense_layers else 0.0)
     if model.moe:
         expert = model.moe.top_k * (model.expert_width + gates * model.moe.expert_ffn / tp)
         shared = gates * model.moe.num_shared_experts * model.moe.shared_ffn / tp
-        widest = max(widest, expert + shared)
+        widest = most(widest, expert + shared)
     return BF16 * (2 * model.hidden + widest)
 
 
 def kv_capacity(
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     *,
     total_memory: float,
-    weights: float,
-    activation_peak: float,
-    non_torch: float,
+    weights: Size,
+    activation_peak: Size,
+    non_torch: Size,
     graphs: float,
 ) -> KvCapacity:
     """KV cache of one replica (G7).
@@ -175,11 +179,13 @@ def kv_capacity(
     budget = layout.memory_utilization * total_memory
     left = budget - weights - activation_peak - non_torch - graphs
     block = VLLM.block_tokens
-    blocks = max(0.0, left - states_bytes(model, layout, left)) // (kv_bytes_per_token(model, layout) * block)
+    blocks = most(0.0, left - states_bytes(model, layout, left)) // (
+        kv_bytes_per_token(model, layout) * block
+    )
     return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)
 
 
-def states_bytes(model: ModelSpec, layout: RolloutLayout, pool: float) -> float:
+def states_bytes(model: ModelSpec, layout: AnyRolloutLayout, pool: Size) -> Size:
     """Bytes of `pool` on each GPU for the states of recurrent layers; 0 in a model without any.
 
         min(max_num_seqs x state / t, 0.47 pool)
@@ -189,31 +195,31 @@ def states_bytes(model: ModelSpec, layout: RolloutLayout, pool: float) -> float:
     """
     if model.recurrent is None:
         return 0.0
-    shares = min(layout.tp, model.recurrent.num_heads) * layout.pp
-    return min(layout.max_num_seqs * model.state_bytes / shares, STATE_SHARE * max(0.0, pool))
+    shares = least(layout.tp, model.recurrent.num_heads) * layout.pp
+    return least(layout.max_num_seqs * model.state_bytes / shares, STATE_SHARE * most(0.0, pool))
 
 
 class EngineBytes(NamedTuple):
     """The inference engine on one GPU."""
 
-    weights: float
+    weights: Size
     """Its own copy; 0 where it generates with the training weights."""
-    kv_cache: float
+    kv_cache: Size
     """Bytes of the KV pool; 0 when the engine cannot start."""
-    profile_peak: float
-    non_torch: float
+    profile_peak: Size
+    non_torch: Size
     """Libraries and NCCL inside the engine's share."""
-    cuda_graphs: float
-    retained: float
+    cuda_graphs: Size
+    retained: Size
     """Pools and workspaces that it keeps asleep, beside what is counted awake."""
-    framework: float
-    kv_tokens: float
+    framework: Size
+    kv_tokens: Size
     """KV capacity of one replica, tokens."""
-    shortfall: float
+    shortfall: Size
     """Bytes by which weights and reserves exceed the engine's share of memory; 0 if it starts."""
-    sleep: int
-    recreated: bool
-    cut: float
+    sleep: Size
+    recreated: Size
+    cut: Size
     """Share of a module's elements that lies on this GPU."""
 
     @property
@@ -223,9 +229,10 @@ class EngineBytes(NamedTuple):
 
 
 def engine_bytes(
-    model: ModelSpec, role: RolloutPlacement, *, profile: Profile, shared_weights: float = 0.0
+    model: ModelSpec, role: RolloutPlacement | RolloutRoles, *, profile: Profile, shared_weights: float = 0.0
 ) -> EngineBytes:
-    """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
+    """The engine's split of memory, or columns of it; `shared_weights`: bytes that training already holds for
+    it.
 
     The KV pool is what `memory_utilization` of the usable memory leaves (G7), CUDA graphs inside it; the
     context comes on top of that share. Non-torch bytes are those that vLLM logs, and the buffers of an
@@ -234,7 +241,7 @@ def engine_bytes(
     layout = role.layout
     full = rollout_weights(model, layout)
     peak = profile_peak(model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"])
-    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
+    groups = 1 * (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
     non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
     total = profile.usable_memory.value
     graphs = profile["cuda_graph_bytes"] if layout.captured else 0.0
@@ -248,15 +255,15 @@ def engine_bytes(
         graphs=graphs,
     )
     return EngineBytes(
-        weights=max(0.0, full - shared_weights),
-        kv_cache=max(0.0, left),
+        weights=most(0.0, full - shared_weights),
+        kv_cache=most(0.0, left),
         profile_peak=peak,
         non_torch=non_torch,
         cuda_graphs=graphs,
-        retained=profile["sleeping_engine_bytes"] if role.sleep_level and layout.tp > 1 else 0.0,
+        retained=where((role.sleep_level > 0) & (layout.tp > 1), profile["sleeping_engine_bytes"], 0.0),
         framework=profile["framework_bytes"],
         kv_tokens=tokens,
-        shortfall=max(0.0, -left),
+        shortfall=most(0.0, -left),
         sleep=role.sleep_level,
         recreated=role.residency == "recreated",
         cut=1 / layout.tp,

@@ -10,13 +10,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.elementwise import Size, either
+from rlhfsim.elementwise import Size, either, some
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.routing import routing_of
-from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, nothing, on
+from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, chosen, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Dispatcher, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 
 GENERATES_WITH: tuple[Dispatcher, ...] = ("allgather", "alltoall", "deepep-ll", "deepep")
 """Dispatchers of inference engines."""
@@ -27,13 +28,13 @@ FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
 """An FP8 element with its share of the FP32 scale of 128."""
 
 
-def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: int) -> EngineStep:
+def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: Size) -> EngineStep:
     """All-reduce of n h activations over TP (G4): inside a node the faster of custom one- or two-shot and
     NCCL."""
     return collective(device, "all_reduce", rows * model.hidden * ACTIVATION_BYTES, tp)
 
 
-def collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> EngineStep:
+def collective(device: Device, op: collectives.Op, size: Floats, ranks: Size) -> EngineStep:
     """A collective over neighbouring GPUs: curves inside one domain, hierarchical beyond.
 
     Engines' own all-reduce opens handles of CUDA IPC, which hold inside a node: ranks of several nodes in one
@@ -41,59 +42,70 @@ def collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> 
     July 2026, with an allocator that is not the default: issue 36429, where Llama-4 Scout at TP8 over two
     GB300 nodes loses 10.7 us an all-reduce without it; 18 here).
     """
-    if ranks == 1:
+    if not some(ranks > 1):
         return nothing()
     where = group(ranks, 1, device.domain)
-    if where.domains > 1:
-        times = {
-            "all_reduce": collectives.all_reduce,
-            "all_gather": collectives.all_gather,
-            "reduce_scatter": collectives.reduce_scatter,
-        }
-        return on("network", times[op](device, size, where))
-    seconds = device.curves.collective(op, size, ranks)
-    if op == "all_reduce" and ranks <= device.gpus_per_node:
-        seconds = np.minimum(seconds, device.curves.custom_all_reduce(size, ranks))
-    return on("nvlink", seconds)
+    times = {
+        "all_reduce": collectives.all_reduce,
+        "all_gather": collectives.all_gather,
+        "reduce_scatter": collectives.reduce_scatter,
+    }
+
+    def inside() -> EngineStep:
+        seconds = device.curves.collective(op, size, ranks)
+        if op != "all_reduce":
+            return on("nvlink", seconds)
+        own = either(
+            ranks <= device.gpus_per_node,
+            lambda: device.curves.custom_all_reduce(size, ranks),
+            lambda: seconds,
+        )
+        return on("nvlink", np.minimum(seconds, own))
+
+    return chosen(where.domains > 1, lambda: on("network", times[op](device, size, where)), inside)
 
 
 # --- tokens to the experts and back -----------------------------------------------------------------
 
 
-def exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def exchange(device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats) -> EngineStep:
     """Bring tokens to the experts and back.
 
     Gathered where the layout says so, where experts are cut, and by default where one all-reduce does it or
     all GPUs share a domain; else sent by the dispatcher. One that is not said is the cheaper of both.
     """
     where = group(layout.tp * layout.attention_dp, 1, device.domain)
-    gathered = _gathered(device, model, layout, rows)
-    inside = layout.attention_dp == 1 or where.domains == 1
-    if layout.dispatcher == "allgather" or layout.ep < where.ranks or (layout.dispatcher is None and inside):
-        return gathered
-    sent = _sent(device, model, layout, rows, layout.dispatcher)
-    if layout.dispatcher is None:
-        return on("network", np.minimum(gathered.seconds, sent))
-    return on("nvlink" if where.domains == 1 else "network", sent)
+    gathered, by = _gathered(device, model, layout, rows), layout.dispatcher
+    near = where.domains == 1
+    inside = ((layout.attention_dp == 1) | near) & (by is None)
+
+    def dispatched() -> EngineStep:
+        sent = _sent(device, model, layout, rows, by)
+        if by is None:
+            return on("network", np.minimum(gathered.seconds, sent))
+        return chosen(near, lambda: on("nvlink", sent), lambda: on("network", sent))
+
+    return chosen((layout.ep < where.ranks) | inside | (by == "allgather"), lambda: gathered, dispatched)
 
 
-def _gathered(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def _gathered(device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats) -> EngineStep:
     """All tokens on all GPUs.
 
     Without attention DP every GPU holds them, one all-reduce adds the outputs. With it, q n tokens are
     gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`).
     """
-    if layout.attention_dp == 1:
-        return tp_all_reduce(device, model, rows, layout.tp)
-    ranks, size = (
-        layout.tp * layout.attention_dp,
-        rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES,
-    )
-    return collective(device, "all_gather", size, ranks) + collective(device, "reduce_scatter", size, ranks)
+    ranks = layout.tp * layout.attention_dp
+    size = rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES
+
+    def spread() -> EngineStep:
+        there = collective(device, "all_gather", size, ranks)
+        return there + collective(device, "reduce_scatter", size, ranks)
+
+    return chosen(layout.attention_dp == 1, lambda: tp_all_reduce(device, model, rows, layout.tp), spread)
 
 
 def _sent(
-    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, by: Dispatcher | None
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats, by: Dispatcher | None
 ) -> Floats:
     """Seconds to dispatch n/t tokens of a GPU and to combine what the experts made of them.
 

@@ -2,7 +2,8 @@
 
 Legend: n running sequences on one attention-DP rank, c their mean context, h hidden, a query heads,
 g KV heads, d head width, V vocabulary, E experts, k experts per token, L layers; t tensor, p
-pipeline, q attention-data parallelism. Everything is vectorised over n and c (arrays broadcast).
+pipeline, q attention-data parallelism. Everything is vectorised over n and c (arrays broadcast), and over
+layouts of one kind where the layout is columns (`RolloutLayouts`).
 
     tau(n, c) = L (QKV + attention + O + MLP or experts + 2 all-reduce) + head + sampling
                 + a_step + a_layer L + a_seq n                                            (G1)
@@ -26,11 +27,11 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import attention_matrices, head_matrix, heads, mlp_matrices, recurrent_matrices
 from rlhfsim.rollout import untimed
 from rlhfsim.rollout.collective_time import collective, exchange, tp_all_reduce
-from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, gemm, kernel, on
+from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, chosen, gemm, kernel, on
 from rlhfsim.rollout.experts import experts
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
@@ -48,7 +49,7 @@ quantisation, counted from the kernels that vLLM launches; their launch is `deco
 def decode_step(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: ArrayLike,
     context: ArrayLike,
     *,
@@ -68,7 +69,7 @@ def decode_step(
 def gpu_work(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: Floats,
     context: Floats,
     *,
@@ -100,7 +101,7 @@ def padded(rows: Floats) -> Floats:
 
 
 def token_work(
-    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine = "vllm"
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats, engine: Engine = "vllm"
 ) -> EngineStep:
     """All layers' matrix products, experts, collectives and element-wise kernels for `rows` tokens.
 
@@ -134,7 +135,7 @@ def token_work(
 
 
 def head_work(
-    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine = "vllm"
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats, engine: Engine = "vllm"
 ) -> EngineStep:
     """LM head, gather of n V logits over TP (G4) and sampling, which reads FP32 logits several times."""
     head = head_matrix(model, layout.tp)
@@ -148,7 +149,7 @@ def head_work(
 def decode_attention(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: Floats,
     context: Floats,
     *,
@@ -177,7 +178,13 @@ def decode_attention(
 
 
 def _decode_core(
-    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats, engine: Engine, tokens: int
+    device: Device,
+    model: ModelSpec,
+    layout: AnyRolloutLayout,
+    n: Floats,
+    c: Floats,
+    engine: Engine,
+    tokens: int,
 ) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
@@ -198,13 +205,13 @@ def _decode_core(
     return kernel(device, seconds, flop=flop, size=size, precision="bf16")
 
 
-def linear_precision(layout: RolloutLayout, engine: Engine) -> str:
+def linear_precision(layout: AnyRolloutLayout, engine: Engine) -> str:
     """Kernel name of the dense products."""
     return "fp8_static" if layout.precision == "fp8" and engine == "trtllm_static" else layout.precision
 
 
 def _dense(
-    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats, engine: Engine
 ) -> EngineStep:
     step, precision = tp_all_reduce(device, model, rows, layout.tp), linear_precision(layout, engine)
     for matrix in mlp_matrices(model, layout.tp):
@@ -220,7 +227,7 @@ def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> EngineStep:
 def pipelined(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: Floats,
     layers: EngineStep,
     head: EngineStep,
@@ -232,28 +239,29 @@ def pipelined(
     The n/p sequences of a micro-batch get their next token when all stages have passed them and it is back
     at the first; p micro-batches follow each other, and the last stage, which samples, is the slowest.
     """
-    if layout.pp == 1:
-        return layers + head
-    rows = padded(np.ceil(sequences / layout.pp))
-    hop = pipeline_hop(device, model, layout, rows)
-    whole = layers + head + hop.scaled(layout.pp)
-    share = -(-model.num_layers // layout.pp) / model.num_layers
-    slowest = layers.scaled(share) + head + hop
-    under_way = np.clip(np.ceil(sequences), 1.0, layout.pp)
-    return whole.scaled(np.maximum(1.0, under_way * slowest.seconds / whole.seconds))
+
+    def staged() -> EngineStep:
+        hop = pipeline_hop(device, model, layout, padded(np.ceil(sequences / layout.pp)))
+        whole = layers + head + hop.scaled(layout.pp)
+        share = -(-model.num_layers // layout.pp) / model.num_layers
+        slowest = layers.scaled(share) + head + hop
+        under_way = np.clip(np.ceil(sequences), 1.0, layout.pp)
+        return whole.scaled(np.maximum(1.0, under_way * slowest.seconds / whole.seconds))
+
+    return chosen(layout.pp == 1, lambda: layers + head, staged)
 
 
-def pipeline_hop(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def pipeline_hop(device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats) -> EngineStep:
     """What `rows` tokens take from a stage to the next, by the slowest hop: across nodes if one is."""
     crosses = collectives.crosses(device, layout.pp, layout.tp * layout.attention_dp)
-    size = np.asarray(rows * model.hidden * ACTIVATION_BYTES)
-    return on("network" if crosses else "nvlink", collectives.p2p(device, size, crosses))
+    seconds = collectives.p2p(device, np.asarray(rows * model.hidden * ACTIVATION_BYTES), crosses)
+    return chosen(crosses, lambda: on("network", seconds), lambda: on("nvlink", seconds))
 
 
 def overhead(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: Floats,
     gpu_seconds: Floats,
     *,

@@ -6,11 +6,14 @@ says whether it counts as compute or as HBM. A product has the format that its w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlhfsim.elementwise import Size
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.curves import element_bytes
 from rlhfsim.kernels.device import Device
@@ -36,9 +39,8 @@ _RESTS_ON: dict[Resource, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStep:
-    """Seconds by resource; the arrays broadcast to one shape."""
+class EngineStep(NamedTuple):
+    """Seconds by resource, in the order of `RESOURCES`; the arrays broadcast to one shape."""
 
     compute: Floats
     hbm: Floats
@@ -49,42 +51,26 @@ class EngineStep:
     @property
     def seconds(self) -> Floats:
         """Sum over the resources."""
-        return self.compute + self.hbm + self.nvlink + self.network + self.overhead
+        return np.asarray(sum(self))
 
-    def __add__(self, other: EngineStep) -> EngineStep:
-        return EngineStep(
-            compute=self.compute + other.compute,
-            hbm=self.hbm + other.hbm,
-            nvlink=self.nvlink + other.nvlink,
-            network=self.network + other.network,
-            overhead=self.overhead + other.overhead,
-        )
+    def __add__(self, other: EngineStep) -> EngineStep:  # type: ignore[override]
+        """One step after the other."""
+        return EngineStep(*map(add, self, other))
 
     def scaled(self, factor: ArrayLike) -> EngineStep:
         """Every part times `factor`."""
         f = np.asarray(factor, dtype=np.float64)
-        return EngineStep(
-            compute=self.compute * f,
-            hbm=self.hbm * f,
-            nvlink=self.nvlink * f,
-            network=self.network * f,
-            overhead=self.overhead * f,
-        )
+        return EngineStep(*(part * f for part in self))
 
-    def by_resource(self) -> dict[Resource, float]:
-        """Seconds per resource, summed over all entries."""
-        arrays: dict[Resource, Floats] = {
-            "compute": self.compute,
-            "hbm": self.hbm,
-            "nvlink": self.nvlink,
-            "network": self.network,
-            "overhead": self.overhead,
-        }
-        return {resource: float(np.sum(array)) for resource, array in arrays.items()}
+    def costs(self, device: Device, kernels: Spread = CURVE_SPREAD) -> list[Cost]:
+        """A cost, with intervals, of each entry."""
+        rows = np.stack(np.broadcast_arrays(*self), axis=-1).reshape(-1, len(self)).tolist()
+        return [cost_of(device, dict(zip(RESOURCES, row, strict=True)), kernels) for row in rows]
 
     def cost(self, device: Device, kernels: Spread = CURVE_SPREAD) -> Cost:
-        """The parts summed over all entries, with intervals."""
-        return cost_of(device, self.by_resource(), kernels)
+        """The cost of a step with a single entry."""
+        [cost] = self.costs(device, kernels)
+        return cost
 
 
 def cost_of(device: Device, seconds: dict[Resource, float], kernels: Spread = CURVE_SPREAD) -> Cost:
@@ -101,21 +87,22 @@ def _part(device: Device, resource: Resource, seconds: float, kernels: Spread) -
 
 def nothing() -> EngineStep:
     """A step that takes no time."""
-    zero = np.zeros(())
-    return EngineStep(compute=zero, hbm=zero, nvlink=zero, network=zero, overhead=zero)
+    return on("overhead", 0.0)
 
 
 def on(resource: Resource, seconds: ArrayLike) -> EngineStep:
     """A step that spends `seconds` on one resource."""
     s, zero = np.asarray(seconds, dtype=np.float64), np.zeros(())
-    parts = {name: s if name == resource else zero for name in RESOURCES}
-    return EngineStep(
-        compute=parts["compute"],
-        hbm=parts["hbm"],
-        nvlink=parts["nvlink"],
-        network=parts["network"],
-        overhead=parts["overhead"],
-    )
+    return EngineStep(*(s if name == resource else zero for name in RESOURCES))
+
+
+def chosen(holds: Size, yes: Callable[[], EngineStep], no: Callable[[], EngineStep]) -> EngineStep:
+    """The step of `yes` where it holds, else that of `no`; what no layout takes is not worked out."""
+    if not isinstance(holds, np.ndarray):
+        return yes() if holds else no()
+    if not holds.any() or holds.all():
+        return yes() if holds.any() else no()
+    return EngineStep(*(np.where(holds, *each) for each in zip(yes(), no(), strict=True)))
 
 
 def kernel(
@@ -130,13 +117,7 @@ def kernel(
     taken = np.maximum(np.asarray(seconds, dtype=np.float64), np.maximum(roof_compute, roof_hbm))
     bound = roof_compute > roof_hbm
     zero = np.zeros(())
-    return EngineStep(
-        compute=np.where(bound, taken, 0.0),
-        hbm=np.where(bound, 0.0, taken),
-        nvlink=zero,
-        network=zero,
-        overhead=zero,
-    )
+    return EngineStep(np.where(bound, taken, 0.0), np.where(bound, 0.0, taken), zero, zero, zero)
 
 
 def peak(device: Device, precision: str) -> float:
@@ -160,7 +141,7 @@ def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str, *, fused:
     """
     name = precision if matrix.linear else "bf16"
     if widened(device, name):
-        read = float(matrix.n * matrix.k)
+        read = matrix.n * matrix.k
         step = gemm(device, matrix, rows, "bf16")
         return weight_only(device, step, 2.0 * np.maximum(rows, 1.0) * read, read, name)
     name = kernel_name(name)

@@ -9,15 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlhfsim.elementwise import Size, least, most
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import Matrix, expert_matrices, shared_matrices
 from rlhfsim.rollout.engine_step import EngineStep, Floats, gemm, kernel, kernel_name, weight_only, widened
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 
-def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, linear: str) -> EngineStep:
+def experts(
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, rows: Floats, linear: str
+) -> EngineStep:
     """Router, routed and shared experts of one layer, without their communication.
 
     Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
@@ -34,7 +37,7 @@ def experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Float
 
 
 def expert_work(
-    device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats, linear: str
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, tokens: Floats, linear: str
 ) -> EngineStep:
     """Routed experts of one layer for `tokens` tokens of the whole replica, on its fullest GPU.
 
@@ -51,7 +54,7 @@ def expert_work(
         return _weight_only(device, model, layout, tokens, step)
     m, precision = np.maximum(tokens, 1.0), expert_precision(linear)
     params = (3 if model.gated else 2) * model.expert_width * moe.expert_ffn / etp
-    touched = max(1.0, moe.top_k / ep)
+    touched = most(1.0, moe.top_k / ep)
     seconds = device.curves.moe(
         m, model.expert_width, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision
     )
@@ -65,7 +68,7 @@ def expert_work(
 
 
 def _weight_only(
-    device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats, step: EngineStep
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, tokens: Floats, step: EngineStep
 ) -> EngineStep:
     """Experts that n tokens touch are read: E (1 - (1 - k/E)^n) of a layer, over its ranks (G2)."""
     moe = model.moe
@@ -87,8 +90,8 @@ def expert_precision(linear: str) -> str:
     return "fp8_block" if linear == "fp8" else kernel_name(linear)
 
 
-def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
+def expert_layout(layout: AnyRolloutLayout) -> tuple[Size, Size]:
     """Expert parallelism and the tensor parallelism inside one expert: ep x etp = tp x attention_dp."""
     ranks = layout.tp * layout.attention_dp
-    ep = min(layout.ep, ranks)
-    return ep, max(1, ranks // ep)
+    ep = least(layout.ep, ranks)
+    return ep, most(1, ranks // ep)

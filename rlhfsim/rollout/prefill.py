@@ -23,10 +23,14 @@ Not known here: KV that flows back to where prompts are prefilled, turns of uneq
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from rlhfsim.elementwise import Size, least, most, number, remembered, some, where
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import heads
@@ -34,10 +38,11 @@ from rlhfsim.kernels.links import network, scale_up
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.rollout import untimed
 from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, head_work, padded, pipeline_hop, token_work
-from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, kernel, nothing, on
+from rlhfsim.rollout.engine_step import ACTIVATION_BYTES, EngineStep, Floats, chosen, kernel, nothing, on
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout, kind_of
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.lengths import stats
 
@@ -45,11 +50,11 @@ from rlhfsim.specs.workload.lengths import stats
 def prefill(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
-    prompts: float,
-    length: float,
+    layout: AnyRolloutLayout,
+    prompts: Size,
+    length: Size,
     *,
-    cached: float = 0.0,
+    cached: Size = 0.0,
     engine: Engine = "vllm",
 ) -> EngineStep:
     """Seconds to prefill `prompts` prompts of `length` new tokens on one attention-DP rank.
@@ -57,17 +62,62 @@ def prefill(
     Prompts are packed into passes of at most `max_batched_tokens`; a longer prompt is cut into
     chunks that attend to what came before them. `cached` tokens of each prompt are in the prefix
     cache already. With pipeline stages the passes follow each other: passes + p - 1 stage times.
+    In columns every layout has some prompts.
     """
-    if prompts <= 0 or length <= 0:
+    if not some((prompts > 0) & (length > 0)):
         return nothing()
-    budget = min(float(layout.max_batched_tokens), prompts * length)
-    passes = max(1.0, prompts * length / budget)
+    return _remembered(_prefill, ALL, device, model, layout, engine, prompts, length, cached)
+
+
+CUT = "tp", "ep", "attention_dp"
+"""Fields that a pass reads of a layout, beside its kind."""
+ALL = *CUT, "pp", "max_batched_tokens"
+
+
+def _remembered(
+    price: Callable[..., EngineStep],
+    fields: Sequence[str],
+    device: Device,
+    model: ModelSpec,
+    layout: AnyRolloutLayout,
+    engine: Engine,
+    *sizes: Size,
+) -> EngineStep:
+    """`price` of the sizes in each layout, which those with equal `fields` share."""
+
+    def seconds(*columns: Size) -> EngineStep:
+        cut = replace(layout, **dict(zip(fields, columns, strict=False)))
+        return price(device, model, cut, *columns[len(fields) :], engine)
+
+    known = _known(price, device, model, kind_of(layout), engine)
+    found = remembered(known, seconds, *(getattr(layout, field) for field in fields), *sizes)
+    return EngineStep(*map(np.asarray, found))
+
+
+@lru_cache(maxsize=128)
+def _known(
+    price: object, device: Device, model: ModelSpec, kind: object, engine: Engine
+) -> dict[tuple[Any, ...], Floats]:
+    """Seconds by resource."""
+    return {}
+
+
+def _prefill(
+    device: Device,
+    model: ModelSpec,
+    layout: AnyRolloutLayout,
+    prompts: Size,
+    length: Size,
+    cached: Size,
+    engine: Engine,
+) -> EngineStep:
+    budget = least(1.0 * layout.max_batched_tokens, prompts * length)
+    passes = most(1.0, prompts * length / budget)
     ramp = (passes + layout.pp - 1) / layout.pp
-    tokens = np.asarray(budget)
-    finished = max(1.0, prompts / passes)
-    work = token_work(device, model, layout, tokens, engine)
-    if layout.pp > 1:
-        work = work + pipeline_hop(device, model, layout, tokens).scaled(layout.pp)
+    finished = most(1.0, prompts / passes)
+    work = _remembered(token_work, CUT, device, model, layout, engine, budget)
+    alone, hop = layout.pp == 1, lambda: pipeline_hop(device, model, layout, budget).scaled(layout.pp)
+    work = work + chosen(alone, nothing, hop)
     work = work + head_work(device, model, layout, np.asarray(finished), engine)
     attention = prefill_attention(device, model, layout, prompts, length, cached)
     gpu = (work + attention.scaled(1.0 / passes)).scaled(
@@ -79,10 +129,10 @@ def prefill(
 def group_prefill(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
-    sequences: float,
+    layout: AnyRolloutLayout,
+    sequences: Size,
     samples: float,
-    length: float,
+    length: Size,
     *,
     shared: bool = True,
     engine: Engine = "vllm",
@@ -101,10 +151,10 @@ def group_prefill(
 def prefill_attention(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
-    prompts: float,
-    length: float,
-    cached: float = 0.0,
+    layout: AnyRolloutLayout,
+    prompts: Size,
+    length: Size,
+    cached: Size = 0.0,
 ) -> EngineStep:
     """Attention cores of all layers for `prompts` prompts, whatever the chunks.
 
@@ -126,16 +176,17 @@ def prefill_attention(
     return step
 
 
-def _pairs(length: float, cached: float, window: float | None) -> float:
+def _pairs(length: Size, cached: Size, window: float | None) -> Size:
     """Query-key pairs of a causal prompt after `cached` tokens."""
     if window is None:
         return length * length / 2 + cached * length
-    seen = np.minimum(cached + np.arange(64) / 64 * length + length / 128, window)
-    return float(seen.mean() * length)
+    before, each = np.asarray(cached)[..., None], np.asarray(length)[..., None]
+    seen = np.minimum(before + np.arange(64) / 64 * each + each / 128, window)
+    return number(seen.mean(axis=-1) * length)
 
 
 def _prefill_core(
-    device: Device, model: ModelSpec, layout: RolloutLayout, prompts: float, length: float, cached: float
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, prompts: Size, length: Size, cached: Size
 ) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
@@ -151,7 +202,7 @@ def _prefill_core(
 
 
 def eager(
-    device: Device, model: ModelSpec, layout: RolloutLayout, gpu_seconds: Floats, engine: Engine
+    device: Device, model: ModelSpec, layout: AnyRolloutLayout, gpu_seconds: Floats, engine: Engine
 ) -> EngineStep:
     """Overhead of one pass outside CUDA graphs: what launching all kernels takes beyond GPU time.
 
@@ -185,7 +236,7 @@ class Terms:
 def serving_terms(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: float,
     input_tokens: float,
     output_tokens: float,
@@ -249,7 +300,7 @@ def output_time(
 def time_per_output_token(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     sequences: float,
     input_tokens: float,
     output_tokens: float,
@@ -271,10 +322,10 @@ def time_per_output_token(
 def prompts(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
-    sequences: float,
+    layout: AnyRolloutLayout,
+    sequences: Size,
     requests: Requests,
-    prompt: float,
+    prompt: Size,
     *,
     shared: bool = True,
     engine: Engine = "vllm",
@@ -289,7 +340,7 @@ def prompts(
         return first
     turn = stats(requests.response_lengths).mean / asked.turns_each
     context = own + asked.turns_each / 2 * (turn + asked.answer_tokens)
-    new = asked.answer_tokens + (1 - asked.prefix_reuse) * context + (turn if layout.prefill else 0.0)
+    new = asked.answer_tokens + (1 - asked.prefix_reuse) * context + where(layout.prefill > 0, turn, 0.0)
     later = sequences * (asked.turns_each - 1)
     kept = asked.prefix_reuse * context
     return first + prefill(device, model, layout, later, new, cached=kept, engine=engine)

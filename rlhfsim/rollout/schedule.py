@@ -6,6 +6,7 @@ Nothing here depends on the GPU: steps are the clock. `rollout.generation` turns
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -106,7 +107,7 @@ def expected_lengths(requests: Requests) -> Floats:
     return whole
 
 
-def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:
+def known_lengths(requests: Requests, drawn: Sequence[float] | Floats | None) -> Floats:
     """Given lengths as whole tokens, or the expected order statistics."""
     if drawn is None:
         return expected_lengths(requests)

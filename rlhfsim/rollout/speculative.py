@@ -19,14 +19,14 @@ from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, overhead
 from rlhfsim.rollout.engine_step import EngineStep, Floats, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.drafts import draft_of
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 from rlhfsim.specs.placement.speculation import Speculation
 
 
 def speculative_step(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     speculation: Speculation,
     sequences: Floats,
     context: Floats,
@@ -47,7 +47,7 @@ def speculative_step(
 def _drafting(
     device: Device,
     model: ModelSpec,
-    layout: RolloutLayout,
+    layout: AnyRolloutLayout,
     speculation: Speculation,
     sequences: Floats,
     context: Floats,

@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.elementwise import Size
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.workload.workload import Environment
@@ -65,20 +66,20 @@ def _odds(mean: float, most: int) -> float:
 class Waiting:
     """What sequences of one replica wait for their environment."""
 
-    per_token: float
-    """Mean seconds a token."""
-    workers: float
+    per_token: Size
+    """Mean seconds a token; an array with an entry an interval, where replicas differ."""
+    workers: Size
     """Environment workers of this replica."""
 
     def paced(
-        self, table: StepTable, running: Floats, start: Floats, end: Floats
+        self, table: StepTable, running: Floats, start: Floats, end: Floats, first: Size = 0
     ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """(seconds, sequences that decode, whether the workers are the limit) of intervals in which `running`
         sequences are not done."""
         pause, decoding = self.per_token * (end - start), running
         answered = running * pause / self.workers
         for _ in range(ROUNDS):
-            decode = table.between(decoding, start, end)
+            decode = table.between(decoding, start, end, first)
             seconds = np.maximum(decode + pause, answered)
             decoding = np.maximum(1.0, running * decode / np.maximum(seconds, 1e-12))
         return np.maximum(seconds, decode), decoding, answered > decode + pause

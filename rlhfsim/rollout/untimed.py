@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlhfsim.elementwise import Size, least
 from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.engine_step import (
     CURVE_SPREAD,
@@ -21,7 +22,7 @@ from rlhfsim.rollout.engine_step import (
     widened,
 )
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 
 UNTIMED_SPREAD: Spread = (0.85, 1.54)
 """P10 and P90 of measured over predicted decode times of models with such layers, and of weights that are
@@ -29,13 +30,13 @@ widened on the way: 287 points of Qwen3.5-397B, GLM-5 and gpt-oss-120b whose MD5
 (lab.decode)."""
 
 
-def kernel_spread(device: Device, model: ModelSpec, layout: RolloutLayout) -> Spread:
+def kernel_spread(device: Device, model: ModelSpec, layout: AnyRolloutLayout) -> Spread:
     """P10 and P90 of measured over predicted time of an engine's kernels; wider where some were not timed."""
     untimed = model.recurrent is not None or model.attention.index_num_heads > 0
     return UNTIMED_SPREAD if untimed or widened(device, layout.precision) else CURVE_SPREAD
 
 
-def scan(device: Device, model: ModelSpec, tp: int, tokens: float) -> EngineStep:
+def scan(device: Device, model: ModelSpec, tp: Size, tokens: Size) -> EngineStep:
     """The scans of all recurrent layers over `tokens` prompt tokens, cut over tp by heads."""
     block = model.recurrent
     if block is None:
@@ -45,11 +46,13 @@ def scan(device: Device, model: ModelSpec, tp: int, tokens: float) -> EngineStep
     return kernel(device, seconds, flop=flop, size=0.0, precision="bf16")
 
 
-def state_update(device: Device, model: ModelSpec, tp: int, sequences: Floats, tokens: int = 1) -> EngineStep:
+def state_update(
+    device: Device, model: ModelSpec, tp: Size, sequences: Floats, tokens: int = 1
+) -> EngineStep:
     """One decode step of all recurrent layers: every state read and written, whatever the context."""
     if model.recurrent is None:
         return nothing()
-    size = 2.0 * model.state_bytes * np.asarray(sequences) * tokens / min(tp, model.recurrent.num_heads)
+    size = 2.0 * model.state_bytes * np.asarray(sequences) * tokens / least(tp, model.recurrent.num_heads)
     seconds = size / (device.profile.hbm.value * device["state_efficiency"])
     return kernel(device, seconds, flop=0.0, size=size, precision="bf16")
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.elementwise import groups
+from rlhfsim.elementwise import alike, groups
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.components import ENGINE, NO_SYNC, Rows, engine_sums
-from rlhfsim.memory.kv_cache import engine_bytes
+from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.states import CUT, PASSED, cut
-from rlhfsim.rollout.generation import Generation
+from rlhfsim.rollout.generation import FINISH_POINTS, Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
@@ -46,7 +46,7 @@ from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts
+from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts, RolloutRoles, kind_of, rollout_columns_of
 from rlhfsim.specs.placement.placement import (
     AnyRolePlacement,
     Placement,
@@ -59,7 +59,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import CallSetting, bias_of, generation_of, scorer, trainer
+from rlhfsim.step.calls import CallSetting, bias_of, generations_of, scorer, trainer
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
@@ -96,7 +96,7 @@ class Pricer:
         """Options of rollouts in the space."""
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], CallSetting] = {}
-        self._rollouts: dict[tuple[int, int, object], Generation] = {}
+        self._rollouts = defaultdict[object, dict[float, Generation]](dict)
 
     def table(self, key: PriceKey) -> OptionTable:
         """The options of a role that fit alone, fastest first."""
@@ -106,7 +106,7 @@ class Pricer:
         if key not in self._tables:
             shared = self._shared.tables(key)
             if key not in shared:
-                [shared[key]] = [self._rollout(key)] if key.role == "rollout" else self._roles([key])
+                [shared[key]] = self._at_once([key])
             self._tables[key] = shared[key]
         return self._tables[key]
 
@@ -201,12 +201,16 @@ class Pricer:
         """The roles of as many numbers of GPUs as there is time for, those of one name together."""
         tables, name = list[OptionTable](), attrgetter("role")
         for piece in self._pieces(pools):
-            for role, group in groupby(sorted(piece, key=name), name):
+            for _, group in groupby(sorted(piece, key=name), name):
                 some = list(group)
                 if clock.over():
                     return tables
-                tables += map(self._rollout, some) if role == "rollout" else self._roles(some)
+                tables += self._at_once(some)
         return tables
+
+    def _at_once(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
+        """Roles of one name."""
+        return self._engine_tables(keys) if keys[0].role == "rollout" else self._roles(keys)
 
     def _pieces(self, pools: Iterable[Sequence[PriceKey]]) -> Iterator[list[PriceKey]]:
         """The roles of neighbours with some `AT_ONCE` options: where time is up, all of a number of GPUs are
@@ -413,15 +417,22 @@ class Pricer:
         profile, most_risk = self.hardware(key).profile, self.request.max_oom
         batch = batch_lengths(self.request.workload)
         roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
-        engines = [engine_bytes(self.models.actor, s, profile=profile) for s in roles]
-        rows = np.array(engines, dtype=ENGINE)
+        rows = np.zeros(len(roles), dtype=ENGINE)
+        for _, same in alike(kind_of(s.layout) for s in roles):
+            some = [roles[row] for row in same.tolist()]
+            levels, residency = [s.sleep_level for s in some], [s.residency for s in some]
+            layouts = rollout_columns_of([s.layout for s in some])
+            columns = RolloutRoles(layouts, np.array(levels), np.array(residency))
+            for name, size in engine_bytes(self.models.actor, columns, profile=profile)._asdict().items():
+                rows[name][same] = size
         states = engine_sums(profile, rows, NO_SYNC, with_actor=False)
         fits = fitting(states["running"], profile.usable_memory.value, most_risk, self.doubt)
-        fails = np.zeros(len(roles))
-        for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
-            if fits[i]:
-                starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
-                fails[i] = no_start(self.models, role, profile, engine, batch) if starts else 1.0
+        starts = (rows["shortfall"] <= 0) & (rows["kv_tokens"] >= batch.max_tokens)
+        fails, asked = np.where(starts, 0.0, 1.0), np.flatnonzero(fits & starts)
+        for _, same in alike(roles[row].layout for row in asked):
+            first = asked[same[0]]
+            held = EngineBytes(*rows[first].item())
+            fails[asked[same]] = no_start(self.models, roles[first], profile, held, batch)
         fits &= fails <= most_risk
         left = tuple(roles[i] for i in np.flatnonzero(fits))
         return OptionTable(
@@ -439,19 +450,29 @@ class Pricer:
             agreed=agreed(self.request, key.role, left),
         )
 
-    def _rollout(self, key: PriceKey) -> OptionTable:
-        table = self._fitting(key)
-        times, pieces = OptionTimes(np.zeros_like(table.times.values)), np.zeros_like(table.pieces)
-        continuous, kv_tokens = np.zeros(len(table)), table.bytes["kv_tokens"].tolist()
-        for i, (role, held) in enumerate(zip(table.options, kv_tokens, strict=True)):
-            assert isinstance(role, RolloutPlacement)
-            wake, sleep = self._waking(key, role)
-            generation = self._generation(key, role, held)
-            times.load[i], times.run[i], times.unload[i] = wake, generation.seconds, sleep
-            share = len(generation.finish) // STREAM_CHUNKS
-            pieces[i] = [wake + t for t in generation.finish[share - 1 :: share]]
-            continuous[i] = self._continuous(key, role, held)
-        return _sorted(replace(table, times=times, pieces=pieces, continuous=continuous))
+    def _engine_tables(self, keys: Sequence[PriceKey]) -> list[OptionTable]:
+        """Rollouts on several numbers of GPUs, whose engines are priced together."""
+        tables = [self._fitting(key) for key in keys]
+        rows = [
+            (table.key, role, held)
+            for table in tables
+            for role, held in zip(table.options, table.bytes["kv_tokens"].tolist(), strict=True)
+            if isinstance(role, RolloutPlacement)
+        ]
+        priced, share = self._generations(rows), FINISH_POINTS // STREAM_CHUNKS
+        times, pieces = OptionTimes(np.zeros((len(rows), 6))), np.zeros((len(rows), STREAM_CHUNKS))
+        for _, same in alike((key.hardware, _woken(role)) for key, role, _ in rows):
+            times.load[same], times.unload[same] = self._waking(*rows[same[0]][:2])
+        times.run[:] = [generation.seconds for generation in priced]
+        for row, generation in zip(pieces, priced, strict=True):
+            row[:] = generation.finish[share - 1 :: share]
+        pieces += times.load[:, None]
+        continuous = np.array([self._continuous(*row) for row in rows])
+        ends = np.cumsum([len(table) for table in tables]).tolist()
+        return [
+            _sorted(replace(table, times=times.only(mine), pieces=pieces[mine], continuous=continuous[mine]))
+            for table, mine in zip(tables, map(slice, [0, *ends], ends), strict=True)
+        ]
 
     def _waking(self, key: PriceKey, role: RolloutPlacement) -> tuple[float, float]:
         """Seconds until an engine is awake, and until it sleeps."""
@@ -466,45 +487,58 @@ class Pricer:
             return 0.0
         name = (key.hardware, key.gpus, key.adapters, role.layout, kv_tokens)
         if name not in self._paces:
-            setting = self._with(key, role)
             # staleness admits more sequences at a time, and a fuller engine works faster
-            schedule = Schedule(staleness=self.request.max_staleness)
-            setting = replace(setting, placement=replace(setting.placement, schedule=schedule))
+            setting = self._with(key, role, Schedule(staleness=self.request.max_staleness))
             self._paces[name] = continuous_bound(setting, kv_tokens)
         return self._paces[name]
 
-    def _with(self, key: PriceKey, role: RolloutPlacement) -> CallSetting:
+    def _with(self, key: PriceKey, role: RolloutPlacement, schedule: Schedule) -> CallSetting:
         setting = self.setting(key)
-        schedule = Schedule(double_buffered=key.double_buffered)
         placed = replace(setting.placement.having(rollout=role), schedule=schedule)
         if key.adapters:  # they cost a decode step time of their own
             placed = replace(placed, weight_path=ADAPTERS)
         return replace(setting, placement=placed)
 
-    def _generation(self, key: PriceKey, role: RolloutPlacement, kv_tokens: float) -> Generation:
-        """The rollout stage; more KV cache changes nothing once all sequences run together."""
-        layout = role.layout
-        name = (
-            key.hardware,
-            key.gpus,
-            (
-                layout.tp,
-                layout.pp,
-                layout.ep,
-                layout.attention_dp,
-                layout.speculation,
-                layout.prefill,
-                layout.max_num_seqs,
-                key.double_buffered,
-                key.adapters,
-            ),
-        )
-        generation = self._rollouts.get(name)
-        if generation is None or generation.waves > 1 or kv_tokens < generation.kv_tokens:
-            generation = generation_of(self._with(key, role), kv_tokens)
-            assert generation is not None
-            self._rollouts[name] = generation
-        return generation
+    def _generations(self, rows: Sequence[tuple[PriceKey, RolloutPlacement, float]]) -> list[Generation]:
+        """The rollout stages of engines: of each the one with most KV cache, then those that it says nothing
+        of."""
+        names = [(k.hardware, k.gpus, k.double_buffered, k.adapters, _read(s.layout)) for k, s, _ in rows]
+        for whole in (False, True):
+            new: dict[object, tuple[object, tuple[PriceKey, RolloutPlacement, float]]] = {}
+            for name, row in zip(names, rows, strict=True):
+                if self._known(name, row[2]) is None:
+                    new.setdefault((name, row[2] if whole else None), (name, row))
+            settings = [
+                self._with(key, role, Schedule(double_buffered=key.double_buffered))
+                for _, (key, role, _) in new.values()
+            ]
+            held = [row[2] for _, row in new.values()]
+            for (told, (*_, tokens)), generation in zip(
+                new.values(), generations_of(settings, held), strict=True
+            ):
+                assert generation is not None
+                self._rollouts[told][tokens] = generation
+        found = [self._known(name, held) for name, (*_, held) in zip(names, rows, strict=True)]
+        return [generation for generation in found if generation]
+
+    def _known(self, name: object, held: float) -> Generation | None:
+        """A rollout stage that is priced: more KV cache changes nothing once all sequences run together."""
+        for tokens, generation in self._rollouts[name].items():
+            if tokens == held or (generation.waves <= 1 and generation.kv_tokens <= held):
+                return generation
+        return None
+
+
+_read = attrgetter(
+    *("tp", "pp", "ep", "attention_dp", "speculation", "prefill", "max_num_seqs", "max_batched_tokens")
+)
+"""What decides how long an engine of a pool generates, where its KV cache holds all sequences."""
+
+
+def _woken(role: RolloutPlacement) -> tuple[object, ...]:
+    """What decides how long an engine wakes and sleeps."""
+    layout = role.layout
+    return role.residency, role.sleep, layout.tp * layout.pp, layout.replica_gpus
 
 
 def _mover(role: RolePlacement) -> tuple[object, ...]:

@@ -150,7 +150,7 @@ def spans_domains(request: Request, model: ModelSpec, group: NodeGroup) -> bool:
         return True
     tp = max(t for t in powers_of_two(min(domain_of(group), MAX_ROLLOUT_TP)) if divides_heads(model, t))
     whole = _formatted(request, RolloutLayout(tp=tp))
-    return rollout_weights(model, whole) >= ROOM * group.profile.usable_memory.value
+    return bool(rollout_weights(model, whole) >= ROOM * group.profile.usable_memory.value)
 
 
 def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -> bool:

@@ -4,14 +4,13 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import NamedTuple
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from rlhfsim.elementwise import Size
+from rlhfsim.elementwise import Size, alike
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
@@ -23,8 +22,8 @@ from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import exchange_spread
 from rlhfsim.rollout.decode import ENGINE_NAMES, Engine
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
-from rlhfsim.rollout.generation import Generation, Requests, generate
-from rlhfsim.rollout.schedule import first_to_finish
+from rlhfsim.rollout.generation import DecodeSteps, Engines, Generation, Requests, generations, kv_capacity
+from rlhfsim.rollout.schedule import first_to_finish, known_lengths
 from rlhfsim.rollout.steady_state import steady_state
 from rlhfsim.specs.frameworks.runs import engine_of, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -61,6 +60,16 @@ from rlhfsim.training.training import TrainedModel, micro_batches
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.endpoints import PoolPair
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
+
+Batch: TypeAlias = tuple[Requests, tuple[float, ...] | None]
+"""What engines are asked for at a time, and the response lengths that are drawn."""
+Job: TypeAlias = tuple[
+    tuple[Device, ModelSpec, Requests, tuple[float, ...] | None], RolloutLayout, float | None
+]
+"""A batch on a device, and the layout of its engines with the tokens that a replica holds."""
+MOST_KNOWN = 4096
+"""Generation batches from which on those that are known are forgotten."""
+_KNOWN: dict[Job, Generation] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +114,48 @@ class CallSetting:
 
 def generation_of(setting: CallSetting, kv_tokens: float | None) -> Generation | None:
     """The rollout stage with its environment; None where the algorithm or the placement has none."""
-    role = setting.placement.rollout
-    if role is None or not setting.workload.generates:
-        return None
-    if setting.workload.dynamic_sampling is not None:
-        return _generation_batches(setting, role, kv_tokens)
-    generation = _rollout(setting, role, kv_tokens, requests_of(setting), setting.drawn)
-    turns = turns_of(setting, kv_tokens)
-    return generation if turns is None else with_environment(generation, turns)
+    [generation] = generations_of([setting], [kv_tokens])
+    return generation
 
 
-def _generation_batches(setting: CallSetting, role: RolloutPlacement, kv_tokens: float | None) -> Generation:
-    """Batches until the step is full: as many as drawn, or those of the mean step."""
-    workload, asked, drawn = setting.workload, requests_of(setting), setting.drawn
+def generations_of(
+    settings: Sequence[CallSetting], kv_tokens: Sequence[float | None]
+) -> list[Generation | None]:
+    """The same of some settings, whose batches are priced together."""
+    batches = list(map(_batches, settings))
+    asked = zip(settings, kv_tokens, batches, strict=True)
+    priced = iter(_rollouts([(setting, held, batch) for setting, held, some in asked for batch in some]))
+    return [
+        _whole(setting, some, [next(priced) for _ in some])
+        for setting, some in zip(settings, batches, strict=True)
+    ]
+
+
+def _batches(setting: CallSetting) -> list[Batch]:
+    """What engines are asked for at a time: batches of dynamic sampling, or all of a step, then those that
+    take turns; nothing where the algorithm or the placement has no rollout."""
+    if setting.placement.rollout is None or not setting.workload.generates:
+        return []
+    asked, drawn = requests_of(setting), setting.drawn
+    if setting.workload.dynamic_sampling is None:
+        return [(asked, drawn), *_buffers(setting)]
     if drawn is None:
-        batches, count = [_rollout(setting, role, kv_tokens, asked, None)], workload.gen_batches
-    else:
-        parts = [drawn[i : i + asked.sequences] for i in range(0, len(drawn), asked.sequences)]
-        batches, count = [_rollout(setting, role, kv_tokens, asked, part) for part in parts], len(parts)
-    trained = stats(workload.response_len).mean * workload.num_sequences
-    return one_after_the_other(batches, count, sum(setting.trained) if setting.trained else trained)
+        return [(asked, drawn)]
+    return [(asked, drawn[i : i + asked.sequences]) for i in range(0, len(drawn), asked.sequences)]
+
+
+def _whole(setting: CallSetting, batches: Sequence[Batch], priced: Sequence[Generation]) -> Generation | None:
+    """The stage with its environment, or of batches until the step is full: as many as drawn, or those of the
+    mean step."""
+    workload = setting.workload
+    if not batches:
+        return None
+    if workload.dynamic_sampling is not None:
+        count = workload.gen_batches if setting.drawn is None else len(batches)
+        trained = stats(workload.response_len).mean * workload.num_sequences
+        return one_after_the_other(priced, count, sum(setting.trained) if setting.trained else trained)
+    turns = _turns(setting, batches[1:], priced[1:])
+    return priced[0] if turns is None else with_environment(priced[0], turns)
 
 
 def _in_lockstep(setting: CallSetting) -> bool:
@@ -136,39 +167,47 @@ def _in_lockstep(setting: CallSetting) -> bool:
 
 def turns_of(setting: CallSetting, kv_tokens: float | None) -> Turns | None:
     """Generation and environment by turns: the whole batch, or two halves that alternate."""
-    workload, role = setting.workload, setting.placement.rollout
-    if role is None or not workload.generates or not _in_lockstep(setting):
+    batches = _buffers(setting)
+    return _turns(setting, batches, _rollouts([(setting, kv_tokens, batch) for batch in batches]))
+
+
+def _buffers(setting: CallSetting) -> list[Batch]:
+    """The batches that take turns with the environment; none where none waits for another."""
+    workload = setting.workload
+    if setting.placement.rollout is None or not workload.generates or not _in_lockstep(setting):
+        return []
+    requests, twice = requests_of(setting), setting.placement.schedule.double_buffered
+    asked = [replace(requests, prompts=n) for n in halves(workload.prompts, twice)]
+    drawn = iter(setting.drawn or ())
+    return [(half, tuple(islice(drawn, half.sequences)) or None) for half in asked]
+
+
+def _turns(setting: CallSetting, batches: Sequence[Batch], priced: Sequence[Generation]) -> Turns | None:
+    environment = setting.workload.environment
+    if not batches or environment is None:
         return None
-    assert workload.environment is not None
-    drawn, requests = setting.drawn, requests_of(setting)
-    buffers, first = [], 0
-    parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
-    for prompts in parts:
-        last = first + prompts * workload.samples
-        lengths = None if drawn is None else drawn[first:last]
-        mine = replace(requests, prompts=prompts)
-        buffers.append(_rollout(setting, role, kv_tokens, mine, lengths).cost)
-        first = last
     return Turns(
-        buffers=tuple(buffers),
-        sequences=tuple(prompts * workload.samples for prompts in parts),
-        environment=workload.environment,
+        buffers=tuple(generation.cost for generation in priced),
+        sequences=tuple(requests.sequences for requests, _ in batches),
+        environment=environment,
     )
 
 
-def _rollout(
-    setting: CallSetting,
-    role: RolloutPlacement,
-    kv_tokens: float | None,
-    requests: Requests,
-    drawn: tuple[float, ...] | None,
-) -> Generation:
-    layout = _rollout_layout(role, kv_tokens)
-    device, model = setting.generator(role), setting.models.actor
-    priced = _generate(device, model, layout, requests, kv_tokens, drawn)
-    if role.layout.open_dispatcher or role.layout.speculation:
-        priced = replace(priced, cost=_widened(setting, role, priced.cost))
-    return priced.scaled(bias_of(setting, "actor.generate"))
+def _rollouts(asked: Sequence[tuple[CallSetting, float | None, Batch]]) -> list[Generation]:
+    """A batch on the engines of each setting, with what runs of its framework say."""
+    jobs, found = [], []
+    for setting, kv_tokens, (requests, drawn) in asked:
+        role = setting.placement.rollout
+        assert role is not None
+        engines = setting.generator(role), setting.models.actor, requests, drawn
+        jobs.append((engines, _rollout_layout(role, kv_tokens), kv_tokens))
+    for (setting, *_), priced in zip(asked, _generated(jobs), strict=True):
+        role = setting.placement.rollout
+        assert role is not None
+        if role.layout.open_dispatcher or role.layout.speculation:
+            priced = replace(priced, cost=_widened(setting, role, priced.cost))
+        found.append(priced.scaled(bias_of(setting, "actor.generate")))
+    return found
 
 
 def _widened(setting: CallSetting, role: RolloutPlacement, cost: Cost) -> Cost:
@@ -227,17 +266,22 @@ def continuous_cost(setting: CallSetting, kv_tokens: float | None) -> Cost | Non
     return answered_at_least(cost.scaled(bias_of(setting, "actor.generate")), setting.workload)
 
 
-@lru_cache(maxsize=4096)
-def _generate(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    requests: Requests,
-    kv_tokens: float | None,
-    drawn: tuple[float, ...] | None,
-) -> Generation:
-    lengths = None if drawn is None else np.asarray(drawn)
-    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
+def _generated(jobs: Sequence[Job]) -> list[Generation]:
+    """Each batch on its engines; those that are not known are priced together."""
+    if len(_KNOWN) >= MOST_KNOWN:
+        _KNOWN.clear()
+    new = [job for job in dict.fromkeys(jobs) if job not in _KNOWN]
+    known = {job: _KNOWN[job] for job in jobs if job in _KNOWN}
+    for (device, model, requests, drawn), rows in alike(job[0] for job in new):
+        lengths = None if drawn is None else known_lengths(requests, drawn)
+        steps = DecodeSteps(device, model, worker=True, adapters=requests.adapters)
+        some = [new[row] for row in rows.tolist()]
+        held = [kv_capacity(device, model, layout) if kv is None else kv for _, layout, kv in some]
+        engines = Engines(steps, requests, lengths)
+        priced = generations(engines, [layout for _, layout, _ in some], held)
+        known.update(zip(some, priced, strict=True))
+    _KNOWN.update(known)
+    return [known[job] for job in jobs]
 
 
 def steps_of(setting: CallSetting, call: Call, generation: Generation | None) -> list[Step]:
@@ -480,7 +524,7 @@ def _with_draft(setting: CallSetting) -> float:
         return 1.0
     model = setting.models.actor
     drafted = RolloutLayout(speculation=setting.workload.speculation)
-    return 1 + draft_weights(model, drafted) / (BF16 * model.num_params)
+    return 1 + float(draft_weights(model, drafted)) / (BF16 * model.num_params)
 
 
 def _around(setting: CallSetting, call: Call, role: AnyRolePlacement, cost: Cost) -> list[Step]:

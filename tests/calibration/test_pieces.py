@@ -35,11 +35,11 @@ def test_seconds_are_those_of_a_run_priced_for_the_first_time_to_the_last_bit() 
 def test_what_a_moved_coefficient_does_not_touch_is_not_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, priced = [], case()
     before = priced.seconds()
-    for name in ("generate", "forward", "TrainedModel", "sync"):
+    for name in ("generations", "forward", "TrainedModel", "sync"):
         inner = getattr(calls, name)
         monkeypatch.setattr(calls, name, lambda *a, n=name, f=inner, **k: (counted.append(n), f(*a, **k))[1])
     slower = priced.seconds({"rollout_step_overhead": 1.5 * PROFILE["rollout_step_overhead"]})
-    assert counted == ["generate"]
+    assert counted == ["generations"]
     assert slower["actor.generate"] > before["actor.generate"]
     counted.clear()
     assert (

@@ -91,14 +91,8 @@ def test_a_kernel_is_on_the_larger_of_its_two_roofs(device: Device) -> None:
     assert peak(device, "fp8") == H100.peak["fp8"].value
     assert peak(device, "fp4") == H100.peak["bf16"].value
     parts = on("network", 2.0) + on("nvlink", 3.0) + on("overhead", 4.0) + compute + read
-    assert parts.by_resource() == {"compute": 2, "hbm": 5, "nvlink": 3, "network": 2, "overhead": 4}
-    assert parts.scaled(2.0).by_resource() == {
-        "compute": 4,
-        "hbm": 10,
-        "nvlink": 6,
-        "network": 4,
-        "overhead": 8,
-    }
+    assert parts == (2, 5, 3, 2, 4)
+    assert parts.scaled(2.0) == (4, 10, 6, 4, 8)
     assert total(parts) == 16
 
 

@@ -58,7 +58,7 @@ def _fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = tuple(SECONDS["generate"] * (i + 1) / 64 for i in range(64))
     made = SimpleNamespace(cost=seconds(SECONDS["generate"]), finish=finish)
     made.scaled = {1.0: made}.__getitem__
-    monkeypatch.setattr(module, "_generate", lambda *a: made)
+    monkeypatch.setattr(module, "_generated", lambda jobs: [made for _ in jobs])
     monkeypatch.setattr(
         module, "steady_state", lambda *a, **k: SimpleNamespace(cost=seconds(SECONDS["refilled"]))
     )

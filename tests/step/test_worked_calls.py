@@ -161,11 +161,10 @@ def test_turns_share_the_drawn_lengths_in_order(double: bool) -> None:
     turns = calls.turns_of(at, 1e6)
     assert turns is not None
     assert turns.sequences == ((32, 32) if double else (64,))
-    role = at.placement.rollout
-    assert role is not None
     asked = calls.requests_of(at)
     parts = (drawn[:32], drawn[32:]) if double else (drawn,)
-    own = [calls._rollout(at, role, 1e6, replace(asked, prompts=len(p) // 4), p).cost.seconds for p in parts]
+    batches = [(replace(asked, prompts=len(p) // 4), p) for p in parts]
+    own = [calls._rollouts([(at, 1e6, batch)])[0].seconds for batch in batches]
     assert [cost.seconds for cost in turns.buffers] == pytest.approx(own)
     generation = calls.generation_of(at, 1e6)
     assert generation is not None

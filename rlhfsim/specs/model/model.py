@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rlhfsim.elementwise import Size, least
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
@@ -322,14 +323,14 @@ class ModelSpec(Hashed):
         """Bytes that one sequence keeps in recurrent layers, however long it is."""
         return self.num_recurrent_layers * self.recurrent.state_bytes if self.recurrent else 0.0
 
-    def kv_bytes_per_token_per_gpu(self, tp: int, bytes_per_element: float = 2) -> float:
+    def kv_bytes_per_token_per_gpu(self, tp: Size, bytes_per_element: float = 2) -> Size:
         """Bytes of KV cache per token on each of `tp` GPUs.
 
             GQA: kappa / min(t, g)      MLA: kappa, the latent is on every GPU
 
         Beyond g GPUs the key/value heads are replicated. Source: vLLM and Megatron sharding rules.
         """
-        shares = 1 if self.attention.kind == "mla" else min(tp, self.attention.num_kv_heads)
+        shares = 1 if self.attention.kind == "mla" else least(tp, self.attention.num_kv_heads)
         return self.kv_bytes_per_token(bytes_per_element) / shares
 
     def kv_bytes(self, context: int, bytes_per_element: float = 2) -> float:

@@ -143,9 +143,26 @@ class EngineLayout(Hashed):
     pp: int
     dp: int
     attention_dp: int
+    dispatcher: Dispatcher | None
+    cuda_graphs: bool
     precision: str
     bf16_attention: bool
     bf16_layers: int
+    speculation: Speculation | None
+
+    @property
+    def captured(self) -> bool:
+        """Whether decode steps are CUDA graphs.
+
+        DeepEP's normal kernels cannot be captured: the host waits for their counts. vLLM and SGLang then turn
+        graphs off.
+        """
+        return self.cuda_graphs and self.dispatcher != "deepep"
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gets in a step of the engine, on average."""
+        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
     def attention_precision(self) -> str:
@@ -240,23 +257,9 @@ class RolloutLayout(EngineLayout):
             )
 
     @property
-    def captured(self) -> bool:
-        """Whether decode steps are CUDA graphs.
-
-        DeepEP's normal kernels cannot be captured: the host waits for their counts. vLLM and SGLang then turn
-        graphs off.
-        """
-        return self.cuda_graphs and self.dispatcher != "deepep"
-
-    @property
     def open_dispatcher(self) -> bool:
         """Whether tokens reach experts in a way that is not said."""
         return self.dispatcher is None and self.attention_dp > 1 and self.ep == self.tp * self.attention_dp
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a sequence gets in a step of the engine, on average."""
-        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
     def label(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -83,31 +83,67 @@ AnyLayout: TypeAlias = Layout | Layouts
 """A layout, or columns of them: the same formulas price both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLayouts(EngineLayout):
-    """Fields of rollout layouts that store weights in one format: arrays with an entry a layout, and what
-    all of them share."""
+    """Fields of rollout layouts: degrees and limits as arrays with an entry a layout, of the others what all
+    of them share, or an array of objects."""
 
     tp: Any
     pp: Any
     dp: Any
+    prefill: Any
     ep: Any
+    engine: Any
     attention_dp: Any
-    precision: str
-    bf16_attention: bool
-    bf16_layers: int
+    dispatcher: Any
+    max_num_seqs: Any
+    memory_utilization: Any
+    max_batched_tokens: Any
+    cuda_graphs: Any
+    precision: Any
+    bf16_attention: Any
+    bf16_layers: Any
+    kv_precision: Any
+    speculation: Any
+
+    def over(self, axes: int) -> RolloutLayouts:
+        """Columns that broadcast against a grid of so many axes."""
+        shape = -1, *(1,) * axes
+        return replace(self, **{name: getattr(self, name).reshape(shape) for name in NUMBERS})
 
 
-DEGREES, FORMAT = ("tp", "pp", "dp", "ep", "attention_dp"), ("precision", "bf16_attention", "bf16_layers")
-format_of = attrgetter(*FORMAT)
+NUMBERS = (
+    *("tp", "pp", "dp", "prefill", "ep", "attention_dp"),
+    *("max_num_seqs", "memory_utilization", "max_batched_tokens"),
+)
+"""Fields of a rollout layout that are arrays in columns."""
+_ROLLOUT = tuple(field.name for field in fields(RolloutLayout))
+_rollout_row_of = attrgetter(*_ROLLOUT)
+format_of = attrgetter("precision", "bf16_attention", "bf16_layers")
 """What a rollout layout stores weights in."""
+kind_of = attrgetter(*(name for name in _ROLLOUT if name not in NUMBERS))
+"""What picks the formulas that price a rollout layout."""
+AnyRolloutLayout: TypeAlias = RolloutLayout | RolloutLayouts
+
+
+class RolloutRoles(NamedTuple):
+    """Rollouts as columns, as `RolloutPlacement`."""
+
+    layout: RolloutLayouts
+    sleep_level: Any
+    residency: Any
 
 
 def rollout_columns_of(layouts: Sequence[RolloutLayout]) -> RolloutLayouts:
-    """The columns of some rollout layouts, at least one, that store weights in one format."""
-    columns: dict[str, Any] = {name: getattr(layouts[0], name) for name in FORMAT}
-    columns |= {name: np.array([getattr(layout, name) for layout in layouts]) for name in DEGREES}
-    return RolloutLayouts(**columns)
+    """The columns of some rollout layouts, at least one."""
+    columns = dict(zip(_ROLLOUT, zip(*map(_rollout_row_of, layouts), strict=True), strict=True))
+    arrays = {name: np.array(columns.pop(name)) for name in NUMBERS}
+    return RolloutLayouts(**arrays, **{name: _shared(values) for name, values in columns.items()})
+
+
+def _shared(values: Sequence[Any]) -> Any:
+    """The value of all, or an array of objects."""
+    return values[0] if values.count(values[0]) == len(values) else _objects(values)
 
 
 def columns_of(layouts: Iterable[Layout]) -> Layouts:
@@ -123,8 +159,10 @@ def all_of(parts: Sequence[Layouts]) -> Layouts:
 
 def array_of(name: str, values: Sequence[Any]) -> Any:
     """Values of a field as the column that `Layouts` has of it."""
-    if name not in _OBJECTS:
-        return np.array([value or 0 for value in values])
+    return _objects(values) if name in _OBJECTS else np.array([value or 0 for value in values])
+
+
+def _objects(values: Sequence[Any]) -> Any:
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found

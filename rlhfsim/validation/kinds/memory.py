@@ -202,7 +202,7 @@ def _kv_tokens(row: Row) -> Outcome:
             non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0),
             graphs=graphs,
         )
-        return got.tokens
+        return float(got.tokens)
 
     sampler, base, state, graphs = (
         profile.coefficient(name)
