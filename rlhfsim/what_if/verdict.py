@@ -17,6 +17,7 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.fixed_layouts import check_layout, pool_sizes
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions, roles_of, splits
+from rlhfsim.specs.frameworks.features import APART
 from rlhfsim.specs.frameworks.refusal import not_run
 from rlhfsim.specs.frameworks.runs import ANY, LENDS, OWN, Lacks, Runs, frameworks, runs_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -95,7 +96,8 @@ def _lacks(request: Request, models: Models) -> Lacks | None:
     """The first thing that is asked for and that the framework does not run."""
     assert request.runs is not None
     fixed = (ASKED.get(x.text.removeprefix(f"{x.role}.")) for x in request.limits)
-    named = [*filter(None, fixed), *[LENDS] * ("lend" in request.switches)]
+    apart = bool(request.fix.get("rollout", {}).get("prefill"))
+    named = [*filter(None, fixed), *[LENDS] * ("lend" in request.switches), *[APART] * apart]
     found = (lacks for name in named if (lacks := request.runs.lacks_feature(name)))
     return (
         next(found, None)

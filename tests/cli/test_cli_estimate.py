@@ -185,6 +185,13 @@ def test_a_layout_that_cannot_exist_names_the_rule(layout: str, code: str, words
     assert error.help
 
 
+def test_prefill_apart_is_refused_where_the_framework_does_not_run_it() -> None:
+    agent = ("--gpus", "16", "--model", "8b", "--algorithm", "grpo", "--rollout", "tp=2,prefill=1")
+    error = refused(*agent, "--framework", "nemo-rl")
+    assert error.message == "NeMo-RL does not run prefill apart from decode"
+    assert "--framework verl" in str(error.help)
+
+
 def test_degrees_that_do_not_divide_the_pool_are_refused() -> None:
     nodes = ("--gpus", "32", "--model", "70b", "--backend", "megatron", "--architecture", "naive")
     error = refused(*nodes, "--framework", "any", "--actor", "tp=4,pp=5")
