@@ -1041,6 +1041,8 @@ def test_slots_of_sequences_of_unequal_age() -> None:
     starts = start_steps(np.tile([3.0, 1.0, 2.0, 5.0, 1.0], (6, 1)), 2)
     assert starts.tolist() == [[0, 0, 1, 3, 3]] * 6
     assert start_steps(np.array([[3.0, 1.0, 2.0, 5.0, 1.0]]), 2).tolist() == [[0, 0, 1, 3, 3]]
+    equal = np.array([[3.0, 3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 0.0, 0.0], [3.0, 3.0, 0.0, 0.0, 0.0]])
+    assert start_steps(equal, 2).tolist() == [[0, 0, 3, 3, 6], [0, 0, 3, 3, 3], [0, 0, 3, 3, 3]]
 
 
 def test_an_engine_waits_for_its_longest_response_within_the_staleness(device: Device) -> None:
