@@ -247,7 +247,8 @@ def start_steps(lengths: Floats, slots: int) -> Floats:
     """When each sequence of each replica starts, steps: in the order given, as slots fall free."""
     replicas, count = lengths.shape
     real, longest = lengths > 0, lengths.max(initial=0.0)
-    if (lengths[real] == longest).all():  # wave by wave; what pads a replica starts as its last one ends
+    whole = float(longest).is_integer()  # so that a wave begins exactly where the one before it ends
+    if whole and (lengths[real] == longest).all():  # what pads a replica starts as its last one ends
         before = np.minimum(np.arange(count), real.sum(axis=1, keepdims=True))
         return np.asarray(before // slots * longest)
     starts = np.zeros((replicas, count))

@@ -243,6 +243,7 @@ def _together(
     if engines.requests.environment is not None:
         delays = map(engines.waiting, layouts, capacities, plans, tables)
         plans, waiting = map(list, zip(*delays, strict=True))
+        tables = step_tables(engines.steps, layouts, [float(plan.slots) for plan in plans], reach)
     first = _first(engines, layouts, plans)
     stages = [
         RolloutStage(*each).cut_off()

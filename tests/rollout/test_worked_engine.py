@@ -29,7 +29,7 @@ from rlhfsim.rollout import (
 )
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
-from rlhfsim.rollout.continuous_batching import start_steps, tabulate
+from rlhfsim.rollout.continuous_batching import continuous_timeline, start_steps, tabulate
 from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, gemm, kernel, on, peak, weight_only
 from rlhfsim.rollout.oversampling import aborted
 from rlhfsim.rollout.prefill import Terms, output_time
@@ -1043,6 +1043,9 @@ def test_slots_of_sequences_of_unequal_age() -> None:
     assert start_steps(np.array([[3.0, 1.0, 2.0, 5.0, 1.0]]), 2).tolist() == [[0, 0, 1, 3, 3]]
     equal = np.array([[3.0, 3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 0.0, 0.0], [3.0, 3.0, 0.0, 0.0, 0.0]])
     assert start_steps(equal, 2).tolist() == [[0, 0, 3, 3, 6], [0, 0, 3, 3, 3], [0, 0, 3, 3, 3]]
+    late = np.full((2, 40), 0.1)
+    assert (start_steps(late, 2)[:, 2:] == (start_steps(late, 2) + late)[:, :-2]).all()
+    assert (continuous_timeline(late, 2, 28.0).running == 2).all()
 
 
 def test_an_engine_waits_for_its_longest_response_within_the_staleness(device: Device) -> None:
