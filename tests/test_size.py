@@ -28,7 +28,7 @@ BUDGET = {
     "rlhfsim/kernels": 12760,
     "rlhfsim/memory": 23500,
     "rlhfsim/present": 86660,
-    "rlhfsim/rollout": 19490,
+    "rlhfsim/rollout": 19520,
     "rlhfsim/search": 62920,
     "rlhfsim/simulation": 25120,
     "rlhfsim/specs": 56240,
