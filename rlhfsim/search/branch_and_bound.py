@@ -64,11 +64,12 @@ UNPROVEN_WORK = 10_000
 OPENING = 500
 """Options whose prices take as long as opening a skeleton."""
 ROLLOUT_OPENING = 100
-"""The same of one whose rollout alone is looked at."""
-LOOKED_AT = 1_000_000
+"""The same (1 ms) of one whose rollout alone is looked at."""
+TOGETHER = 1_000_000
 """Combinations of all pools of a skeleton that a quick look puts together."""
-REFUSED = 200
-"""Options whose prices take as long as the ledger of a plan that may not run."""
+REFUSED, STALE = 200, 1_500
+"""Options whose prices take as long (12 us each) as the ledger of a plan that may not run, and as the
+simulation of one with stale samples."""
 SMALL = 64
 """GPUs of a pool up to which its options are so few that all roles are priced at once, on all cores."""
 SIMPLEST = 4
@@ -281,10 +282,10 @@ class Search:
 
     def _look(self, skeleton: Skeleton) -> None:
         """The first plan of a skeleton that runs, of a beam through its pools: as many combinations of each
-        as make `LOOKED_AT`."""
+        as make `TOGETHER`."""
         pools = self._pools(skeleton)
         if len(pools[-1]):
-            self._simulate(skeleton, [pool.only(round(LOOKED_AT ** (1 / len(pools)))) for pool in pools])
+            self._simulate(skeleton, [pool.only(round(TOGETHER ** (1 / len(pools)))) for pool in pools])
 
     def _meet_one(self, branches: Sequence[Branch], work: float | None) -> None:
         """The first plan that a warm start or a proof meets, however long that takes; nothing is counted.
@@ -537,6 +538,8 @@ class Search:
             self._seen[placement] = judged(self.request, self.models, placement, cutoff=limit, steps=steps)
             if self._seen[placement] is None:
                 clock.spend(REFUSED)
+            elif placement.schedule.asynchronous:
+                clock.spend(STALE)
         candidate = self._seen[placement]
         label, wanted = placement.architecture, self.request.architecture
         if label in self.request.left_out or wanted not in (None, label):

@@ -36,10 +36,12 @@ ROWS = 20_000
 class PoolSizes:
     """One pool of a partition on every number of GPUs that it may have."""
 
-    def __init__(self, subproblems: Subproblems, partition: Partition, index: int, sizes: Ints) -> None:
-        """`sizes`: (n,) GPUs of the pool in each skeleton."""
+    def __init__(
+        self, subproblems: Subproblems, partition: Partition, index: int, sizes: tuple[Ints, Ints]
+    ) -> None:
+        """`sizes`: distinct numbers of GPUs of the pool, and (n,) which of them it has in each skeleton."""
         self._subproblems, self._partition, self._index = subproblems, partition, index
-        gpus, self.at = np.unique(sizes, return_inverse=True)
+        gpus, self.at = sizes
         self.gpus: list[int] = gpus.tolist()
         self._places: dict[PriceKey, list[int]] = {}
         """Numbers of GPUs for which a role is priced, by their place."""
@@ -93,11 +95,17 @@ class PoolSizes:
 class Bounds:
     """The skeletons of a partition, whatever its weight path, with what no plan of each goes below."""
 
-    def __init__(self, request: Request, subproblems: Subproblems, partition: Partition, sizes: Ints) -> None:
-        """Roles that are not priced have their floors in the bounds."""
+    def __init__(
+        self,
+        request: Request,
+        subproblems: Subproblems,
+        partition: Partition,
+        sizes: Ints,
+        each: Sequence[tuple[Ints, Ints]],
+    ) -> None:
+        """Roles that are not priced have their floors in the bounds. `each`: the sizes of each pool."""
         self._request, self._partition, self.sizes = request, partition, sizes
-        pools = range(len(partition.groups))
-        self.pools = [PoolSizes(subproblems, partition, i, sizes[:, i]) for i in pools]
+        self.pools = [PoolSizes(subproblems, partition, i, own) for i, own in enumerate(each)]
         self.bound = np.zeros(len(sizes))
         self.priced = np.zeros(len(sizes), dtype=np.bool_)
         self._stale = np.ones(len(sizes), dtype=np.bool_)
@@ -213,12 +221,16 @@ def bounded(
 ) -> list[Branch]:
     """Every partition with its splits."""
     known: dict[tuple[object, ...], Branch] = {}
+    pools: dict[tuple[object, ...], list[tuple[Ints, Ints]]] = {}
     branches = []
     for partition, rows in zip(wanted, sizes, strict=True):
         if len(rows):
-            name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
+            shape = partition.groups, partition.hardware  # schedules share their splits
+            if shape not in pools:
+                pools[shape] = [np.unique(column, return_inverse=True) for column in rows.T]
+            name = *shape, partition.schedule, partition.adapters_only
             if name not in known:
-                bounds = Bounds(request, subproblems, partition, rows)
+                bounds = Bounds(request, subproblems, partition, rows, pools[shape])
                 known[name] = Branch(partition=partition, bounds=bounds)
             branches.append(replace(known[name], partition=partition))
     return branches
@@ -375,10 +387,11 @@ class Queue:
     def rest(self, limit: float) -> tuple[int, float]:
         """Plans of those that were not taken, with bounds up to `limit`, and the least of these bounds."""
         order, bound = self._order(limit), self._bounds()
-        owner = self._owner[order]
-        counts = {b.bounds: np.array(list(b.bounds.fitting()), object) for b in self._branches}
-        rows = [(self._branches[i], self._row[order[owner == i]]) for i in np.unique(owner).tolist()]
-        return sum(counts[b.bounds][of].sum() for b, of in rows), float(bound[order].min(initial=inf))
+        owner, rows = self._owner[order], dict[Bounds, list[Ints]]()
+        for i in np.unique(owner).tolist():
+            rows.setdefault(self._branches[i].bounds, []).append(self._row[order[owner == i]])
+        counts = (np.array(list(of.fitting()), object)[np.concatenate(some)] for of, some in rows.items())
+        return sum(each.sum() for each in counts), float(bound[order].min(initial=inf))
 
     def _order(self, limit: float) -> Ints:
         for branch in self._branches:

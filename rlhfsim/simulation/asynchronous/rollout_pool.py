@@ -124,6 +124,13 @@ class RolloutPool:
             replica.closed = replica in self.borrowed
         self.pull_all()
 
+    def release(self) -> None:
+        """Lets go of all samples: processes of a clock that has stopped still hold the pool, in a circle."""
+        self.replicas.clear()
+        self.groups.clear()
+        self._events.clear()
+        self._batch_lengths, self._again = [], deque()
+
     # --- lent replicas --------------------------------------------------------------------------------
 
     @property

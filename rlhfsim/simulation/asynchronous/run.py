@@ -100,6 +100,8 @@ def _ran(setting: CallSetting, asked: SteadyRun, *, lends: bool) -> Simulated:
         simulator.memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
     found = _simulated(run, usual, asked.seed, pool.rejected_tokens if pool else 0.0)
+    if pool is not None:
+        pool.release()
     if isinstance(ways, OneStepOff) or found.staleness is None:
         return found
     return replace(found, staleness=replace(found.staleness, lent=ways.lent_s / simulator.env.now))
