@@ -31,6 +31,7 @@ SMALL: dict[str, str] = {
     "sandbox_speed": "--seconds 0.2 --workers 1",
     "search_speed": "--runs 1 --no-growth",
     "simulation_speed": "--repeats 1",
+    "slower_learners": "--points 12",
     "start_up": "--iterations 2",
     "step_loop_speed": "--repeats 1",
     "transport_speed": "--gib 0.01 --bucket-mib 4 --repeats 1",

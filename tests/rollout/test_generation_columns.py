@@ -106,6 +106,21 @@ def test_so_do_stages_that_are_cut_off_that_wait_and_whose_prompts_are_prefilled
     assert together == [generate(other, model, layout, requests, kv_tokens=2e5) for layout in layouts]
 
 
+def test_a_table_holds_what_runs_at_a_time_where_an_environment_makes_lengths_more_even() -> None:
+    slow = Environment(turns=2, seconds_per_turn=200, workers=1000, sigma=0.2)
+    requests = replace(asked(environment=slow), prompts=96, response_lengths=Fixed(value=500))
+    model, layouts = resolve_model("qwen2.5-7b"), [RolloutLayout(tp=tp, dp=16) for tp in (1, 2)]
+    engines = Engines(DecodeSteps(device(), model), requests)
+    alone = engines.schedule(layouts[0], 9700.0)
+    [table] = step_tables(engines.steps, layouts[:1], [float(alone.slots)], alone.prompt + alone.longest)
+    late, _ = engines.waiting(layouts[0], 9700.0, alone, table)
+    assert late.slots > table.sequences[-1] >= alone.slots
+    held = [9700.0, 2e5]  # the second has a longer table, which stands behind that of the first
+    together, other = generations(engines, layouts, held), replace(device())
+    for layout, kv_tokens, found in zip(layouts, held, together, strict=True):
+        assert found == generate(other, model, layout, requests, kv_tokens=kv_tokens)
+
+
 def test_a_table_of_several_replicas_reads_as_each_of_theirs() -> None:
     model, layouts = resolve_model("qwen3-30b-a3b"), SPARSE[:4]
     tables = step_tables(DecodeSteps(device(), model), layouts, [40.0, 300.0, 20.0, 64.0], 5000.0)
