@@ -107,15 +107,15 @@ def test_so_do_stages_that_are_cut_off_that_wait_and_whose_prompts_are_prefilled
 
 
 def test_a_table_holds_what_runs_at_a_time_where_an_environment_makes_lengths_more_even() -> None:
-    slow = Environment(turns=2, seconds_per_turn=200, workers=1000, sigma=0.2)
-    requests = replace(asked(environment=slow), prompts=96, response_lengths=Fixed(value=500))
+    slow = Environment(turns=4, seconds_per_turn=5, workers=1000, sigma=1.0)
+    requests = replace(asked(environment=slow), prompts=96)
+    requests = replace(requests, prompt_lengths=Fixed(value=512), response_lengths=Fixed(value=500))
     model, layouts = resolve_model("qwen2.5-7b"), [RolloutLayout(tp=tp, dp=16) for tp in (1, 2)]
-    engines = Engines(DecodeSteps(device(), model), requests)
-    alone = engines.schedule(layouts[0], 9700.0)
-    [table] = step_tables(engines.steps, layouts[:1], [float(alone.slots)], alone.prompt + alone.longest)
-    late, _ = engines.waiting(layouts[0], 9700.0, alone, table)
-    assert late.slots > table.sequences[-1] >= alone.slots
-    held = [9700.0, 2e5]  # the second has a longer table, which stands behind that of the first
+    engines, held = Engines(DecodeSteps(device(), model), requests), [15050.0, 2e5]
+    even = engines.schedule(layouts[0], held[0])
+    [table] = step_tables(engines.steps, layouts[:1], [float(even.slots)], even.prompt + even.longest)
+    late, _ = engines.waiting(layouts[0], held[0], even, table)
+    assert late.slots > table.sequences[-1] >= even.slots
     together, other = generations(engines, layouts, held), replace(device())
     for layout, kv_tokens, found in zip(layouts, held, together, strict=True):
         assert found == generate(other, model, layout, requests, kv_tokens=kv_tokens)
