@@ -64,8 +64,8 @@ class StepTable:
         return dict(zip(RESOURCES, seconds, strict=True))
 
     def rows(self, rows: slice) -> StepTable:
-        """Some rows of the arrays, on the first points of the grid of n."""
-        seconds, slope, integral = (a[:, rows].copy() for a in (self.seconds, self.slope, self.integral))
+        """A view of some rows of the arrays, on the first points of the grid of n."""
+        seconds, slope, integral = (a[:, rows] for a in (self.seconds, self.slope, self.integral))
         grid = self.sequences[: seconds.shape[1]]
         return replace(self, sequences=grid, seconds=seconds, slope=slope, integral=integral)
 

@@ -263,6 +263,8 @@ def fit_alone(subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequ
 
 AHEAD = 4
 """Skeletons of which a role is priced in one go, those with the least bounds."""
+SORTED = 4_000
+"""Skeletons that are put in order at a time."""
 CHEAPEST = (*GENERATING, *reversed(MODELS))
 """Order in which the roles of a skeleton are priced: a rollout has no floor, trained roles most options."""
 
@@ -359,52 +361,67 @@ class Queue:
     def __init__(self, frontier: Frontier, branches: Sequence[Branch]) -> None:
         """None of them was taken yet."""
         self._frontier, self._branches = frontier, branches
-        sizes = [len(branch.sizes) for branch in branches]
-        self._owner = np.repeat(np.arange(len(branches)), sizes)
-        self._row = np.concatenate([np.arange(0), *(np.arange(size) for size in sizes)])
-        self._left = np.ones(len(self._row), dtype=np.bool_)
+        self._starts = np.cumsum([0, *(len(branch.sizes) for branch in branches)])
+        """Of each branch among all skeletons, and the end."""
+        self._left = np.ones(len(self), dtype=np.bool_)
 
     def __len__(self) -> int:
-        return len(self._row)
+        return int(self._starts[-1])
 
     def up_to(self, limit: Callable[[], float]) -> Iterator[Entry]:
         """Takes one after the other while their bounds are not above `limit`; roles of each are priced before
         while there is time."""
-        while len(order := self._order(limit())):
-            bound, timely = self._bounds(), True
+        while True:
+            order, bound = self._first(limit())
+            if not len(order):
+                return
+            timely = True
             for place, index in enumerate(order.tolist()):
-                if bound[index] > limit():
+                if bound[place] > limit():
                     return
-                entry = self._entry(index, bound)
-                if not entry.priced and timely:
-                    ahead = (self._entry(i, bound) for i in order[place:].tolist())
-                    timely = self._frontier.price_more([e for e, _ in zip(ahead, range(AHEAD), strict=False)])
+                ahead = slice(place, place + AHEAD)
+                entries = list(map(self._entry, order[ahead].tolist(), bound[ahead].tolist()))
+                if not entries[0].priced and timely:
+                    timely = self._frontier.price_more(entries)
                     if timely:
                         break  # bounds have risen
                 self._left[index] = False
-                yield entry
+                yield entries[0]
 
     def rest(self, limit: float) -> tuple[int, float]:
         """Plans of those that were not taken, with bounds up to `limit`, and the least of these bounds."""
-        order, bound = self._order(limit), self._bounds()
-        owner, rows = self._owner[order], dict[Bounds, list[Ints]]()
-        for i in np.unique(owner).tolist():
-            rows.setdefault(self._branches[i].bounds, []).append(self._row[order[owner == i]])
-        counts = (np.array(list(of.fitting()), object)[np.concatenate(some)] for of, some in rows.items())
-        return sum(each.sum() for each in counts), float(bound[order].min(initial=inf))
+        rows: dict[Bounds, list[Ints]] = {}
+        for branch, some in zip(self._branches, self._within(limit), strict=True):
+            rows.setdefault(branch.bounds, []).append(some)
+        taken = {bounds: np.concatenate(some) for bounds, some in rows.items()}
+        counts = (np.array(list(of.fitting()), object)[some].sum() for of, some in taken.items())
+        return sum(counts), float(min(of.bound[some].min(initial=inf) for of, some in taken.items()))
 
-    def _order(self, limit: float) -> Ints:
+    def _first(self, limit: float) -> tuple[Ints, Floats]:
+        """Those left with bounds up to `limit`, the least first: `SORTED` of them, and all like the last."""
+        each = self._within(limit)
+        known = zip(self._branches, each, strict=True)
+        bound = np.concatenate([np.empty(0), *(branch.bound[rows] for branch, rows in known)])
+        left = np.concatenate([np.arange(0), *map(np.add, self._starts.tolist(), each)])
+        if len(left) > SORTED:
+            first = bound <= np.partition(bound, SORTED)[SORTED]
+            left, bound = left[first], bound[first]
+        rows = np.argsort(bound, kind="stable")
+        return left[rows], bound[rows]
+
+    def _within(self, limit: float) -> list[Ints]:
+        """Rows of each branch that are left, with bounds up to `limit`."""
         for branch in self._branches:
             branch.bounds.raise_up_to(limit)
-        bound = self._bounds()
-        left = np.flatnonzero(self._left & (bound <= limit) & (bound < inf))
-        return left[np.argsort(bound[left], kind="stable")]
+        left = np.split(self._left, self._starts[1:])  # and what is behind the last
+        return [
+            np.flatnonzero(own & (branch.bound <= limit) & (branch.bound < inf))
+            for branch, own in zip(self._branches, left, strict=False)
+        ]
 
-    def _bounds(self) -> Floats:
-        return np.concatenate([np.empty(0), *(branch.bound for branch in self._branches)])
-
-    def _entry(self, index: int, bound: Floats) -> Entry:
-        return Entry(float(bound[index]), self._branches[self._owner[index]], int(self._row[index]))
+    def _entry(self, index: int, bound: float) -> Entry:
+        branch = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return Entry(bound, self._branches[branch], index - int(self._starts[branch]))
 
 
 def fitting_of(entries: Sequence[Entry]) -> int:

@@ -300,31 +300,43 @@ class _Merge:
         self.rows, self.numbers, self.held = rows[best], numbers.only(best), held[best]
 
     def _merged(self, part: Combinations, place: int) -> Iterator[Combinations]:
-        """With one role more, in batches of about `BATCH`; with a beam, the best alone."""
+        """With one role more, in batches of about `BATCH`; where some alone go on, those."""
+        order, most = self.order[: place + 1], self.beam or BATCH
+        some = self.quick or self.beam is not None
         blocks: list[Combinations] = []
         bounds: list[Floats] = []
         for block, bound in self._blocks(part, place):
             blocks.append(block)
             bounds.append(bound)
-            size = sum(map(len, blocks))
-            if self.beam is not None and size > self.beam:
-                best = np.argsort(np.concatenate(bounds), kind="stable")[: self.beam]
-                blocks, bounds = [together(blocks).only(best)], [np.concatenate(bounds)[best]]
-            elif self.beam is None and not self.quick and size > BATCH:
-                yield together(blocks)
+            if sum(map(len, blocks)) <= most:
+                continue
+            whole, bound = together(blocks), np.concatenate(bounds)
+            if some:
+                first = self._first(whole.rows, bound, order)
+                blocks, bounds = [whole.only(first)], [bound[first]]
+                most = max(most, 2 * len(first))
+            else:
+                yield whole
                 blocks, bounds = [], []
         if not blocks:
             return
         whole = together(blocks)
-        if self.quick:
-            classes = self._classes(whole.rows, self.order[: place + 1])
-            whole = whole.only(_first_of_each(classes, np.concatenate(bounds)))
-        elif self.beam is None and place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
-            best = self._lean(whole, self.order[: place + 1])
+        if some:
+            whole = whole.only(self._first(whole.rows, np.concatenate(bounds), order))
+        elif place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
+            best = self._lean(whole, order)
             followed = prod(map(len, self.roles[place + 1 :]))
             self.counts["dominated"] += followed * (len(whole) - len(best))
             whole = whole.only(best)
         yield whole
+
+    def _first(self, rows: Ints, bound: Floats, order: Sequence[int]) -> Ints:
+        """Those that go on where not all do: with the least bounds of each class, or of all."""
+        if self.beam is None:
+            return _first_of_each(self._classes(rows, order), bound)
+        return (
+            np.argsort(bound, kind="stable")[: self.beam] if len(bound) > self.beam else np.arange(len(bound))
+        )
 
     def _blocks(self, part: Combinations, place: int) -> Iterator[tuple[Combinations, Floats]]:
         """What may still win and may still fit, with its bound, about `CHUNK` combinations at a time."""

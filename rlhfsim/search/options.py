@@ -171,7 +171,9 @@ class OptionTable:
         return np.asarray(waits, dtype=np.int64)
 
     def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """The same as `sums`, computed once, for many pools."""
+        """The same as `sums`, for many pools: computed once, and put into rows again where these are few."""
+        if len(self.bytes) <= FEW_ROWS:
+            return self.sums(profile, sync, with_actor=with_actor)
         generates = self.key.role == "rollout"
         sync = sync if generates or self.key.role == "actor" else NO_SYNC
         name = DeviceKey(profile), sync, with_actor and generates
