@@ -404,7 +404,7 @@ def _gathered(kind: RoleKind, layout: Layout, part: memory.Shard, plain: float |
 
 def _standing(kind: RoleKind, layout: Layout, part: memory.Shard) -> _Standing:
     """States and buffers of a role on GPUs with the elements of `part`, under layouts that are alike
-    (`_alike`)."""
+    (`states.cut_alike`)."""
     backend, software, fp32_sums = kind.backend, kind.software, _fp32_sums(kind)
     reduced = software.reduce_bytes or FP32
     plain = software.plain(layout, trained=kind.trained)
@@ -452,7 +452,7 @@ def _stood_each(kind: RoleKind, cuts: tuple[Cut, ...], stage: Stage) -> NDArray[
     sizes = np.zeros((len(States._fields) + len(OWN) + 1, len(cuts)))
     parted, of = numbered(map(_parted, cuts))
     parts = memory.stacked([_part(kind, stage if part[1] > 1 else "only", part) for part in parted])
-    for _, rows in alike(_alike(kind, *cut) for cut in cuts):
+    for _, rows in alike(memory.cut_alike(kind.lora is not None, *cut) for cut in cuts):
         layout = Layout(**dict(zip(memory.CUT, cuts[rows[0]], strict=True)))
         held = _standing(kind, layout, parts.only(np.array(of)[rows]))
         for row, size in zip(sizes, (*held.states, *held[1:-1]), strict=False):
@@ -473,11 +473,6 @@ def _part(kind: RoleKind, stage: Stage, cut: memory.Parted) -> Shard:
     layer = memory.shard_of(draft, kind.backend, "only", (tp, 1, *rest))
     dense = part.dense + layer.dense - layer.root + own_params(kind.model, kind.draft) / tp
     return replace(part, dense=dense, expert=part.expert + layer.expert)
-
-
-def _alike(kind: RoleKind, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int, *rest: Any) -> object:
-    """What of a cut decides, besides the elements of a GPU, what stands there; tp and pp cut adapters too."""
-    return rest, dp * cp == 1, kind.lora is not None and (tp, pp)
 
 
 def _training(standing: _Standing, backward: Activations, waste: float) -> Extra:

@@ -117,14 +117,19 @@ Parted = tuple[int, int, int, int, int, int, int | None]
 parted = attrgetter(*PARTED)
 
 
-def stages(layout: Layout) -> tuple[Stage, ...]:
+def stages(pp: int) -> tuple[Stage, ...]:
     """The stages whose memory decides: the first keeps most micro-batches, the last the logits."""
-    return ("only",) if layout.pp == 1 else ("first", "last")
+    return ("only",) if pp == 1 else ("first", "last")
 
 
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
     return shard_of(model, backend, stage, parted(layout))
+
+
+def cut_alike(adapted: bool, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int, *rest: Any) -> object:
+    """What of a `CUT` decides the states of a role beside its elements; tp and pp cut adapters too."""
+    return rest, dp * cp == 1, adapted and (tp, pp)
 
 
 @lru_cache(maxsize=65536)

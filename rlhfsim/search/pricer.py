@@ -18,7 +18,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, Rows, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.states import CUT, PASSED, cut
+from rlhfsim.memory.states import CUT, PASSED
 from rlhfsim.rollout.generation import FINISH_POINTS, Generation
 from rlhfsim.search import clock
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -46,7 +46,14 @@ from rlhfsim.simulation.asynchronous.priced_rollout import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts, RolloutRoles, kind_of, rollout_columns_of
+from rlhfsim.specs.placement.layout_columns import (
+    FIELDS,
+    Layouts,
+    ManyRoles,
+    RolloutRoles,
+    kind_of,
+    rollout_columns_of,
+)
 from rlhfsim.specs.placement.placement import (
     AnyRolePlacement,
     Placement,
@@ -360,19 +367,24 @@ class Pricer:
         device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
         apart = np.flatnonzero(roles.frees)
-        first, places = groups(roles.rest[apart], *roles.layouts.only(roles.layout[apart]).columns(CUT))
-        movers = [roles[row] for row in apart[first].tolist()]
+        cuts = [column[roles.layout[apart]] for column in roles.layouts.columns(CUT)]
+        first, places = groups(roles.rest[apart], *cuts)
+        rests = [roles.rests[rest] for rest in roles.rest[apart[first]].tolist()]
+        movers = list(zip(rests, *(column[first].tolist() for column in cuts), strict=True))
         for call in self.calls_of(key.role):
             train = call.kind == "train"
             load, run, unload = times.of_call(train=train)
             run[:] = self._seconds(key, call, roles.layouts)[roles.layout]
             moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
-            for role in movers:
-                if (name := _mover(role)) not in moved:
-                    costs = moves(device, model, role, call, self.request.workload, setting.placement)
-                    moved[name] = costs[0].seconds, costs[1].seconds
+            new = [i for i, mover in enumerate(movers) if mover not in moved]
+            for rest, some in alike(rests[i] for i in new):
+                mine = np.array(new)[some]
+                many = ManyRoles(roles.layouts.only(roles.layout[apart[first[mine]]]), *rest)
+                around = moves(device, model, many, call, self.request.workload, setting.placement)
+                seconds = (np.broadcast_to(cost.seconds, len(mine)).tolist() for cost in around)
+                moved.update(zip((movers[i] for i in mine.tolist()), zip(*seconds, strict=True), strict=True))
             if movers:
-                load[apart], unload[apart] = np.array([moved[_mover(role)] for role in movers])[places].T
+                load[apart], unload[apart] = np.array([moved[mover] for mover in movers])[places].T
         return times
 
     def _seconds(self, key: PriceKey, call: Call, layouts: Layouts) -> Floats:
@@ -539,11 +551,6 @@ def _woken(role: RolloutPlacement) -> tuple[object, ...]:
     """What decides how long an engine wakes and sleeps."""
     layout = role.layout
     return role.residency, role.sleep, layout.tp * layout.pp, layout.replica_gpus
-
-
-def _mover(role: RolePlacement) -> tuple[object, ...]:
-    """What decides how long a role moves."""
-    return role.residency, role.offload_between, cut(role.layout)
 
 
 def _sorted(table: OptionTable) -> OptionTable:

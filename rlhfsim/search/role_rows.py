@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
 from rlhfsim.search.columns import Bools, Ints
-from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts, all_of, array_of
-from rlhfsim.specs.placement.placement import AnyRolePlacement, Residency, Rest, RolePlacement
+from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts, ManyRoles, all_of, array_of
+from rlhfsim.specs.placement.placement import AnyRolePlacement, Rest, RolePlacement
 
 ALONE = "alone"
 """Pool name while a role is priced by itself."""
-
-
-class ManyRoles(NamedTuple):
-    """Placements that differ in their layouts alone."""
-
-    layout: Layouts
-    residency: Residency
-    offload_between: bool
 
 
 Roles = AnyRolePlacement | ManyRoles

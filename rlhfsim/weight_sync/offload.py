@@ -12,21 +12,38 @@ itself. Not known here: NUMA placement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
+
+from rlhfsim.elementwise import Size, alike, numbered, some
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import handled, host_rate, moved, pageable_rate, read_rate, slower, write_rate
-from rlhfsim.memory.states import Optimizer, frozen_states, lora_states, shard, stages, trained_states
+from rlhfsim.memory.states import (
+    CUT,
+    PARTED,
+    Optimizer,
+    Parted,
+    Shard,
+    cut_alike,
+    frozen_states,
+    lora_states,
+    parted,
+    shard_of,
+    stacked,
+    stages,
+    trained_states,
+)
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout_columns import AnyLayout, ManyRoles
 from rlhfsim.specs.placement.placement import (
     AnyRolePlacement,
     Placement,
-    Residency,
+    Rest,
     RolePlacement,
     RolloutPlacement,
 )
@@ -43,21 +60,20 @@ PINNING: frozenset[Backend] = frozenset({"deepspeed"})
 and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovedBytes:
-    """Bytes on each GPU of a role that a move may carry, by what becomes of them."""
+class MovedBytes(NamedTuple):
+    """Bytes on each GPU of a role that a move may carry, by what becomes of them; arrays of many layouts."""
 
-    frozen: float
+    frozen: Size
     """Weights that a call does not change: dropped after it, the host copy stays."""
-    learned: float
+    learned: Size
     """Trained weights."""
-    optimizer: float
+    optimizer: Size
     """Moments and master weights."""
 
 
 def held(
     model: ModelSpec,
-    layout: Layout,
+    layout: AnyLayout,
     backend: Backend,
     *,
     optimizer: Optimizer | None,
@@ -65,13 +81,37 @@ def held(
 ) -> MovedBytes:
     """What a role holds on a GPU of its fullest stage; states that live on the host anyway left out.
 
-    Without an optimizer its weights are frozen.
+    Without an optimizer its weights are frozen. Of columns of layouts arrays.
 
     All stages move at once, so the fullest decides. Gradients are not counted: they are zero between
     steps, so frameworks free them.
     """
-    parts = [shard(model, layout, backend, stage) for stage in stages(layout)]
-    part = max(parts, key=lambda p: p.dense / p.dense_ranks + p.expert / p.expert_ranks)
+    if isinstance(layout, Layout):
+        return _held(model, _fullest(model, backend, parted(layout)), layout, backend, optimizer, lora)
+    cuts = list(zip(*(column.tolist() for column in layout.columns(CUT)), strict=True))
+    pieces, place = numbered(zip(*(column.tolist() for column in layout.columns(PARTED)), strict=True))
+    parts, sizes = stacked([_fullest(model, backend, part) for part in pieces]), np.zeros((3, len(cuts)))
+    for _, rows in alike(cut_alike(lora is not None, *cut) for cut in cuts):
+        one = Layout(**dict(zip(CUT, cuts[rows[0]], strict=True)))
+        part = parts.only(np.array(place)[rows])
+        for size, found in zip(sizes, _held(model, part, one, backend, optimizer, lora), strict=True):
+            size[rows] = found
+    return MovedBytes(*sizes)
+
+
+def _fullest(model: ModelSpec, backend: Backend, part: Parted) -> Shard:
+    each = [shard_of(model, backend, stage, part) for stage in stages(part[1])]
+    return max(each, key=lambda p: p.dense / p.dense_ranks + p.expert / p.expert_ranks)
+
+
+def _held(
+    model: ModelSpec,
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    optimizer: Optimizer | None,
+    lora: Lora | None,
+) -> MovedBytes:
     if optimizer is None:
         return MovedBytes(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
     if lora is None:
@@ -93,31 +133,31 @@ def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
 
 
 def copy_out(
-    device: Device, size: float, *, to: Store = "host", copying: int | None = None, pinned: bool = True
+    device: Device, size: Size, *, to: Store = "host", copying: int | None = None, pinned: bool = True
 ) -> Cost:
     """`size` bytes from every copying GPU of a node to host memory or through it to NVMe."""
     return _copied(device, size, to, copying, pinned, out=True)
 
 
 def copy_in(
-    device: Device, size: float, *, source: Store = "host", copying: int | None = None, pinned: bool = True
+    device: Device, size: Size, *, source: Store = "host", copying: int | None = None, pinned: bool = True
 ) -> Cost:
     """`size` bytes to every copying GPU of a node from host memory or NVMe."""
     return _copied(device, size, source, copying, pinned, out=False)
 
 
 def _copied(
-    device: Device, size: float, store: Store, copying: int | None, pinned: bool, *, out: bool
+    device: Device, size: Size, store: Store, copying: int | None, pinned: bool, *, out: bool
 ) -> Cost:
-    if size <= 0:
+    copies = size > 0
+    if not some(copies):
         return Cost()
     link = host_rate(device, copying) if pinned else pageable_rate(device, copying)
     if store == "nvme":
         disk = write_rate(device, shared=False) if out else read_rate(device, shared=False)
         link = slower(link, disk.scaled(1 / (copying or device.gpus_per_node)))
-    fresh = size / GB if out and not pinned else 0.0
-    pages = handled(fresh, device, "fresh_host_memory_time")
-    return Cost(parts=(moved(size, link), *([pages] if fresh else []), handled(1, device, "pcie_latency")))
+    pages = [handled(size / GB, device, "fresh_host_memory_time")] if out and not pinned else []
+    return Cost(parts=(moved(size, link), *pages, handled(1.0 * copies, device, "pcie_latency")))
 
 
 def sleep(device: Device, weights: float, *, level: int) -> Cost:
@@ -161,12 +201,12 @@ def destroy(device: Device) -> Cost:
 def moves(
     device: Device,
     model: ModelSpec,
-    role: AnyRolePlacement,
+    role: AnyRolePlacement | ManyRoles,
     call: Call,
     workload: Workload,
     placement: Placement,
 ) -> tuple[Cost, Cost]:
-    """Cost before a call (bring its role into GPU memory) and after it (out again).
+    """Cost before a call (bring its role into GPU memory) and after it (out again); of many roles arrays.
 
     Each call pays for itself: a role that is used twice in a row moves twice, as frameworks do. With
     `blocking_moves` a trained role moves with all its states, also for a forward pass.
@@ -177,38 +217,31 @@ def moves(
     if swapped and workload.base_is_reference:
         return Cost(), Cost()  # the actor's base gives its log-probs
     learns = swapped or (bool(device["blocking_moves"]) and call.role in TRAINED)
-    return _moves(
-        device,
-        model,
-        role.layout,
-        role.residency,
-        role.offload_between,
-        placement.backend,
-        workload.optimizer if call.kind == "train" or learns else None,
-        workload.lora if call.role == "actor" else None,
-    )
+    optimizer = workload.optimizer if call.kind == "train" or learns else None
+    lora = workload.lora if call.role == "actor" else None
+    rest = Rest(role.residency, role.offload_between)
+    found = _moves if isinstance(role, RolePlacement) else _moves.__wrapped__
+    return found(device, model, role.layout, rest, placement.backend, optimizer, lora)
 
 
 def leaving(device: Device, model: ModelSpec, layout: Layout, backend: Backend) -> Cost:
     """A trained role leaves GPU memory with its weights and optimizer states, as before a colocated refit."""
-    return _moves(device, model, layout, "offloaded", False, backend, "adam", None)[1]
+    return _moves(device, model, layout, Rest("offloaded", False), backend, "adam", None)[1]
 
 
 @lru_cache(maxsize=1024)
 def _moves(
     device: Device,
     model: ModelSpec,
-    layout: Layout,
-    residency: Residency,
-    between: bool,
+    layout: AnyLayout,
+    rest: Rest,
     backend: Backend,
     optimizer: Optimizer | None,
     lora: Lora | None,
 ) -> tuple[Cost, Cost]:
     """Moves of a role: lengths and batches do not matter, so that one answer serves many workloads."""
     role = held(model, layout, backend, optimizer=optimizer, lora=lora)
-    placed = RolePlacement(pool="any", layout=layout, residency=residency, offload_between=between)
-    return _around_role(device, placed, role, pinned=backend in PINNING)
+    return _around_role(device, rest, role, pinned=backend in PINNING)
 
 
 def _around_rollout(
@@ -223,29 +256,27 @@ def _around_rollout(
     return wake(device, size, level=level), sleep(device, size, level=level)
 
 
-def _around_role(
-    device: Device, placed: RolePlacement, role: MovedBytes, *, pinned: bool
-) -> tuple[Cost, Cost]:
+def _around_role(device: Device, rest: Rest, role: MovedBytes, *, pinned: bool) -> tuple[Cost, Cost]:
     """Weights move when the role is not resident, optimizer states also with `offload_between`.
 
     A swapped reference: the actor's weights out and its own in, then the actor's in again, all between
     page-locked memory and the same GPU buffers.
     """
-    if placed.residency == "swapped":
+    if rest.residency == "swapped":
         into = copy_in(device, role.learned)
         return copy_out(device, role.learned) + into, into
-    if placed.residency == "recreated":
+    if rest.residency == "recreated":
         size = role.frozen + role.learned + role.optimizer
         out = copy_out(device, role.learned + role.optimizer, pinned=pinned)
         return recreate(device, size), out + destroy(device)
-    away = placed.residency == "offloaded"
+    away = rest.residency == "offloaded"
     learned = role.learned if away else 0.0
-    optimizer = role.optimizer if away or placed.offload_between else 0.0
+    optimizer = role.optimizer if away or rest.offload_between else 0.0
     frozen = role.frozen if away else 0.0
     back = copy_out(device, learned + optimizer, pinned=pinned)
-    if away or back.parts:
-        back += Cost(parts=(handled(1, device, "unload_latency"),))
+    if some(leaves := away | (learned + optimizer > 0)):
+        back += Cost(parts=(handled(1.0 * leaves, device, "unload_latency"),))
     before = copy_in(device, frozen + learned + optimizer, pinned=pinned)
-    if learned and device["group_restart_time"]:
-        before += Cost(parts=(handled(1, device, "group_restart_time"),))
+    if device["group_restart_time"] and some(learned > 0):
+        before += Cost(parts=(handled(1.0 * (learned > 0), device, "group_restart_time"),))
     return before, back

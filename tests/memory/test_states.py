@@ -26,7 +26,7 @@ GPT175B = resolve_model("gpt-175b")
 
 
 def _states(model, layout, backend, **options):
-    part = memory.shard(model, layout, backend, memory.stages(layout)[0])
+    part = memory.shard(model, layout, backend, memory.stages(layout.pp)[0])
     return memory.trained_states(part, layout, backend, **options)
 
 

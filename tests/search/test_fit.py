@@ -54,7 +54,7 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
             layout = placement.roles[role].layout
             views = [
                 role_in_plan(case.models, placement, work, profile, role, stage, software)
-                for stage in stages(layout)
+                for stage in stages(layout.pp)
             ]  # type: ignore[arg-type]
             rows = np.array([[views[0], views[-1]]], dtype=ROLE)
             states = role_sums(profile, rows, sync if role == "actor" else NO_SYNC)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlhfsim.kernels.devices import device_of
@@ -11,8 +13,16 @@ from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.layout_columns import ManyRoles, columns_of
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    Residency,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+)
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GB
@@ -192,3 +202,37 @@ def test_groups_that_are_destroyed_start_again_once_a_step_and_only_in_slime() -
     assert more(away, TRAIN) == pytest.approx(2.8)
     assert more(away, SCORE) == more(ACTOR, TRAIN) == 0
     assert more(replace(ACTOR, offload_between=True), TRAIN) == 0
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=16)])
+@pytest.mark.parametrize("residency", ["resident", "offloaded", "swapped", "recreated"])
+@pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
+def test_many_roles_at_once_move_as_each_does(
+    backend: Backend, residency: Residency, lora: Lora | None
+) -> None:
+    """To the last digit: layouts of a mixture of experts, their states on the GPU, on the host or in part."""
+    slime = with_software(load_profile("h100_sxm"), "slime")  # where a role that leaves restarts its groups
+    device = device_of(NodeGroup(profile=slime, gpus=8, gpus_per_node=8))
+    model, work = resolve_model("qwen3-30b-a3b"), replace(WORKLOAD, lora=lora)
+    sizes, homes = [(1, 1, 8, 1), (2, 1, 4, 1), (1, 2, 4, 2), (2, 2, 8, 8)], ["none", "cpu", "nvme"]
+    layouts = [
+        Layout(tp=tp, pp=pp, dp=dp, ep=ep, zero=zero, offload_optimizer=home, offload_params=params)
+        for tp, pp, dp, ep in sizes
+        for zero in (0, 1, 2, 3)
+        for home in homes
+        for params in (homes if zero == 3 else homes[:1])
+    ]
+    placed, moving = replace(PLACEMENT, backend=backend), set()
+    for call, between in itertools.product((TRAIN, SCORE), (False, True)):
+        many = moves(device, model, ManyRoles(columns_of(layouts), residency, between), call, work, placed)
+        roles = [
+            RolePlacement(pool="all", layout=one, residency=residency, offload_between=between)
+            for one in layouts
+        ]
+        each = [moves(device, model, role, call, work, placed) for role in roles]
+        for at_once, alone in zip(many, zip(*each, strict=True), strict=True):
+            seconds = [cost.seconds for cost in alone]
+            assert np.broadcast_to(at_once.seconds, len(layouts)).tolist() == seconds
+            moving |= set(seconds)
+    stays = residency == "swapped" and lora is not None  # the actor's base scores
+    assert (len(moving) > len(sizes)) != stays

@@ -126,6 +126,14 @@ kind_of = attrgetter(*(name for name in _ROLLOUT if name not in NUMBERS))
 AnyRolloutLayout: TypeAlias = RolloutLayout | RolloutLayouts
 
 
+class ManyRoles(NamedTuple):
+    """Trained or scoring roles that differ in their layouts alone, as `RolePlacement`."""
+
+    layout: Layouts
+    residency: Any
+    offload_between: bool
+
+
 class RolloutRoles(NamedTuple):
     """Rollouts as columns, as `RolloutPlacement`."""
 

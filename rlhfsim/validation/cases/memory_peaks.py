@@ -52,7 +52,7 @@ class PredictedPeak:
 
 def training_peak(row: Row, setting: CallSetting) -> PredictedPeak:
     """The peak that the row's framework printed, of the row's plan."""
-    stages = memory.stages(setting.placement.actor.layout)
+    stages = memory.stages(setting.placement.actor.layout.pp)
     if before_first_step(row):
         return _start(setting)
     notes, device = row.text("notes") or "", printed_by_driver(row)
@@ -126,7 +126,7 @@ def _start(setting: CallSetting) -> PredictedPeak:
     reference = placement.role("reference")
     frozen = ["reference"] if reference is not None and reference.residency == "resident" else []
     peaks = []
-    for stage in memory.stages(placement.actor.layout):
+    for stage in memory.stages(placement.actor.layout.pp):
         held, more = (sum(_at_start(setting, role, stage) for role in roles) for roles in (trained, frozen))
         peak = _total(
             [("states", held, "state_spread")], AT_START, [Item(value=more, low=0.0, high=2 * more)]
